@@ -1,0 +1,136 @@
+"""Arena: all layers of the rows that run together, with one bookkeeping for all of them.
+
+The runner keeps one arena for decoding rows and a short-lived one for each prefill. A row
+enters from pieces (a hot or restored cache) or from another arena, and its new tokens leave
+as pieces: a few arrays stacked over layers. GPU thread only.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from kvactors.core.batch import AttentionPolicy, BatchQuantizedKVCache, StepGeometry
+from kvactors.core.pools import Arrays
+from kvactors.core.slots import EXTENT_STEP, SlotTable, grown_capacity
+from kvactors.core.spec import ModelCacheSpec
+
+__all__ = ["Arena", "Piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
+
+    `groups[g]` holds the arrays of the spec's layer group g, [layers, 2, kv_heads,
+    tokens, width].
+    """
+
+    start: int
+    end: int
+    groups: tuple[Arrays, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for group in self.groups for array in group.values())
+
+
+class Arena:
+    """Rows of all layers. Every method leaves the other rows' bytes alone."""
+
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        policy: AttentionPolicy,
+        *,
+        max_slabs: int = 3,
+        extent_step: int = EXTENT_STEP,
+    ) -> None:
+        self.spec = spec
+        self.table = SlotTable(max_slabs)
+        self.extent_step = extent_step
+        self.layers = [
+            BatchQuantizedKVCache(
+                self.table,
+                bits=layer.bits,
+                group_size=layer.group_size,
+                layer=layer,
+                policy=policy,
+                shared=True,
+            )
+            for layer in spec.layers
+        ]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated over all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def add_row(self, length: int, reserve: int) -> int:
+        """A new row that will be loaded with `length` tokens, room for `reserve`; its index.
+
+        The caller keeps its own list in step: insert at the returned index.
+        """
+        slab = self.table.choose_slab(max(length, reserve))
+        capacity = max(layer.grow(slab, max(length, reserve)) for layer in self.layers)
+        return self.table.commit_join(slab, length, capacity)
+
+    def load(self, row: int, piece: Piece) -> None:
+        """Write a piece at its own position of a row."""
+        slab, slot = self.table.locate(row)
+        for group, arrays in zip(self.spec.groups(), piece.groups, strict=True):
+            for position, index in enumerate(group):
+                pool = self.layers[index].pools[slab]
+                pool.load(slot, piece.start, {n: a[position] for n, a in arrays.items()})
+        mx.eval([layer.state for layer in self.layers])
+
+    def take(self, other: "Arena", source: int) -> int:
+        """Copy a row of another arena in; returns its index here."""
+        length = other.table.lengths[source]
+        row = self.add_row(length, length + 1)
+        for layer, from_layer in zip(self.layers, other.layers, strict=True):
+            layer.copy_row(row, from_layer, source)
+        return row
+
+    def export(self, row: int, start: int, end: int) -> Piece:
+        """Tokens [start, end) of a row as an evaluated piece."""
+        assert 0 <= start < end <= self.table.lengths[row]
+        slab, slot = self.table.locate(row)
+        groups = []
+        for group in self.spec.groups():
+            parts = [self.layers[index].pools[slab].export(slot, start, end) for index in group]
+            groups.append({name: mx.stack([part[name] for part in parts]) for name in parts[0]})
+        mx.eval(groups)
+        return Piece(start, end, tuple(groups))
+
+    def leave(self, row: int) -> int:
+        """Remove a row; the slab's last row fills the hole. Returns the row that moved there.
+
+        The caller mirrors it: `rows[row] = rows[moved]`, then delete `moved`.
+        """
+        slab, slot = self.table.locate(row)
+        last = len(self.table.slabs[slab].lengths) - 1
+        for layer in self.layers:
+            if slot != last:
+                layer.pools[slab].move(slot, last)
+            elif last == 0:
+                del layer.pools[slab]
+        moved = self.table.first_row(slab) + last
+        self.table.commit_leave(row)
+        return moved
+
+    def begin(self, width: int) -> None:
+        """Prepare one step of `width` tokens in every row."""
+        geometry = StepGeometry(self.table, width, self.extent_step)
+        for layer in self.layers:
+            layer.geometry = geometry
+            layer.ensure(geometry)
+        for slab, extent in zip(self.table.slabs, geometry.extents, strict=True):
+            slab.capacity = grown_capacity(slab.capacity, extent)
+
+    def commit(self, width: int) -> None:
+        """The step's tokens are now part of every row."""
+        self.table.advance(width)

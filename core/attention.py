@@ -1,0 +1,197 @@
+"""The one attention seam: how queries meet a cache of ours.
+
+mlx-lm's models call `scaled_dot_product_attention` by a name in their own module.
+`install()` replaces that name everywhere; calls with other caches pass through unchanged.
+
+Two paths over the stored codes, both with float32 scores, softmax and sums whatever the
+model's dtype (in half precision they disagree enough to change tokens):
+
+- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries.
+- dequantize: this layer's keys and values in float32, transiently, and fused attention.
+  For prefill chunks; several times faster there.
+
+The packed path is exact by row: a row's result does not depend on its neighbours, on the
+padding, or on how many queries are asked at once. Seed 000, 3.2; seed 002, AttendSpec.
+"""
+
+import importlib
+import sys
+import time
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from kvactors.core.errors import InvalidConfig
+from kvactors.core.pools import Pool, make_pool
+from kvactors.core.spec import LayerSpec
+
+__all__ = ["AttentionMode", "attend", "check_mode", "install", "measure_threshold"]
+
+AttentionMode = Literal["auto", "packed", "dequantize"]
+MODES = ("auto", "packed", "dequantize")
+
+# Query rows per KV head up to which packed is the faster path, until measured: on the CPU
+# (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
+DEFAULT_THRESHOLD = 4
+
+_NAME = "scaled_dot_product_attention"
+
+
+def check_mode(mode: str) -> AttentionMode:
+    """Validate the `attention=` parameter. Raises InvalidConfig."""
+    if mode not in MODES:
+        raise InvalidConfig(f"attention must be one of {', '.join(MODES)}, not {mode!r}")
+    return mode  # type: ignore[return-value]
+
+
+def attend(
+    queries: mx.array,
+    pool: Pool,
+    extent: int,
+    mask: mx.array | None,
+    scale: float,
+    packed: bool,
+) -> mx.array:
+    """Attention of [n, heads, T, head_dim] queries over one slab's first n rows.
+
+    `mask` is boolean [n, 1, T, extent], true where a query sees a key; None sees all.
+    Returns the queries' shape and dtype.
+    """
+    keys, values = pool.keys(queries.shape[0], extent), pool.values(queries.shape[0], extent)
+    if packed:
+        return _packed(queries, keys, values, pool.layer, mask, scale)
+    return _dequantized(queries, keys, values, pool.layer, mask, scale)
+
+
+def _packed(
+    queries: mx.array,
+    keys: tuple[mx.array, ...],
+    values: tuple[mx.array, ...],
+    layer: LayerSpec,
+    mask: mx.array | None,
+    scale: float,
+) -> mx.array:
+    rows, heads, tokens, dim = queries.shape
+    repeats = heads // layer.kv_heads
+    # Query heads that share a KV head become rows of one product, not copies of the keys.
+    folded = (queries.astype(mx.float32) * scale).reshape(
+        rows, layer.kv_heads, repeats * tokens, dim
+    )
+    if layer.bits is None or layer.group_size is None:
+        # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
+        scores = (folded[:, :, :, None, :] * keys[0].astype(mx.float32)[:, :, None]).sum(-1)
+    else:
+        scores = mx.quantized_matmul(
+            folded, *keys, transpose=True, group_size=layer.group_size, bits=layer.bits
+        )
+    if mask is not None:
+        shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
+        scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
+        scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    if layer.bits is None or layer.group_size is None:
+        out = (weights[..., None] * values[0].astype(mx.float32)[:, :, None]).sum(-2)
+    else:
+        out = mx.quantized_matmul(
+            weights, *values, transpose=False, group_size=layer.group_size, bits=layer.bits
+        )
+    return out.reshape(rows, heads, tokens, dim).astype(queries.dtype)
+
+
+def _dequantized(
+    queries: mx.array,
+    keys: tuple[mx.array, ...],
+    values: tuple[mx.array, ...],
+    layer: LayerSpec,
+    mask: mx.array | None,
+    scale: float,
+) -> mx.array:
+    out = mx.fast.scaled_dot_product_attention(
+        queries.astype(mx.float32),
+        _as_float(keys, layer),
+        _as_float(values, layer),
+        scale=scale,
+        mask=mask,
+    )
+    return out.astype(queries.dtype)
+
+
+def _as_float(stored: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
+    if layer.bits is None or layer.group_size is None:
+        return stored[0].astype(mx.float32)
+    codes, scales, biases = stored
+    return mx.dequantize(
+        codes,
+        scales.astype(mx.float32),
+        biases.astype(mx.float32),
+        group_size=layer.group_size,
+        bits=layer.bits,
+    )
+
+
+def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
+    """Query rows per KV head up to which the packed path is faster on this device.
+
+    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU.
+    """
+    if layer.bits is None or layer.group_size is None:
+        return 0
+    pool = make_pool(layer, 1, extent)
+    dtype = getattr(mx, layer.dtype)
+    noise = mx.random.normal((1, layer.kv_heads, extent, layer.head_dim), key=mx.random.key(0))
+    pool.write(noise.astype(dtype), noise.astype(dtype), [0], mx.arange(extent)[None])
+    mx.eval(pool.arrays)
+    threshold = 1
+    for width in (2, 4, 8, 16):
+        queries = noise[:, :, :width].astype(dtype)
+        times = {
+            packed: min(_timed(queries, pool, extent, packed) for _ in range(tries))
+            for packed in (True, False)
+        }
+        if times[True] > times[False]:
+            break
+        threshold = width
+    return threshold
+
+
+def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:
+    start = time.perf_counter()
+    mx.eval(attend(queries, pool, extent, None, 1.0, packed))
+    return time.perf_counter() - start
+
+
+def install() -> None:
+    """Put the seam in front of every mlx-lm model's attention. Idempotent.
+
+    Models loaded earlier hold the name in their own module and are patched there; models
+    imported later take it from `mlx_lm.models.base`.
+    """
+    base = importlib.import_module("mlx_lm.models.base")
+    original = getattr(base, _NAME)
+    if getattr(original, "kvactors_original", None) is None:
+        seam = _make_seam(original)
+        setattr(base, _NAME, seam)
+    else:
+        seam, original = original, original.kvactors_original
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and getattr(module, _NAME, None) is original:
+            setattr(module, _NAME, seam)
+
+
+def _make_seam(original: Any) -> Any:
+    def scaled_dot_product_attention(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if not hasattr(cache, "attend"):
+            return original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
+        return cache.attend(queries, scale=scale, sinks=sinks)
+
+    scaled_dot_product_attention.kvactors_original = original  # type: ignore[attr-defined]
+    return scaled_dot_product_attention
+

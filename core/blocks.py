@@ -1,0 +1,118 @@
+"""BlockPool: who holds how many 256-token blocks, and what is free. No tensors (seed 000, 3.1).
+
+A block is accounting for BLOCK_TOKENS tokens of one agent over all layers. A hot agent
+holds the blocks of its cache, a running turn also those it may still grow into; blocks
+can be shared by agents with a common beginning, and are freed by the last holder.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvactors.core.errors import MemoryExceeded
+
+__all__ = ["BLOCK_TOKENS", "AgentBlocks", "BlockPool", "blocks_for"]
+
+BLOCK_TOKENS = 256
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks needed for `tokens` tokens."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+@dataclass(slots=True)
+class AgentBlocks:
+    """The blocks of one agent, in order: block i covers tokens [256 i, 256 (i + 1))."""
+
+    agent_id: str
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into the blocks held."""
+        return len(self.blocks) * BLOCK_TOKENS
+
+
+class BlockPool:
+    """Bounded, reference-counted accounting of blocks. Not thread-safe: GPU thread only."""
+
+    def __init__(self, total: int) -> None:
+        if total < 1:
+            raise MemoryExceeded(
+                f"the memory budget holds {total} blocks of {BLOCK_TOKENS} tokens: at least 1 needed"
+            )
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._references: Counter[int] = Counter()
+        self._agents: dict[str, AgentBlocks] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Blocks that somebody holds."""
+        return self.total - len(self._free)
+
+    def held(self, agent_id: str) -> int:
+        """Blocks held by one agent."""
+        agent = self._agents.get(agent_id)
+        return len(agent.blocks) if agent else 0
+
+    def missing(self, agent_id: str, tokens: int) -> int:
+        """Blocks the agent would need beyond those it holds, for `tokens` tokens."""
+        return max(0, blocks_for(tokens) - self.held(agent_id))
+
+    def reserve(self, agent_id: str, tokens: int) -> AgentBlocks:
+        """Grow the agent to hold `tokens` tokens. Raises MemoryExceeded, changing nothing."""
+        need = self.missing(agent_id, tokens)
+        if need > len(self._free):
+            raise MemoryExceeded(
+                f"cannot hold {tokens} tokens of {agent_id!r}: {need} more blocks needed, "
+                f"{self.free} of {self.total} free"
+            )
+        agent = self._agents.setdefault(agent_id, AgentBlocks(agent_id))
+        for _ in range(need):
+            block = self._free.pop()
+            self._references[block] = 1
+            agent.blocks.append(block)
+        return agent
+
+    def shrink(self, agent_id: str, tokens: int) -> None:
+        """Give back the blocks beyond `tokens` tokens."""
+        agent = self._agents.get(agent_id)
+        if agent is None:
+            return
+        while len(agent.blocks) > blocks_for(tokens):
+            self._drop(agent.blocks.pop())
+        if not agent.blocks:
+            del self._agents[agent_id]
+
+    def share(self, parent: str, child: str, tokens: int) -> AgentBlocks:
+        """Let `child` start from the parent's full blocks within `tokens` tokens, uncopied."""
+        assert child not in self._agents, f"{child!r} already holds blocks"
+        shared = self._agents[parent].blocks[: tokens // BLOCK_TOKENS]
+        for block in shared:
+            self._references[block] += 1
+        self._agents[child] = AgentBlocks(child, list(shared))
+        return self._agents[child]
+
+    def release(self, agent_id: str) -> None:
+        """Give back everything the agent holds; a stranger holds nothing."""
+        self.shrink(agent_id, 0)
+
+    def check(self) -> None:
+        """Prove the invariant: free and referenced blocks partition the pool exactly."""
+        counted = Counter(block for agent in self._agents.values() for block in agent.blocks)
+        assert counted == +self._references, "references differ from the blocks that agents hold"
+        assert not set(counted) & set(self._free), "a held block is free"
+        assert len(set(self._free)) == len(self._free), "a block is free twice"
+        assert len(counted) + len(self._free) == self.total, "blocks were lost"
+
+    def _drop(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            del self._references[block]
+            self._free.append(block)

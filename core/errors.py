@@ -1,0 +1,141 @@
+"""The exceptions of kvactors, all under one root.
+
+    KvactorsError
+    ├── InvalidInput (also ValueError)    bad arguments, found before any work is done
+    │   ├── EmptyPrompt
+    │   ├── TokenOutOfRange
+    │   ├── InvalidAgentId
+    │   ├── InvalidSampling
+    │   ├── InvalidConfig
+    │   ├── GroupSizeMismatch
+    │   ├── SystemPromptMismatch
+    │   ├── ContextExceeded
+    │   └── MemoryExceeded
+    ├── ModelError                        the model cannot be used
+    │   ├── ModelNotFound
+    │   ├── UnsupportedLayer
+    │   ├── ProbeFailed
+    │   └── TemplateError
+    ├── TurnError                         one turn ended without a reply
+    │   ├── TurnFailed
+    │   └── TurnTimeout (also TimeoutError)
+    ├── SystemStopped                     the system, or this agent, is no longer running
+    ├── EngineDied                        the GPU actor is gone; carries the cause
+    └── BlockingCall                      a blocking wait on a thread that must not block
+
+What can go wrong on disk stands in `kvactors.actors.errors`, under the same root.
+Messages name the rule that was broken and the numbers.
+"""
+
+__all__ = [
+    "BlockingCall",
+    "ContextExceeded",
+    "EmptyPrompt",
+    "EngineDied",
+    "GroupSizeMismatch",
+    "InvalidAgentId",
+    "InvalidConfig",
+    "InvalidInput",
+    "InvalidSampling",
+    "KvactorsError",
+    "MemoryExceeded",
+    "ModelError",
+    "ModelNotFound",
+    "ProbeFailed",
+    "SystemPromptMismatch",
+    "SystemStopped",
+    "TemplateError",
+    "TokenOutOfRange",
+    "TurnError",
+    "TurnFailed",
+    "TurnTimeout",
+    "UnsupportedLayer",
+]
+
+
+class KvactorsError(Exception):
+    """Root of every error that kvactors raises on purpose."""
+
+
+class InvalidInput(KvactorsError, ValueError):
+    """An argument breaks a rule; nothing was done."""
+
+
+class EmptyPrompt(InvalidInput):
+    """A prompt without text or tokens."""
+
+
+class TokenOutOfRange(InvalidInput):
+    """A token id outside the rows of the model's embedding."""
+
+
+class InvalidAgentId(InvalidInput):
+    """An agent id that is not a string of 1 to 255 characters."""
+
+
+class InvalidSampling(InvalidInput):
+    """A sampling parameter outside its range."""
+
+
+class InvalidConfig(InvalidInput):
+    """A parameter of AgentSystem outside its range."""
+
+
+class GroupSizeMismatch(InvalidInput):
+    """The quantization group size does not divide a head dimension."""
+
+
+class SystemPromptMismatch(InvalidInput):
+    """An agent that exists was asked for with another system prompt."""
+
+
+class ContextExceeded(InvalidInput):
+    """Prompt and max_tokens can never fit into the context."""
+
+
+class MemoryExceeded(InvalidInput):
+    """A turn can never fit into the memory budget."""
+
+
+class ModelError(KvactorsError):
+    """The model cannot be loaded or cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """No model there, or files of it are missing."""
+
+
+class UnsupportedLayer(ModelError):
+    """A layer whose cache kvactors does not support; the message names it."""
+
+
+class ProbeFailed(ModelError):
+    """The load-time probe found wrong logits or an unusable forward."""
+
+
+class TemplateError(ModelError):
+    """The chat template cannot render this turn."""
+
+
+class TurnError(KvactorsError):
+    """A turn ended without a reply; ledger and KV are as before it."""
+
+
+class TurnFailed(TurnError):
+    """The model, sampler or tokenizer raised during this turn; see `__cause__`."""
+
+
+class TurnTimeout(TurnError, TimeoutError):
+    """The turn did not finish in the time it was given, queue included."""
+
+
+class SystemStopped(KvactorsError):
+    """The system or the agent is stopped and takes no more messages."""
+
+
+class EngineDied(KvactorsError):
+    """The GPU actor died; the cause is in `__cause__`."""
+
+
+class BlockingCall(KvactorsError):
+    """A blocking wait on a pool thread, which would starve other agents."""
