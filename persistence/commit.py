@@ -1,0 +1,114 @@
+"""Group commit: many saves take each step together, and a save that fails takes none back
+but its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvactors.persistence.atomic import Files
+from kvactors.persistence.segment import Segment
+
+__all__ = ["CommitPart", "DirSyncs", "Meter", "Save", "rounds", "run_steps"]
+
+_log = logging.getLogger("kvactors")
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What one agent adds to the store. Immutable."""
+
+    agent_id: str
+    records: tuple[dict[str, Any], ...]
+    """Ledger records to append, in order; msgpack must be able to pack them. May be empty."""
+    fingerprint: str | None
+    """Which model's KV the segments are; None: no KV part."""
+    segments: tuple[Segment, ...]
+    """Contiguous and ascending. They replace every stored segment with a start at or
+    after the first one's; what is stored before must cover exactly [0, that start)."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Bytes handed to the disk, for measuring write amplification."""
+
+    written: int = 0
+
+
+class DirSyncs:
+    """Syncs each directory once for a whole group; made anew for each group."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._done: set[Path] = set()
+
+    def sync(self, path: Path) -> None:
+        """Sync unless a save of this group did; raises OSError."""
+        if path not in self._done:
+            self._files.sync_dir(path)
+            self._done.add(path)
+
+
+@dataclass(slots=True)
+class CommitPart:
+    """One save's part of a phase. Steps push what takes them back before they act."""
+
+    save: Save
+    undo_actions: list[Callable[[], None]] = field(default_factory=list)
+
+    def undo(self) -> None:
+        """Take back the steps done, last first. Never raises: open sweeps what is left."""
+        while self.undo_actions:
+            action = self.undo_actions.pop()
+            try:
+                action()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                _log.debug("could not take back a step of %r: %s", self.save.agent_id, error)
+
+
+_P = TypeVar("_P", bound=CommitPart)
+
+
+def run_steps(
+    parts: Sequence[_P],
+    steps: Sequence[Callable[[_P], None]],
+    failed: Callable[[_P, Exception], None],
+) -> list[_P]:
+    """Run every step over all parts before the next step; gives the parts that passed all.
+
+    A part that raises is undone and reported, and takes no further step.
+    """
+    alive = list(parts)
+    for step in steps:
+        passed = []
+        for part in alive:
+            try:
+                step(part)
+            except Exception as error:
+                part.undo()
+                failed(part, error)
+            else:
+                passed.append(part)
+        alive = passed
+    return alive
+
+
+def rounds(saves: Sequence[Save]) -> list[list[Save]]:
+    """Split saves so that each agent is at most once in a round, in its order.
+
+    One unsynced append per ledger is what lets a torn frame be told from a damaged one.
+    """
+    found: list[list[Save]] = []
+    turn: dict[str, int] = {}
+    for save in saves:
+        number = turn.get(save.agent_id, 0)
+        turn[save.agent_id] = number + 1
+        if number == len(found):
+            found.append([])
+        found[number].append(save)
+    return found

@@ -1,0 +1,124 @@
+"""Errors of the store. Each message names the rule broken, the numbers and what to do.
+
+    StoreError
+    ├── StoreLocked          another process has the store open
+    ├── StoreAlreadyOpen     this process has the store open
+    ├── StoreClosed          the store was closed
+    ├── StoreNotWritable     the directory cannot be written
+    ├── LedgerUnreadable     one agent's ledger is damaged, missing or too short
+    ├── KvGap                segments do not continue what is stored
+    ├── DiskCapExceeded      KV does not fit under the disk cap
+    ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
+    └── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
+
+Errors of the operating system (disk full, I/O) stay `OSError`: they are handed to
+`failed` of `Store.commit` as they came, so that their errno can be read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "DiskCapExceeded",
+    "InvalidFingerprint",
+    "KvGap",
+    "LedgerUnreadable",
+    "SegmentUnreadable",
+    "StoreAlreadyOpen",
+    "StoreClosed",
+    "StoreError",
+    "StoreLocked",
+    "StoreNotWritable",
+]
+
+
+class StoreError(Exception):
+    """Root of every error that the store raises on its own account."""
+
+
+class StoreLocked(StoreError):
+    """Another process holds the store; `pid` is its process id, or None if unknown."""
+
+    def __init__(self, root: Path, pid: int | None) -> None:
+        holder = f"process {pid}" if pid is not None else "another process"
+        super().__init__(
+            f"store {root} is open in {holder}, and a store belongs to one process: "
+            "end that process, or open another directory"
+        )
+        self.root = root
+        self.pid = pid
+
+
+class StoreAlreadyOpen(StoreError):
+    """This process has the store open already."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"store {root} is already open in this process: use the object that opened it, "
+            "or close that one first (in a notebook: run its `.stop()` or `.close()`, "
+            "or restart the kernel)"
+        )
+        self.root = root
+
+
+class StoreClosed(StoreError):
+    """The store was closed, or belongs to the process that this one was forked from."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(f"store {root} is closed in this process: open it again")
+        self.root = root
+
+
+class StoreNotWritable(StoreError):
+    """The store's directory cannot be made or written; `__cause__` is the OSError."""
+
+    def __init__(self, root: Path, reason: str) -> None:
+        super().__init__(
+            f"store {root} cannot be written ({reason}): give a directory that you may write, "
+            "or make room"
+        )
+        self.root = root
+
+
+class LedgerUnreadable(StoreError):
+    """One agent's ledger cannot be trusted. The other agents are not touched by it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"ledger {path} cannot be read: {reason}. Nothing was changed: restore the file "
+            "from a backup, or forget the agent"
+        )
+        self.path = path
+        self.reason = reason
+
+
+class KvGap(StoreError):
+    """Segments leave a gap, overlap what they do not replace, or are not in order."""
+
+
+class DiskCapExceeded(StoreError):
+    """The KV would not fit under the cap even with every other agent's KV evicted."""
+
+    def __init__(self, needed: int, pinned: int, cap: int) -> None:
+        super().__init__(
+            f"KV of {needed} bytes does not fit: {pinned} bytes belong to agents that are being "
+            f"written, and the disk cap is {cap} bytes: raise the cap, or forget agents"
+        )
+        self.needed = needed
+        self.pinned = pinned
+        self.cap = cap
+
+
+class InvalidFingerprint(StoreError):
+    """A fingerprint names a directory, so it must be plain hex."""
+
+    def __init__(self, fingerprint: object) -> None:
+        super().__init__(
+            f"fingerprint {fingerprint!r} is not 16 to 64 lower-case hex digits: "
+            "pass the hex digest of what identifies the model"
+        )
+
+
+class SegmentUnreadable(StoreError):
+    """A segment or manifest cannot be used; the store sets the file aside."""

@@ -1,0 +1,239 @@
+"""The ledger: append-only, checksummed frames. An agent's truth.
+
+A file is frame 0 (kind HEADER: the agent's id) and then one frame for each save
+(kind RECORDS: a msgpack list of the save's records, so that a save is there whole or
+not at all). A frame is 40 little-endian bytes and its payload:
+
+    magic "KVAL" | version u8 | kind u8 | 0 u16 | records u32 | payload bytes u32
+    | sequence u64 | xxh3_64 of the payload u64 | xxh3_64 of the 32 bytes before u64
+
+**Torn or damaged?** Only the last append can be torn: each is synced before the next
+one starts, and a new ledger gets its name only when its first frames are synced. So a
+bad frame is *torn*, and cut, if all of this holds; else it is *damage*, an error:
+
+- it is not frame 0;
+- no frame follows it: its (checksummed) length reaches to or past the end of the file,
+  or, where its own header is bad, no valid later header is found behind it;
+- no manifest of the agent refers to a byte of it: what a manifest names was synced.
+
+What this gives up: a byte that rots in the last frame before any KV of that turn was
+saved is taken for a write whose pages reached the disk out of order, and is cut with a
+warning. Those two cannot be told apart; refusing the agent after each power loss would
+be the worse error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack  # type: ignore[import-untyped]
+import xxhash
+
+from kvactors.persistence.errors import LedgerUnreadable
+
+__all__ = [
+    "Frame",
+    "Mark",
+    "Scan",
+    "decode_records",
+    "encode_header",
+    "encode_records",
+    "pack",
+    "payload_checksum",
+    "read_agent_id",
+    "scan",
+    "unpack",
+]
+
+VERSION = 1
+HEADER, RECORDS = 0, 1
+_MAGIC = b"KVAL"
+_FIELDS = struct.Struct("<4sBBHIIQQ")
+_CHECK = struct.Struct("<Q")
+_SIZE = _FIELDS.size + _CHECK.size
+
+
+class Mark(NamedTuple):
+    """A point of a ledger that a manifest saw synced."""
+
+    length: int  # bytes of the ledger at that time; 0: there was none
+    checksum: int  # of its last frame's payload
+    manifest: str  # who says so, for messages
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame whose checksums hold. `end` is the file offset behind it."""
+
+    kind: int
+    records: int
+    payload: bytes
+    end: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a ledger file holds: the frames that count, and how it ends."""
+
+    frames: tuple[Frame, ...]
+    torn: str | None  # why the bytes behind the last frame are cut; None: there are none
+
+    @property
+    def length(self) -> int:
+        """Bytes of the frames that count."""
+        return self.frames[-1].end
+
+    @property
+    def records(self) -> int:
+        """Records in all frames."""
+        return sum(frame.records for frame in self.frames)
+
+
+def pack(value: Any) -> bytes:
+    """msgpack of a value; lone surrogates pass. TypeError or ValueError if it has no form."""
+    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    return packed
+
+
+def unpack(payload: bytes) -> Any:
+    """Value of one msgpack object; raises ValueError whatever is wrong with the bytes."""
+    try:
+        return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ValueError(f"not msgpack: {error}") from error
+
+
+def encode_header(agent_id: str) -> bytes:
+    """Frame 0 of an agent's ledger."""
+    return _encode(HEADER, 0, 0, pack({"agent_id": agent_id}))
+
+
+def encode_records(records: Sequence[dict[str, Any]], sequence: int) -> bytes:
+    """Frame number `sequence` with a save's records; TypeError if one is no msgpack map."""
+    if not all(isinstance(record, dict) for record in records):
+        raise TypeError("a ledger record must be a dict that msgpack can pack")
+    return _encode(RECORDS, len(records), sequence, pack(list(records)))
+
+
+def _encode(kind: int, records: int, sequence: int, payload: bytes) -> bytes:
+    digest = xxhash.xxh3_64_intdigest(payload)
+    fields = _FIELDS.pack(_MAGIC, VERSION, kind, 0, records, len(payload), sequence, digest)
+    return fields + _CHECK.pack(xxhash.xxh3_64_intdigest(fields)) + payload
+
+
+def payload_checksum(frame: bytes) -> int:
+    """The xxh3_64 of a frame's payload, as its header has it."""
+    checksum: int = _FIELDS.unpack_from(frame)[7]
+    return checksum
+
+
+def scan(data: bytes, path: Path, marks: Iterable[Mark] = ()) -> Scan:
+    """Check every frame of a ledger file and every mark against it.
+
+    Raises LedgerUnreadable, naming `path`, for damage and for a ledger that is not the
+    one its manifests were written for. Does not decode the records.
+    """
+    marks = tuple(marks)
+    frames: list[Frame] = []
+    offset, torn = 0, None
+    while offset < len(data) or not frames:
+        frame = _read_frame(data, offset, len(frames), path)
+        if isinstance(frame, str):
+            torn = f"frame {len(frames)} at byte {offset}: {frame}"
+            _check_torn(data, offset, len(frames), torn, path, marks)
+            break
+        frames.append(frame)
+        offset = frame.end
+    _check_marks(frames, path, marks)
+    return Scan(tuple(frames), torn)
+
+
+def _header(data: bytes, offset: int) -> tuple[Any, ...] | None:
+    fields = data[offset : offset + _FIELDS.size]
+    check = data[offset + _FIELDS.size : offset + _SIZE]
+    if len(check) < _CHECK.size or _CHECK.unpack(check)[0] != xxhash.xxh3_64_intdigest(fields):
+        return None
+    return _FIELDS.unpack(fields)
+
+
+def _read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | str:
+    """The frame at `offset`, or why it is bad; raises for what a torn write cannot be."""
+    header = _header(data, offset)
+    if header is None:
+        cut = len(data) - offset < _SIZE
+        return "its header is cut off" if cut else "its header fails its checksum"
+    magic, version, kind, _, records, length, number, digest = header
+    if magic != _MAGIC or version != VERSION:
+        raise LedgerUnreadable(path, f"frame {sequence} has version {version}, not {VERSION}")
+    if number != sequence or (kind == HEADER) != (sequence == 0):
+        raise LedgerUnreadable(path, f"frame {number} stands where {sequence} is due")
+    payload = data[offset + _SIZE : offset + _SIZE + length]
+    if len(payload) < length:
+        return f"{len(payload)} of its {length} bytes are there"
+    if xxhash.xxh3_64_intdigest(payload) != digest:
+        return "its payload fails its checksum"
+    return Frame(kind, records, payload, offset + _SIZE + length, digest)
+
+
+def _check_torn(
+    data: bytes, offset: int, sequence: int, reason: str, path: Path, marks: Sequence[Mark]
+) -> None:
+    if sequence == 0 or _followed(data, offset, sequence):
+        raise LedgerUnreadable(path, reason)
+    for mark in marks:
+        if mark.length > offset:
+            raise LedgerUnreadable(path, f"{reason}, and {mark.manifest} saw it whole")
+
+
+def _followed(data: bytes, offset: int, sequence: int) -> bool:
+    """Does a frame stand behind the bad one at `offset`?"""
+    header = _header(data, offset)
+    if header is not None:
+        return bool(offset + _SIZE + header[5] < len(data))
+    place = data.find(_MAGIC, offset + 1)
+    while place >= 0:
+        later = _header(data, place)
+        if later is not None and later[6] > sequence:
+            return True
+        place = data.find(_MAGIC, place + 1)
+    return False
+
+
+def _check_marks(frames: Sequence[Frame], path: Path, marks: Iterable[Mark]) -> None:
+    ends = {frame.end: frame.checksum for frame in frames}
+    for mark in marks:
+        if mark.length > frames[-1].end:
+            have = f"it has {frames[-1].end} bytes of the {mark.length}"
+            raise LedgerUnreadable(path, f"{have} that {mark.manifest} saw")
+        if mark.length and ends.get(mark.length) != mark.checksum:
+            raise LedgerUnreadable(path, f"it is not the ledger that {mark.manifest} saw")
+
+
+def read_agent_id(first: Frame, path: Path) -> str:
+    """The agent's id from frame 0; raises LedgerUnreadable."""
+    try:
+        agent_id = unpack(first.payload)["agent_id"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise LedgerUnreadable(path, f"frame 0 names no agent: {error}") from error
+    if not isinstance(agent_id, str):
+        raise LedgerUnreadable(path, "frame 0 names no agent")
+    return agent_id
+
+
+def decode_records(found: Scan, path: Path) -> tuple[dict[str, Any], ...]:
+    """All records in order; tuples come back as lists. Raises LedgerUnreadable."""
+    records: list[dict[str, Any]] = []
+    for number, frame in enumerate(found.frames[1:], start=1):
+        try:
+            batch = unpack(frame.payload)
+        except ValueError as error:
+            raise LedgerUnreadable(path, f"frame {number}: {error}") from error
+        if not isinstance(batch, list) or not all(isinstance(item, dict) for item in batch):
+            raise LedgerUnreadable(path, f"frame {number} is no list of records")
+        records.extend(batch)
+    return tuple(records)

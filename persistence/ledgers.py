@@ -1,0 +1,196 @@
+"""All ledgers of a store: reading them, and the ledger part of a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvactors.persistence.atomic import Files, temp_path
+from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
+from kvactors.persistence.errors import LedgerUnreadable
+from kvactors.persistence.ledger import (
+    Mark,
+    Scan,
+    encode_header,
+    encode_records,
+    payload_checksum,
+    read_agent_id,
+    scan,
+)
+from kvactors.persistence.naming import LEDGER_NAME, encode_agent_id
+
+__all__ = ["LedgerPart", "LedgerState", "Ledgers"]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """Where a ledger's next frame goes. Zeros: there is no ledger yet."""
+
+    length: int = 0  # bytes
+    frames: int = 0
+    checksum: int = 0  # of the last frame's payload
+
+
+class Ledgers:
+    """The folder `agents/`. Persistence thread only."""
+
+    def __init__(self, files: Files, root: Path, marks: Callable[[str], list[Mark]]) -> None:
+        self.files = files
+        self.root = root
+        self._marks = marks
+        self._states: dict[str, LedgerState] = {}
+
+    def path(self, encoded: str) -> Path:
+        """The ledger file of an encoded id."""
+        return self.root / encoded / LEDGER_NAME
+
+    def load(self, encoded: str) -> Scan | None:
+        """Read and check one ledger; None if it never was. Raises LedgerUnreadable, OSError."""
+        path = self.path(encoded)
+        marks = self._marks(encoded)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            for mark in marks:
+                if mark.length:
+                    reason = f"it is missing, and {mark.manifest} saw {mark.length} bytes"
+                    raise LedgerUnreadable(path, reason) from None
+            return None
+        return scan(data, path, marks)
+
+    def load_of(self, agent_id: str) -> Scan | None:
+        """`load`, and the ledger must be this agent's own."""
+        encoded = encode_agent_id(agent_id)
+        found = self.load(encoded)
+        if found is not None:
+            path = self.path(encoded)
+            owner = read_agent_id(found.frames[0], path)
+            if owner != agent_id:
+                raise LedgerUnreadable(path, f"it belongs to {owner!r}, not to {agent_id!r}")
+        return found
+
+    def is_known(self, agent_id: str) -> bool:
+        """Was this agent's ledger checked, or written, since the store was opened?"""
+        return agent_id in self._states
+
+    def state(self, agent_id: str) -> LedgerState:
+        """Where to append; checks the file the first time. Raises LedgerUnreadable, OSError."""
+        known = self._states.get(agent_id)
+        if known is not None:
+            return known
+        found = self.load_of(agent_id)
+        if found is None:
+            return LedgerState()
+        return LedgerState(found.length, len(found.frames), found.frames[-1].checksum)
+
+    def remember(self, agent_id: str, state: LedgerState) -> None:
+        """Note what a commit made durable."""
+        self._states[agent_id] = state
+
+    def remove(self, agent_id: str) -> None:
+        """Delete the ledger, durably. Raises OSError; then the ledger stands or is gone."""
+        encoded = encode_agent_id(agent_id)
+        folder = self.root / encoded
+        self._states.pop(agent_id, None)
+        if not folder.is_dir():
+            return
+        for path in (self.path(encoded), temp_path(self.path(encoded))):
+            if path.exists():
+                self.files.unlink(path)
+        self.files.sync_dir(folder)
+        if not any(folder.iterdir()):
+            self.files.rmdir(folder)
+            self.files.sync_dir(self.root)
+
+
+@dataclass(slots=True)
+class LedgerPart(CommitPart):
+    """Appends one save's records as one frame. STEPS are run in order."""
+
+    ledgers: Ledgers = field(kw_only=True)
+    parents: DirSyncs = field(kw_only=True)
+    meter: Meter = field(kw_only=True)
+    before: LedgerState = field(init=False, default=LedgerState())
+    after: LedgerState = field(init=False, default=LedgerState())
+
+    @property
+    def _path(self) -> Path:
+        return self.ledgers.path(encode_agent_id(self.save.agent_id))
+
+    @property
+    def _is_new(self) -> bool:
+        return self.before.frames == 0
+
+    def write(self) -> None:
+        """Append the frame, or write a new ledger under a temporary name; unsynced."""
+        self.before = self.after = self.ledgers.state(self.save.agent_id)
+        if not self.save.records:
+            return
+        number = max(1, self.before.frames)
+        data = frame = encode_records(self.save.records, number)
+        if self._is_new:
+            data = encode_header(self.save.agent_id) + frame
+            self._write_new(data)
+        else:
+            self._append(data)
+        self.meter.written += len(data)
+        length = self.before.length + len(data)
+        self.after = LedgerState(length, number + 1, payload_checksum(frame))
+
+    def _write_new(self, data: bytes) -> None:
+        files, folder = self.ledgers.files, self._path.parent
+        self.undo_actions.append(lambda: files.rmdir(folder))
+        if not folder.is_dir():
+            files.mkdir(folder)
+        temp = temp_path(self._path)
+        self.undo_actions.append(lambda: files.unlink(temp))
+        files.write_temp(temp, [data])
+
+    def _append(self, frame: bytes) -> None:
+        files, path, length = self.ledgers.files, self._path, self.before.length
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise LedgerUnreadable(path, f"it has {size} of its {length} bytes: who cut it?")
+        if size > length:
+            # A torn frame of the last crash, or of a failure that could not be taken back.
+            files.truncate(path, length)
+
+        def take_back() -> None:
+            files.truncate(path, length)
+            files.sync(path)
+
+        self.undo_actions.append(take_back)
+        files.append(path, frame)
+
+    def sync(self) -> None:
+        """Put the frame on the medium."""
+        if self.save.records:
+            path = self._path
+            self.ledgers.files.sync(temp_path(path) if self._is_new else path)
+
+    def publish(self) -> None:
+        """Give a new ledger its name."""
+        if self.save.records and self._is_new:
+            files, path = self.ledgers.files, self._path
+            self.undo_actions.append(lambda: files.unlink(path))
+            files.rename(temp_path(path), path)
+
+    def sync_folders(self) -> None:
+        """Make the ledger's name durable.
+
+        Also at the first append since opening: the process that made the ledger may have
+        been killed between its rename and this.
+        """
+        if self.save.records and not self.ledgers.is_known(self.save.agent_id):
+            self.parents.sync(self._path.parent)
+            if self._is_new:
+                self.parents.sync(self.ledgers.root)
+
+    def finish(self) -> None:
+        """Remember the new length."""
+        self.undo_actions.clear()
+        if self.save.records:
+            self.ledgers.remember(self.save.agent_id, self.after)
+
+    STEPS = (write, sync, publish, sync_folders, finish)

@@ -1,0 +1,128 @@
+"""The manifest: the commit record of one agent's KV under one fingerprint.
+
+A msgpack array [b"KVAM", version, xxh3_64 of the body, body]; the body is a msgpack
+map. What a manifest does not name does not exist. It also says how long the ledger
+was when it was written: a ledger that is shorter now has lost turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from kvactors.persistence.errors import SegmentUnreadable
+from kvactors.persistence.ledger import pack, unpack
+from kvactors.persistence.naming import SEGMENT_NAME
+
+__all__ = ["Entry", "Manifest", "decode_manifest", "encode_manifest", "read_manifest"]
+
+VERSION = 1
+_MAGIC = b"KVAM"
+_MAX_BYTES = 64 << 20
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One segment file that holds the KV of tokens [start, end)."""
+
+    start: int
+    end: int
+    file: str
+    size: int  # bytes
+    digest: str  # xxh3_128 of the file, hex
+    tokens_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Segments in order, contiguous from token 0, and the ledger they belong to."""
+
+    agent_id: str
+    fingerprint: str
+    ledger_bytes: int
+    ledger_checksum: int
+    segments: tuple[Entry, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose KV is stored: the segments cover [0, tokens)."""
+        return self.segments[-1].end if self.segments else 0
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The file's bytes."""
+    body = pack(
+        {
+            "agent_id": manifest.agent_id,
+            "fingerprint": manifest.fingerprint,
+            "ledger_bytes": manifest.ledger_bytes,
+            "ledger_checksum": manifest.ledger_checksum,
+            "segments": [
+                [entry.start, entry.end, entry.file, entry.size, entry.digest, entry.tokens_hash]
+                for entry in manifest.segments
+            ],
+        }
+    )
+    return pack([_MAGIC, VERSION, xxhash.xxh3_64_intdigest(body), body])
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest at `path`, None if there is none; raises SegmentUnreadable or OSError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    return decode_manifest(data)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Checked manifest; raises SegmentUnreadable for anything that is not one."""
+    try:
+        return _decode(data)
+    except (ValueError, TypeError, KeyError) as error:
+        raise SegmentUnreadable(f"manifest: {error}") from error
+
+
+def _decode(data: bytes) -> Manifest:
+    magic, version, digest, body = unpack(data)
+    if magic != _MAGIC or version != VERSION:
+        raise ValueError(f"version {version!r}, this program reads {VERSION}")
+    if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != digest:
+        raise ValueError("the checksum does not match")
+    fields = unpack(body)
+    manifest = Manifest(
+        agent_id=_typed(fields["agent_id"], str),
+        fingerprint=_typed(fields["fingerprint"], str),
+        ledger_bytes=_typed(fields["ledger_bytes"], int),
+        ledger_checksum=_typed(fields["ledger_checksum"], int),
+        segments=tuple(_entry(item) for item in fields["segments"]),
+    )
+    _check_cover(manifest.segments)
+    return manifest
+
+
+def _typed(value: Any, kind: type[_T]) -> _T:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _entry(item: Any) -> Entry:
+    start, end, file, size, digest, tokens_hash = item
+    if not SEGMENT_NAME.fullmatch(_typed(file, str)):
+        raise ValueError(f"{file!r:.80} is no segment name")
+    numbers = (_typed(start, int), _typed(end, int))
+    return Entry(*numbers, file, _typed(size, int), _typed(digest, str), _typed(tokens_hash, str))
+
+
+def _check_cover(segments: tuple[Entry, ...]) -> None:
+    position = 0
+    for entry in segments:
+        if entry.start != position or entry.end <= entry.start:
+            raise ValueError(f"segment [{entry.start}, {entry.end}) at token {position}")
+        position = entry.end
