@@ -1,0 +1,168 @@
+"""Training batches of the default model: conversations as padded token rows.
+
+Step n's batch depends on the seed and n alone, so a resumed run sees the same data.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from default_model_tokenizer import build_tokenizer
+from kvactors.bench.world_episodes import make_episode
+from kvactors.bench.worlds import ACKNOWLEDGED, UNKNOWN, Names, make_world
+from numpy.typing import NDArray
+
+__all__ = ["LEGS", "Batch", "Leg", "held_out_batch", "leg_of", "training_batch"]
+
+Ints = NDArray[np.int32]
+
+_tokenizer = build_tokenizer()
+# "Okay." is soon learned: most of them are left out of the loss.
+_ACKNOWLEDGED_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A stretch of training steps with one mixture of data and rounding."""
+
+    steps: int
+    # (share of steps, tokens a row, fewest facts, most facts), drawn anew each step.
+    rows: tuple[tuple[float, int, int, int], ...]
+    tokens: int
+    # Learning rate at the leg's start and end; it falls in a straight line between.
+    rates: tuple[float, float]
+    invented: float
+    updates: float
+    # Share of steps with 4-bit keys and values, and of those also rounded to bfloat16.
+    q4: float
+    bf16: float = 0.0
+
+
+_MIXED = (
+    (0.3, 192, 3, 9),
+    (0.3, 384, 3, 18),
+    (0.25, 768, 4, 36),
+    (0.08, 1536, 4, 40),
+    (0.07, 2048, 4, 40),
+)
+LEGS = (
+    Leg(100, ((1.0, 128, 3, 8),), 4096, (2e-3, 2e-3), 0.35, 0.0, 0.0),
+    Leg(100, ((1.0, 256, 4, 14),), 6144, (2e-3, 1.5e-3), 0.35, 0.0, 0.0),
+    Leg(100, ((1.0, 512, 4, 30),), 8192, (1.5e-3, 8e-4), 0.35, 0.0, 0.0),
+    Leg(50, ((1.0, 1024, 4, 40),), 8192, (8e-4, 5e-4), 0.35, 0.0, 0.0),
+    Leg(540, _MIXED, 8192, (1.5e-3, 1.2e-3), 0.5, 0.03, 0.7, 0.3),
+    Leg(280, _MIXED, 8192, (1.0e-3, 0.0), 0.5, 0.03, 0.8, 0.5),
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, and where in the flattened rows which token must be predicted."""
+
+    tokens: Ints
+    positions: Ints
+    targets: Ints
+    # Numbers the answers: which one each target belongs to.
+    answers: Ints
+    # For each answer, whether it is a refusal.
+    refusals: NDArray[np.bool_]
+    q4: bool = False
+    bf16: bool = False
+
+
+@lru_cache(maxsize=200_000)
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(_tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _length(text: str) -> int:
+    return len(_ids(text))
+
+
+def leg_of(step: int) -> tuple[int, int]:
+    """The index of the step's leg, and the step's number within it."""
+    for index, leg in enumerate(LEGS):
+        if step < leg.steps:
+            return index, step
+        step -= leg.steps
+    raise ValueError(f"step lies {step} steps behind the last leg")
+
+
+def training_batch(seed: int, step: int) -> Batch:
+    """The batch of a step."""
+    rng = np.random.default_rng((seed, step))
+    leg = LEGS[leg_of(step)[0]]
+    at = int(rng.choice(len(leg.rows), p=[row[0] for row in leg.rows]))
+    _, length, fewest, most = leg.rows[at]
+    rows = [
+        make_episode(
+            rng,
+            facts=int(rng.integers(fewest, most + 1)),
+            tokens=length,
+            count_tokens=_length,
+            invented=leg.invented,
+            updates=leg.updates,
+        )
+        for _ in range(leg.tokens // length)
+    ]
+    q4 = bool(rng.random() < leg.q4)
+    return _batch(rows, length, rng, q4, q4 and bool(rng.random() < leg.bf16))
+
+
+def held_out_batch(seed: int, names: Names, rows: int, facts: int, length: int) -> Batch:
+    """Worlds told in one go, then asked about at the end: 8 facts and 3 refusals a row."""
+    rng = np.random.default_rng((seed, 10**9))
+    episodes = []
+    for _ in range(rows):
+        world = make_world(rng, facts=facts, names=names, tokens=length - 260, count_tokens=_length)
+        messages = [("system", world.system)] if world.system else []
+        for turn in world.turns:
+            messages += [("user", turn), ("assistant", ACKNOWLEDGED)]
+        for at in rng.permutation(len(world.facts))[:8]:
+            fact = world.facts[int(at)]
+            messages += [("user", fact.question), ("assistant", fact.answer)]
+        for question in world.unknown[:3]:
+            messages += [("user", question), ("assistant", UNKNOWN)]
+        episodes.append(messages)
+    return _batch(episodes, length, None, True, False)
+
+
+def _batch(
+    rows: list[list[tuple[str, str]]],
+    length: int,
+    rng: np.random.Generator | None,
+    q4: bool,
+    bf16: bool,
+) -> Batch:
+    """Lay the conversations out as rows; without `rng` no answer but "Okay." counts."""
+    tokens = np.zeros((len(rows), length), np.int32)
+    positions: list[int] = []
+    targets: list[int] = []
+    answers: list[int] = []
+    refusals: list[bool] = []
+    start, end = _ids("<s>")[0], _ids("<|end|>")[0]
+    marks = {role: _ids(f"<|{role}|>")[0] for role in ("system", "user", "assistant")}
+    for at, messages in enumerate(rows):
+        row = [start]
+        for role, text in messages:
+            row.append(marks[role])
+            said = (*_ids(text), end)
+            share = _ACKNOWLEDGED_SHARE if rng is not None else 0.0
+            skipped = text == ACKNOWLEDGED and (rng is None or rng.random() >= share)
+            if role == "assistant" and not skipped and len(row) + len(said) <= length:
+                first = at * length + len(row) - 1
+                positions += range(first, first + len(said))
+                targets += said
+                answers += [len(refusals)] * len(said)
+                refusals.append(text == UNKNOWN)
+            row += said
+        tokens[at, : min(len(row), length)] = row[:length]
+    return Batch(
+        tokens,
+        np.array(positions, np.int32),
+        np.array(targets, np.int32),
+        np.array(answers, np.int32),
+        np.array(refusals, np.bool_),
+        q4,
+        bf16,
+    )

@@ -1,0 +1,160 @@
+"""Shape and first weights of the default model: a llama that starts as an induction circuit.
+
+From ordinary random weights so small a model learns almost no recall in an hour. Here head h
+of layer 0 looks back h + 1 tokens and copies that token into its own part of the residual
+stream; layer 1 matches the last three tokens against what preceded every earlier token and
+copies what came next (Olsson et al. 2022, "In-context Learning and Induction Heads"). All of
+it stays trainable.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CONFIG", "first_weights"]
+
+Array = NDArray[np.float32]
+
+WIDTH, LAYERS, HEADS, HEAD_DIM, FEED_FORWARD = 256, 3, 4, 64, 512
+HALF = HEAD_DIM // 2
+THETA = 1e8
+# Strength of the look-back and the number of frequencies that carry it.
+LOOK_BACK, LOOK_BACK_ROWS = 7.0, 10
+# Matching uses only rows that barely turn over a context, so that distance does not matter.
+SLOW = 1 / 500
+MATCH_SCALE = 0.5
+MATCHED_TOKENS = 3
+COPY = 0.1
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": FEED_FORWARD,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 1792,
+    "max_position_embeddings": 32768,
+    "rope_theta": THETA,
+    "attention_bias": True,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "torch_dtype": "float16",
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def first_weights(seed: int) -> dict[str, Array]:
+    """All weights by their mlx-lm names, float32; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    weights = {
+        "model.embed_tokens.weight": _normal(rng, (CONFIG["vocab_size"], WIDTH), 0.05),
+        "model.norm.weight": np.ones(WIDTH, np.float32),
+    }
+    for layer in range(LAYERS):
+        for name, value in _plain_layer(rng).items():
+            weights[f"model.layers.{layer}.{name}"] = value
+    look_back = _look_back(rng)
+    _set(weights, 0, look_back, keep=0.05)
+    _set(weights, 1, _match(rng, look_back), keep=0.1)
+    return weights
+
+
+def _set(weights: dict[str, Array], layer: int, circuit: dict[str, Array], *, keep: float) -> None:
+    """Replace values and outputs; add queries and keys to `keep` of the random ones."""
+    for name, value in circuit.items():
+        full = f"model.layers.{layer}.self_attn.{name}"
+        if name in ("q_proj.weight", "k_proj.weight"):
+            value = weights[full] * keep + value
+        weights[full] = value.astype(np.float32)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float) -> Array:
+    return rng.normal(0.0, deviation, shape).astype(np.float32)
+
+
+def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> Array:
+    """`rows` orthonormal rows of length `columns`."""
+    full: Array = np.linalg.qr(rng.normal(size=(columns, columns)))[0].astype(np.float32)
+    return full[:rows]
+
+
+def _plain_layer(rng: np.random.Generator) -> dict[str, Array]:
+    inner = HEADS * HEAD_DIM
+    deviation = 0.6 / WIDTH**0.5
+    layer = {
+        "input_layernorm.weight": np.ones(WIDTH, np.float32),
+        "post_attention_layernorm.weight": np.ones(WIDTH, np.float32),
+        "self_attn.o_proj.weight": _normal(rng, (WIDTH, inner), 0.01),
+        "self_attn.o_proj.bias": np.zeros(WIDTH, np.float32),
+        "mlp.gate_proj.weight": _normal(rng, (FEED_FORWARD, WIDTH), deviation),
+        "mlp.up_proj.weight": _normal(rng, (FEED_FORWARD, WIDTH), deviation),
+        "mlp.down_proj.weight": _normal(rng, (WIDTH, FEED_FORWARD), 0.01),
+    }
+    for name in "qkv":
+        layer[f"self_attn.{name}_proj.weight"] = _normal(rng, (inner, WIDTH), deviation)
+        layer[f"self_attn.{name}_proj.bias"] = np.zeros(inner, np.float32)
+    return layer
+
+
+def _frequencies() -> NDArray[np.float64]:
+    frequencies: NDArray[np.float64] = THETA ** (-np.arange(HALF) / HALF)
+    return frequencies
+
+
+def _look_back(rng: np.random.Generator) -> dict[str, Array]:
+    """Layer 0. With key (1, 0) and query (cos fd, -sin fd) in the plane of frequency f, the
+    rotated score is cos f(distance - d): the head attends to d tokens back.
+    """
+    fast = _frequencies()[:LOOK_BACK_ROWS]
+    queries = np.zeros((HEADS, HEAD_DIM), np.float32)
+    keys = np.zeros((HEADS, HEAD_DIM), np.float32)
+    for head in range(HEADS):
+        turn = fast * (head + 1)
+        queries[head, :LOOK_BACK_ROWS] = LOOK_BACK * np.cos(turn)
+        queries[head, HALF : HALF + LOOK_BACK_ROWS] = -LOOK_BACK * np.sin(turn)
+        keys[head, :LOOK_BACK_ROWS] = LOOK_BACK
+    values = [_orthonormal(rng, HEAD_DIM, WIDTH) for _ in range(HEADS)]
+    none = np.zeros((HEADS * HEAD_DIM, WIDTH), np.float32)
+    return {
+        "q_proj.weight": none,
+        "k_proj.weight": none,
+        "q_proj.bias": queries.reshape(-1),
+        "k_proj.bias": keys.reshape(-1),
+        "v_proj.weight": np.concatenate(values),
+        # Disjoint columns: each head writes to its own quarter of the stream.
+        "o_proj.weight": COPY * _orthonormal(rng, WIDTH, WIDTH),
+    }
+
+
+def _match(rng: np.random.Generator, look_back: dict[str, Array]) -> dict[str, Array]:
+    """Layer 1. `back[d]` reads the token d before from what layer 0 wrote; a position is
+    matched where its tokens 1, 2, 3 back are the query's tokens 0, 1, 2 back.
+    """
+    outputs = look_back["o_proj.weight"].reshape(WIDTH, HEADS, HEAD_DIM) / COPY
+    values = look_back["v_proj.weight"].reshape(HEADS, HEAD_DIM, WIDTH)
+    back = [np.eye(WIDTH, dtype=np.float32)]
+    back += [values[head].T @ outputs[:, head].T for head in range(HEADS)]
+    slow = np.flatnonzero(_frequencies() < SLOW)
+    rows = np.concatenate([slow, slow + HALF])
+    queries = np.zeros((HEADS, HEAD_DIM, WIDTH), np.float32)
+    keys = np.zeros_like(queries)
+    for head in range(HEADS):
+        for token in range(MATCHED_TOKENS):
+            code = _orthonormal(rng, len(rows), WIDTH) * (WIDTH / len(rows)) ** 0.5 * MATCH_SCALE
+            queries[head, rows] += code @ back[token]
+            keys[head, rows] += code @ back[token + 1]
+    copied = _orthonormal(rng, WIDTH, WIDTH)
+    return {
+        "q_proj.weight": queries.reshape(-1, WIDTH),
+        "k_proj.weight": keys.reshape(-1, WIDTH),
+        "v_proj.weight": copied,
+        "o_proj.weight": COPY * copied.T,
+    }

@@ -1,0 +1,212 @@
+"""Train the default model from scratch: `python examples/train_default_model.py`.
+
+About an hour on two CPU cores. A killed run resumes from its last checkpoint and sees the
+same data as if it had never stopped. Load OpenBLAS (Debian: libopenblas0-pthread) to be
+done in an hour rather than a day.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+# Before MLX is loaded: it links a slow reference BLAS, and a BLAS already there wins.
+with suppress(OSError):
+    ctypes.CDLL("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
+
+import mlx.core as mx
+import numpy as np
+import typer
+from default_model_data import LEGS, Batch, held_out_batch, leg_of, training_batch
+from default_model_exp import cross_entropy
+from default_model_forward import Weights, difference, hidden_states
+from default_model_init import CONFIG, WIDTH, first_weights
+from default_model_tokenizer import save_tokenizer
+from kvactors.bench.worlds import Names
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+BETAS, EPSILON, DECAY, CLIP, WARM_UP = (0.9, 0.98), 1e-8, 0.05, 1.0, 40
+TOTAL = sum(leg.steps for leg in LEGS)
+EMBEDDING = "model.embed_tokens.weight"
+CHECKPOINT_EVERY, EVALUATE_EVERY = 25, 50
+HELD_OUT_SEED = 90210
+
+State = dict[str, mx.array]
+
+
+def loss_of(weights: Weights, batch: Batch) -> mx.array:
+    return cross_entropy(_logits(weights, batch), mx.array(batch.targets)).mean()
+
+
+def _logits(weights: Weights, batch: Batch) -> mx.array:
+    """Logits where an answer is predicted; elsewhere they would be computed for nothing."""
+    states = hidden_states(weights, mx.array(batch.tokens), batch.q4, batch.bf16)
+    return states.reshape(-1, WIDTH)[mx.array(batch.positions)] @ weights[EMBEDDING].T
+
+
+def learning_rate(step: int) -> float:
+    index, within = leg_of(step)
+    first, last = LEGS[index].rates
+    rate = first + (last - first) * within / LEGS[index].steps
+    return rate * min(1.0, (step + 1) / WARM_UP)
+
+
+def updated(state: State, gradients: Weights, step: int) -> tuple[State, mx.array]:
+    """One AdamW step with clipped gradients; decay on matrices only."""
+    norm = mx.sqrt(sum((mx.square(g).sum() for g in gradients.values()), mx.array(0.0)))
+    scale = mx.minimum(CLIP / (norm + 1e-6), 1.0)
+    rate = learning_rate(step)
+    fixed = (1 - BETAS[0] ** (step + 1), 1 - BETAS[1] ** (step + 1))
+    new: State = {}
+    for name, gradient in gradients.items():
+        gradient = gradient * scale
+        first = BETAS[0] * state["first." + name] + (1 - BETAS[0]) * gradient
+        second = BETAS[1] * state["second." + name] + (1 - BETAS[1]) * mx.square(gradient)
+        weight = state["weight." + name]
+        if weight.ndim == 2:
+            weight = weight * (1 - rate * DECAY)
+        change = (first / fixed[0]) / (mx.sqrt(second / fixed[1]) + EPSILON)
+        new["weight." + name] = weight - rate * change
+        new["first." + name] = first
+        new["second." + name] = second
+    return new, norm
+
+
+def weights_of(state: State) -> Weights:
+    return {k.removeprefix("weight."): v for k, v in state.items() if k.startswith("weight.")}
+
+
+def first_state(seed: int) -> State:
+    state: State = {}
+    for name, value in first_weights(seed).items():
+        state["weight." + name] = mx.array(value)
+        state["first." + name] = mx.zeros(value.shape)
+        state["second." + name] = mx.zeros(value.shape)
+    return state
+
+
+def train_step(state: State, batch: Batch, step: int) -> tuple[State, float, float]:
+    weights = weights_of(state)
+    if batch.bf16:
+        # Gradients at the rounded weights move the exact ones.
+        weights = {k: v.astype(mx.bfloat16).astype(v.dtype) for k, v in weights.items()}
+    loss, gradients = mx.value_and_grad(loss_of)(weights, batch)
+    new, norm = updated(state, gradients, step)
+    mx.eval(new, loss, norm)
+    return new, float(loss), float(norm)
+
+
+def save_checkpoint(path: Path, state: State, step: int) -> None:
+    """Replace the checkpoint in one step: a kill leaves the old or the new one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name("partial.safetensors")
+    mx.save_safetensors(str(partial), state, {"step": str(step)})
+    with open(partial, "rb") as written:
+        os.fsync(written.fileno())
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path) -> tuple[State, int]:
+    loaded: Any = mx.load(str(path), return_metadata=True)
+    return dict(loaded[0]), int(loaded[1]["step"])
+
+
+def export(directory: Path, weights: Weights) -> None:
+    """Write the model as mlx-lm loads it, in float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    half = {name: value.astype(mx.float16) for name, value in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), half, {"format": "mlx"})
+    text = json.dumps(CONFIG, indent=2, sort_keys=True) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")
+    save_tokenizer(directory)
+
+
+def share_right(weights: Weights, batch: Batch) -> tuple[float, float]:
+    """Shares of facts recalled and of refusals, each to the last token (4-bit cache)."""
+    best = np.array(mx.argmax(_logits(weights, batch), axis=-1))
+    right = np.ones(len(batch.refusals), np.bool_)
+    right[batch.answers[best != batch.targets]] = False
+    return float(right[~batch.refusals].mean()), float(right[batch.refusals].mean())
+
+
+def evaluation(weights: Weights) -> Iterator[str]:
+    """Recall / refusal on small held-out worlds; the seed is none of training's."""
+    kinds: tuple[Names, ...] = ("seen", "unseen", "invented")
+    for names in kinds:
+        for facts, length, rows in ((8, 384, 8), (30, 1024, 6)):
+            batch = held_out_batch(HELD_OUT_SEED, names, rows, facts, length)
+            recall, refusal = share_right(weights, batch)
+            half, _ = share_right(weights, replace(batch, bf16=True))
+            yield f"{names} {facts}@{length}: {recall:.3f} bf16 {half:.3f} / {refusal:.2f}"
+
+
+def run(state: State, first: int, seed: int, checkpoint: Path, out: Path, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with (
+        ThreadPoolExecutor(1) as loader,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        task = progress.add_task("training", total=TOTAL, completed=first)
+        coming = loader.submit(training_batch, seed, first)
+        began, tokens = time.perf_counter(), 0
+        for step in range(first, TOTAL):
+            batch = coming.result()
+            coming = loader.submit(training_batch, seed, min(step + 1, TOTAL - 1))
+            state, loss, norm = train_step(state, batch, step)
+            tokens += batch.tokens.size
+            speed = tokens / (time.perf_counter() - began)
+            text = f"step {step + 1}/{TOTAL} loss {loss:.3f} norm {norm:.2f} {speed:,.0f} tokens/s"
+            progress.update(task, advance=1, description=text)
+            done = step + 1
+            if not console.is_terminal and done % 10 == 0:
+                console.print(f"{text} {batch.tokens.shape}", highlight=False)
+            if done % CHECKPOINT_EVERY == 0 or done == TOTAL:
+                save_checkpoint(checkpoint, state, done)
+            if done % EVALUATE_EVERY == 0 or done == TOTAL:
+                for line in evaluation(weights_of(state)):
+                    console.print(f"  {line}", highlight=False)
+            if leg_of(step)[1] + 1 == LEGS[leg_of(step)[0]].steps:
+                export(out, weights_of(state))
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("core/default_model"),
+    checkpoints: Annotated[Path, typer.Option(help="Where to resume from.")] = Path(
+        "build/default_model"
+    ),
+    seed: int = 1,
+    restart: Annotated[bool, typer.Option(help="Ignore an earlier checkpoint.")] = False,
+) -> None:
+    """Train the default model, or go on where the last run stopped."""
+    console = Console(stderr=True)
+    checkpoint = checkpoints / "state.safetensors"
+    state, step = first_state(seed), 0
+    error = difference(weights_of(state))
+    console.print(f"largest difference from mlx-lm's forward: {error:.1e}", highlight=False)
+    if error > 1e-3:
+        raise typer.Exit(1)
+    if checkpoint.exists() and not restart:
+        state, step = load_checkpoint(checkpoint)
+        console.print(f"resuming at step {step} of {TOTAL}", highlight=False)
+    run(state, step, seed, checkpoint, out, console)
+
+
+def keep_memory() -> None:
+    """Start again with an allocator that keeps what it has: half the time went to the kernel."""
+    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    if sys.platform == "linux" and any(name not in os.environ for name in names):
+        setting = dict.fromkeys(names, str(1 << 40))
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **setting})
+
+
+if __name__ == "__main__":
+    keep_memory()
+    typer.run(main)
