@@ -6,6 +6,7 @@ as pieces: a few arrays stacked over layers. GPU thread only.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -85,7 +86,7 @@ class Arena:
             for position, index in enumerate(group):
                 pool = self.layers[index].pools[slab]
                 pool.load(slot, piece.start, {n: a[position] for n, a in arrays.items()})
-        mx.eval([layer.state for layer in self.layers])
+        self.evaluate()
 
     def take(self, other: "Arena", source: int) -> int:
         """Copy a row of another arena in; returns its index here."""
@@ -122,15 +123,23 @@ class Arena:
         self.table.commit_leave(row)
         return moved
 
-    def begin(self, width: int) -> None:
-        """Prepare one step of `width` tokens in every row."""
+    def forward(self, model: Any, tokens: mx.array) -> mx.array:
+        """One step of [rows, T] tokens through the model: lazy logits [rows, T, vocab].
+
+        Lengths are committed once for all layers. If the model raises they stay as they
+        were; the bytes beyond them are dead.
+        """
+        width = tokens.shape[1]
         geometry = StepGeometry(self.table, width, self.extent_step)
         for layer in self.layers:
             layer.geometry = geometry
             layer.ensure(geometry)
         for slab, extent in zip(self.table.slabs, geometry.extents, strict=True):
             slab.capacity = grown_capacity(slab.capacity, extent)
-
-    def commit(self, width: int) -> None:
-        """The step's tokens are now part of every row."""
+        logits = model(tokens, cache=self.layers)
         self.table.advance(width)
+        return logits
+
+    def evaluate(self) -> None:
+        """Run what was written so far; after a prefill chunk no one asks for its logits."""
+        mx.eval([layer.state for layer in self.layers])

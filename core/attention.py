@@ -163,8 +163,8 @@ def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:
 def install() -> None:
     """Put the seam in front of every mlx-lm model's attention. Idempotent.
 
-    Models loaded earlier hold the name in their own module and are patched there; models
-    imported later take it from `mlx_lm.models.base`.
+    Models loaded earlier, a user's own included, hold the name in their module and are
+    patched there; models imported later take it from `mlx_lm.models.base`.
     """
     base = importlib.import_module("mlx_lm.models.base")
     original = getattr(base, _NAME)
@@ -173,8 +173,8 @@ def install() -> None:
         setattr(base, _NAME, seam)
     else:
         seam, original = original, original.kvactors_original
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and getattr(module, _NAME, None) is original:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(_NAME) is original:
             setattr(module, _NAME, seam)
 
 

@@ -47,12 +47,12 @@ class BlockPool:
         self._agents: dict[str, AgentBlocks] = {}
 
     @property
-    def free(self) -> int:
+    def free_blocks(self) -> int:
         """Blocks that nobody holds."""
         return len(self._free)
 
     @property
-    def used(self) -> int:
+    def used_blocks(self) -> int:
         """Blocks that somebody holds."""
         return self.total - len(self._free)
 
@@ -65,13 +65,13 @@ class BlockPool:
         """Blocks the agent would need beyond those it holds, for `tokens` tokens."""
         return max(0, blocks_for(tokens) - self.held(agent_id))
 
-    def reserve(self, agent_id: str, tokens: int) -> AgentBlocks:
+    def allocate(self, agent_id: str, tokens: int) -> AgentBlocks:
         """Grow the agent to hold `tokens` tokens. Raises MemoryExceeded, changing nothing."""
         need = self.missing(agent_id, tokens)
         if need > len(self._free):
             raise MemoryExceeded(
                 f"cannot hold {tokens} tokens of {agent_id!r}: {need} more blocks needed, "
-                f"{self.free} of {self.total} free"
+                f"{self.free_blocks} of {self.total} free"
             )
         agent = self._agents.setdefault(agent_id, AgentBlocks(agent_id))
         for _ in range(need):
@@ -99,7 +99,7 @@ class BlockPool:
         self._agents[child] = AgentBlocks(child, list(shared))
         return self._agents[child]
 
-    def release(self, agent_id: str) -> None:
+    def free(self, agent_id: str) -> None:
         """Give back everything the agent holds; a stranger holds nothing."""
         self.shrink(agent_id, 0)
 

@@ -39,7 +39,6 @@ class ModelCacheSpec:
     layers: tuple[LayerSpec, ...]
     vocab_size: int
     context: int
-    query_heads: int
 
     @property
     def bytes_per_token(self) -> int:

@@ -1,0 +1,64 @@
+"""What the engine reports, and KV as it crosses threads: bytes, never arrays."""
+
+from dataclasses import dataclass
+
+from kvactors.core.request import Request
+
+__all__ = ["Aborted", "Event", "ExportedKV", "Finished", "KVNeeded", "Tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedKV:
+    """KV of tokens [start, end) as raw tensors.
+
+    `tokens_hash` covers the token ids [0, end); `layout` describes the layers.
+    """
+
+    start: int
+    end: int
+    tokens_hash: str
+    layout: str
+    tensors: tuple[tuple[str, str, tuple[int, ...], bytes], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(len(data) for *_, data in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New tokens of a running turn."""
+
+    agent_id: str
+    turn: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A turn ended with a reply; the engine no longer uses the request."""
+
+    request: Request
+    reason: str
+    finished_at: float
+    exported: tuple[ExportedKV, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A turn failed and left no trace."""
+
+    agent_id: str
+    turn: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class KVNeeded:
+    """An agent with a past has no hot cache: answer with `Engine.provide`."""
+
+    agent_id: str
+
+
+Event = Tokens | Finished | Aborted | KVNeeded

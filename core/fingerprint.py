@@ -1,0 +1,43 @@
+"""The identity of a model's KV: two models share it only if they would compute the same KV.
+
+It covers architecture, weights, quantization, tokenizer, chat template and cache format. A
+mismatch is a miss, never a wrong answer.
+"""
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import xxhash
+from mlx.utils import tree_flatten
+
+__all__ = ["fingerprint", "tokenizer_identity", "weights_hash"]
+
+
+def weights_hash(model: Any) -> str:
+    """Hash of every parameter's name, shape, dtype and bytes (about 30 GB/s in memory)."""
+    state = xxhash.xxh3_128()
+    for name, array in sorted(tree_flatten(model.parameters())):
+        state.update(f"{name} {array.shape} {array.dtype}".encode())
+        plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        state.update(np.ascontiguousarray(np.array(plain, copy=False)).data)
+    return state.hexdigest()
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    """Hash of what turns text into ids."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None:
+        return _hash(inner.to_str())
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    return _hash(type(tokenizer).__name__ + json.dumps(vocabulary, sort_keys=True, default=str))
+
+
+def fingerprint(**parts: Any) -> str:
+    """Hash of named parts; objects without a JSON form count by their repr."""
+    return _hash(json.dumps(parts, sort_keys=True, default=repr))
+
+
+def _hash(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))

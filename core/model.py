@@ -1,0 +1,230 @@
+"""Loading a model through mlx-lm and learning what the engine must know of it.
+
+No table of model names: the cache spec comes from the model's own cache objects and one
+probing forward, and what cannot be supported is refused here with the reason. GPU thread.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load as mlx_load
+
+from kvactors.core import attention, fingerprint
+from kvactors.core.batch import AttentionPolicy
+from kvactors.core.errors import (
+    InvalidConfig,
+    ModelError,
+    ModelNotFound,
+    UnsupportedLayer,
+)
+from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
+from kvactors.core.template import ChatFormat
+from kvactors.core.wire import FORMAT_VERSION, layout
+
+__all__ = ["LoadedModel", "ModelOptions", "load_model"]
+
+logger = logging.getLogger("kvactors")
+
+DEFAULT_CONTEXT = 32_768
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+DEFAULT_MODEL = Path(__file__).parent / "default_model"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What AgentSystem passes on; see there for the meaning. Raises InvalidConfig."""
+
+    kv_bits: int | None = 4
+    group_size: int | None = None
+    context: int | None = None
+    dtype: str = "auto"
+    attention: str = "auto"
+    reproducible: bool = False
+    template_kwargs: dict[str, Any] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_bits not in (4, 8, None) or isinstance(self.kv_bits, bool):
+            raise InvalidConfig(f"kv_bits must be 4, 8 or None (float), not {self.kv_bits!r}")
+        if self.dtype not in _DTYPES:
+            raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
+        if self.context is not None and (not isinstance(self.context, int) or self.context < 2):
+            raise InvalidConfig(f"context must be an int of at least 2 tokens: {self.context!r}")
+        attention.check_mode(self.attention)
+        choose_group_size(64 * 128, self.kv_bits, self.group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that passed its probes, and everything derived from it."""
+
+    name: str
+    model: Any
+    chat: ChatFormat
+    spec: ModelCacheSpec
+    policy: AttentionPolicy
+    fingerprint: str
+    tokenizer_id: str
+    layout: str
+
+
+def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
+    """Load, cast, derive the spec and identify. Raises ModelError or InvalidConfig."""
+    name, model, tokenizer = _open(source, options)
+    if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
+        tokenizer = TokenizerWrapper(tokenizer)
+    mx.eval(model.parameters())
+    weights = fingerprint.weights_hash(model)
+    _cast(model, options.dtype)
+    attention.install()
+    spec = derive_spec(model, options)
+    chat = ChatFormat(tokenizer, options.template_kwargs)
+    tokenizer_id = fingerprint.tokenizer_identity(tokenizer)
+    described = layout(spec)
+    identity = fingerprint.fingerprint(
+        format=FORMAT_VERSION,
+        name=options.name,
+        architecture=_architecture(model),
+        weights=weights,
+        layout=described,
+        tokenizer=tokenizer_id,
+        template=str(getattr(tokenizer, "chat_template", None)),
+        template_kwargs=options.template_kwargs,
+    )
+    policy = _policy(spec, options)
+    return LoadedModel(name, model, chat, spec, policy, identity, tokenizer_id, described)
+
+
+def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
+    """The cache spec of a model, from its own caches after a forward of three tokens."""
+    caches = make_prompt_cache(model)
+    for index, cache in enumerate(caches):
+        if type(cache) is not KVCache:
+            raise UnsupportedLayer(
+                f"layer {index} caches with {type(cache).__name__}: only full attention "
+                "(KVCache) is supported"
+            )
+    try:
+        mx.eval(model(mx.array([[1, 2, 3]]), cache=caches))
+    except Exception as error:
+        raise ModelError(f"the model cannot run a forward of three tokens: {error}") from error
+    layers = []
+    for index, cache in enumerate(caches):
+        if cache.keys is None:
+            raise UnsupportedLayer(f"layer {index} does not use its cache")
+        layers.append(_layer(index, cache, options))
+    return ModelCacheSpec(tuple(layers), _vocabulary(model), _context(model, options))
+
+
+def _layer(index: int, cache: Any, options: ModelOptions) -> LayerSpec:
+    heads, dim, value_dim = cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3]
+    if dim != value_dim:
+        raise UnsupportedLayer(
+            f"layer {index} has keys of {dim} and values of {value_dim} numbers: "
+            "they must be equal"
+        )
+    group = choose_group_size(dim, options.kv_bits, options.group_size)
+    bits = options.kv_bits if group is not None else None
+    return LayerSpec("full", heads, dim, bits, group, str(cache.keys.dtype).rpartition(".")[2])
+
+
+def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
+    if callable(source):
+        try:
+            model, tokenizer = source()
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"the callable must return (model, tokenizer): {error}") from error
+        return options.name or callable_name(source) or "model", model, tokenizer
+    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    if path.exists() or _looks_like_path(str(source)):
+        _require_files(path)
+        target = str(path)
+    else:
+        target = str(source)
+    try:
+        model, tokenizer = mlx_load(target)[:2]
+    except Exception as error:
+        where = "this directory" if path.exists() else "the hub or its local cache"
+        raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
+    return options.name or str(source), model, tokenizer
+
+
+def callable_name(source: Callable[[], Any]) -> str | None:
+    """The name of a callable model, or None for one without a name of its own."""
+    if isinstance(source, functools.partial):
+        return callable_name(source.func)
+    name = getattr(source, "name", None) or getattr(source, "__name__", None)
+    return name if isinstance(name, str) and name != "<lambda>" else None
+
+
+def _looks_like_path(source: str) -> bool:
+    return source.startswith((".", "~", "/")) or source.count("/") != 1
+
+
+def _require_files(path: Path) -> None:
+    if not path.is_dir():
+        raise ModelNotFound(f"no model directory at {path}")
+    missing = [
+        name
+        for name, pattern in (
+            ("config.json", "config.json"),
+            ("model*.safetensors", "model*.safetensors"),
+            ("tokenizer.json or tokenizer.model", "tokenizer*.*"),
+        )
+        if not any(path.glob(pattern))
+    ]
+    if missing:
+        raise ModelNotFound(f"{path} lacks {', '.join(missing)}")
+
+
+def _cast(model: Any, dtype: str) -> None:
+    if dtype == "auto":
+        half = any(
+            array.dtype in (mx.float16, mx.bfloat16)
+            for _, array in nn.utils.tree_flatten(model.parameters())
+        )
+        if not half or mx.default_device() != mx.Device(mx.cpu):
+            return
+        # MLX's half-precision products do not use BLAS on the CPU.
+        dtype = "float32"
+    model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+
+
+def _vocabulary(model: Any) -> int:
+    for _, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
+            return int(module.weight.shape[0])
+    return int(model(mx.array([[1]])).shape[-1])
+
+
+def _context(model: Any, options: ModelOptions) -> int:
+    args = getattr(model, "args", None)
+    longest = getattr(args, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    if options.context is not None and options.context > longest:
+        raise InvalidConfig(
+            f"context={options.context} exceeds the model's {longest} positions: it can only "
+            "lower them"
+        )
+    return int(options.context or longest)
+
+
+def _architecture(model: Any) -> str:
+    return f"{type(model).__module__}.{type(model).__name__} {getattr(model, 'args', None)!r}"
+
+
+def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
+    mode = attention.check_mode(options.attention)
+    threshold = attention.DEFAULT_THRESHOLD
+    if mode == "auto" and not options.reproducible:
+        threshold = attention.measure_threshold(spec.layers[0])
+        logger.debug("packed attention up to %d query rows per KV head", threshold)
+    return AttentionPolicy(mode, threshold, options.reproducible)

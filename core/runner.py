@@ -1,0 +1,193 @@
+"""The runner: the only caller of the model. Batches of rows through prefill and decode.
+
+Decoding runs one step ahead: the graph of step n + 1 is built, on the tokens that step n is
+still computing, before they are read. A row that turns out to have ended was then fed once
+more; its lengths are cut and the surplus token is never read. GPU thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from kvactors.core.arena import Arena, Piece
+from kvactors.core.batch import REPRODUCIBLE_STEP
+from kvactors.core.model import LoadedModel
+from kvactors.core.request import Request
+from kvactors.core.sampling import draw, draw_key
+from kvactors.core.scheduler import Chunk
+from kvactors.core.slots import EXTENT_STEP
+
+__all__ = ["DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
+
+# mlx-lm's own context for the repetition penalty, in tokens.
+PENALTY_CONTEXT = 20
+# Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
+CACHE_KEPT = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What one step gave one row: a token, or the error of its own sampler."""
+
+    request: Request
+    token: int
+    error: Exception | None = None
+
+
+def new_arena(loaded: LoadedModel, *, max_slabs: int = 1) -> Arena:
+    """An arena for this model, with the key extents that its policy asks for."""
+    step = REPRODUCIBLE_STEP if loaded.policy.reproducible else EXTENT_STEP
+    return Arena(loaded.spec, loaded.policy, max_slabs=max_slabs, extent_step=step)
+
+
+def relieve_cache() -> None:
+    """Give freed buffers back to the system when many have piled up."""
+    if mx.get_cache_memory() > CACHE_KEPT:
+        mx.clear_cache()
+
+
+class PrefillBatch:
+    """One or a few requests whose prompts are being cached, in an arena of their own."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self.arena = new_arena(loaded)
+        self.requests: list[Request] = []
+
+    def add(self, request: Request, pieces: Sequence[Piece]) -> None:
+        """Give a request a row, with its cached pieces in it."""
+        row = self.arena.add_row(request.cached, request.target)
+        for piece in pieces:
+            self.arena.load(row, piece)
+        self.requests.insert(row, request)
+
+    def row(self, request: Request) -> int:
+        """The request's row in the arena."""
+        return self.requests.index(request)
+
+    def run(self, chunks: Sequence[Chunk]) -> int:
+        """Cache the next tokens of every request; returns the tokens computed, padded."""
+        sizes = {id(chunk.request): chunk.tokens for chunk in chunks}
+        width = max(sizes.values())
+        rows = []
+        for request in self.requests:
+            new = request.tokens[request.cached : request.cached + sizes[id(request)]]
+            rows.append(new + [new[-1]] * (width - len(new)))
+        self.arena.forward(self._model, mx.array(rows))
+        self.arena.evaluate()
+        for row, request in enumerate(self.requests):
+            request.cached += sizes[id(request)]
+            self.arena.table.set_length(row, request.cached)
+            request.check()
+        relieve_cache()
+        return width * len(rows)
+
+    def remove(self, request: Request) -> None:
+        """Drop a request's row."""
+        _leave(self.arena, self.requests, request)
+
+
+class DecodeBatch:
+    """The rows that decode together, one step ahead of what was read."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self.arena = new_arena(loaded, max_slabs=1 if loaded.policy.reproducible else 3)
+        self.requests: list[Request] = []
+        self._flying: list[Request] = []
+        self._tokens: mx.array | None = None
+        self._errors: dict[int, Exception] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def join(self, request: Request, source: Arena, row: int) -> None:
+        """Take over a request's row; its last token is fed by the next step."""
+        self.requests.insert(self.arena.take(source, row), request)
+
+    def step(self) -> list[Decoded]:
+        """Launch the next step, then read the one before it."""
+        flying, tokens, errors = self._flying, self._tokens, self._errors
+        self._flying, self._tokens, self._errors = [], None, {}
+        if any(not self._last_in_flight(request, flying) for request in self.requests):
+            self._launch(flying, tokens)
+        if tokens is None:
+            return []
+        return [
+            Decoded(request, token, errors.get(index))
+            for index, (request, token) in enumerate(zip(flying, tokens.tolist(), strict=True))
+        ]
+
+    def cut(self, request: Request) -> int:
+        """Cut the row to what its request holds; returns the row."""
+        row = self.requests.index(request)
+        length = min(request.cached, self.arena.table.lengths[row])
+        self.arena.table.set_length(row, length)
+        return row
+
+    def remove(self, request: Request) -> None:
+        """Drop a request's row."""
+        _leave(self.arena, self.requests, request)
+
+    def _last_in_flight(self, request: Request, flying: Sequence[Request]) -> bool:
+        done = len(request.generated) + (request in flying)
+        return done >= request.sampling.max_tokens
+
+    def _launch(self, flying: Sequence[Request], tokens: mx.array | None) -> None:
+        inputs = self._inputs(flying, tokens)
+        logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
+        ahead = set(map(id, flying))
+        self._tokens = self._sample(logits, inputs, ahead)
+        self._flying = list(self.requests)
+        mx.async_eval(self._tokens)
+
+    def _inputs(self, flying: Sequence[Request], tokens: mx.array | None) -> mx.array:
+        """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""
+        if tokens is None:
+            return mx.array([request.tokens[-1] for request in self.requests])
+        if list(flying) == self.requests:
+            return tokens
+        place = {id(request): index for index, request in enumerate(flying)}
+        fresh = [request.tokens[-1] for request in self.requests if id(request) not in place]
+        index, used = [], len(place)
+        for request in self.requests:
+            if id(request) in place:
+                index.append(place[id(request)])
+            else:
+                index.append(used)
+                used += 1
+        known = mx.array(fresh, dtype=tokens.dtype)
+        return mx.concatenate([tokens, known])[mx.array(index)]
+
+    def _sample(self, logits: mx.array, inputs: mx.array, ahead: set[int]) -> mx.array:
+        chosen = mx.argmax(logits, axis=-1)
+        if all(request.sampling.greedy for request in self.requests):
+            return chosen
+        rows = []
+        for row, request in enumerate(self.requests):
+            if request.sampling.greedy:
+                rows.append(chosen[row])
+                continue
+            try:
+                rows.append(self._draw(request, logits[row], inputs[row], id(request) in ahead))
+            except Exception as error:
+                self._errors[row] = error
+                rows.append(chosen[row])
+        return mx.stack([row.astype(mx.uint32) for row in rows])
+
+    def _draw(self, request: Request, logits: mx.array, fed: mx.array, ahead: bool) -> mx.array:
+        position = len(request.tokens) + ahead
+        key = draw_key(request.sampling, request.agent_id, request.turn, position)
+        context = None
+        if request.sampling.repetition_penalty != 1.0:
+            known = mx.array(request.tokens[-PENALTY_CONTEXT:])
+            context = mx.concatenate([known, fed[None].astype(known.dtype)]) if ahead else known
+        return draw(logits, request.sampling, key, context)
+
+
+def _leave(arena: Arena, requests: list[Request], request: Request) -> None:
+    row = requests.index(request)
+    moved = arena.leave(row)
+    requests[row] = requests[moved]
+    del requests[moved]

@@ -1,0 +1,102 @@
+"""Sampling: parameters, and the draw of one row (mlx-lm's filters, our own random keys)."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from kvactors.core.errors import InvalidSampling
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+__all__ = ["Sampling", "draw", "draw_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a turn is decoded. All defaults: greedy, at most 256 tokens.
+
+    `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
+    `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
+    the random key, so that a draw does not depend on who shares the batch; `stop` strings
+    end the turn and are cut from the reply's text. Raises InvalidSampling.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        else:
+            object.__setattr__(self, "stop", tuple(self.stop))
+        _whole("max_tokens", self.max_tokens, 1)
+        _whole("top_k", self.top_k, 0)
+        _whole("seed", self.seed, None)
+        _within("temperature", self.temperature, 0.0, float("inf"))
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, float("inf"))
+        if self.repetition_penalty == 0:
+            raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise InvalidSampling(f"stop must be non-empty strings, not {self.stop!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the next token is the plain argmax of the logits."""
+        return self.temperature == 0 and self.repetition_penalty == 1.0
+
+
+def _whole(name: str, value: object, least: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidSampling(f"{name} must be an int, not {value!r}")
+    if least is not None and value < least:
+        raise InvalidSampling(f"{name} must be at least {least}, not {value}")
+
+
+def _within(name: str, value: object, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidSampling(f"{name} must be a number in [{low:g}, {high:g}], not {value!r}")
+    if value == float("inf"):
+        raise InvalidSampling(f"{name} must be finite")
+
+
+def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int:
+    """The 64-bit random key of one token: (seed, agent, turn, position)."""
+    name = agent_id.encode("utf-8", "surrogatepass")
+    return xxhash.xxh3_64_intdigest(b"%d|%d|%d|" % (sampling.seed, turn, position) + name)
+
+
+def draw(logits: "mx.array", sampling: Sampling, key: int, context: "mx.array | None") -> "mx.array":
+    """The next token of one row, lazily: logits [vocab] -> token id, scalar uint32.
+
+    `context` holds the latest token ids of the row for the repetition penalty.
+    GPU thread.
+    """
+    import mlx.core as mx
+    from mlx_lm import sample_utils
+
+    row = logits[None].astype(mx.float32)
+    if sampling.repetition_penalty != 1.0 and context is not None:
+        penalize = sample_utils.make_repetition_penalty(
+            sampling.repetition_penalty, context_size=context.size
+        )
+        row = penalize(context, row)
+    if sampling.temperature == 0:
+        return mx.argmax(row[0], axis=-1)
+    row = row - mx.logsumexp(row, axis=-1, keepdims=True)
+    if 0 < sampling.top_p < 1:
+        row = sample_utils.apply_top_p(row, sampling.top_p)
+    if sampling.min_p > 0:
+        row = sample_utils.apply_min_p(row, sampling.min_p)
+    if 0 < sampling.top_k < row.shape[-1]:
+        row = sample_utils.apply_top_k(row, sampling.top_k)
+    return mx.random.categorical(row[0] / sampling.temperature, key=mx.random.key(key))

@@ -1,0 +1,149 @@
+"""The scheduler: which prefill chunks and which decode rows run next. Pure, no clock, no MLX.
+
+Continuous batching with chunked prefill (seed 001, 3.4): decode and prefill share time.
+While anybody decodes, a chunk is as long as the target inter-token latency allows, from 32
+tokens up, and between two chunks run as many decode steps as that target asks for. While
+nobody decodes, chunks grow from 256 to the seed's table (seed 000, 3.4). Times come from
+measured steps, told through `record_prefill` and `record_decode`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from kvactors.core.request import Request
+
+__all__ = ["Chunk", "Plan", "Scheduler", "SchedulerConfig"]
+
+# Cached tokens below which a chunk may have so many tokens (seed 000, 3.4).
+_CHUNK_TABLE = ((2_000, 4096), (8_000, 2048), (20_000, 1024))
+_LONGEST_CHUNK_BEYOND = 512
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`target_latency` in seconds between two tokens of a decoding agent while another
+    prefills; `max_wait` plans that may pass a prefill over before it goes first."""
+
+    target_latency: float = 0.1
+    least_chunk: int = 32
+    first_chunk: int = 256
+    max_wait: int = 8
+    reproducible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `tokens` tokens of one request's prompt."""
+
+    request: Request
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs in this tick: chunks that share one forward, then one decode step or none."""
+
+    prefill: tuple[Chunk, ...] = ()
+    decode: bool = False
+
+
+@dataclass(slots=True)
+class _Pace:
+    """A running estimate of seconds per unit, quick to follow, slow to panic."""
+
+    value: float | None = None
+
+    def add(self, sample: float) -> None:
+        self.value = sample if self.value is None else 0.7 * self.value + 0.3 * sample
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """State: measured paces, decode steps owed before the next chunk, growth of chunks."""
+
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    _token_seconds: _Pace = field(default_factory=_Pace)
+    _decode_seconds: _Pace = field(default_factory=_Pace)
+    _owed: int = 0
+    _last_chunk: int = 0
+
+    def plan(self, prefilling: Sequence[Request], decoding: int) -> Plan:
+        """The next tick, for requests with prompt left to prefill and `decoding` rows."""
+        decode = decoding > 0
+        if not prefilling or (decode and self._owed > 0):
+            return Plan(decode=decode)
+        ordered = sorted(prefilling, key=self._rank)
+        first = ordered[0]
+        size = self.chunk_size(first.cached, first.remaining, decode)
+        chunks = [Chunk(first, size)]
+        if size == first.remaining and not self.config.reproducible:
+            chunks += self._pack(ordered[1:], size, decode)
+        chosen = {id(chunk.request) for chunk in chunks}
+        for request in ordered:
+            request.passed_over = 0 if id(request) in chosen else request.passed_over + 1
+        self._last_chunk = size
+        return Plan(tuple(chunks), decode)
+
+    def chunk_size(self, cached: int, remaining: int, decoding: bool) -> int:
+        """Tokens of the next chunk of a prompt with `cached` tokens done, `remaining` to do."""
+        if self.config.reproducible:
+            return min(remaining, _BLOCK - cached % _BLOCK)
+        longest = next(
+            (size for below, size in _CHUNK_TABLE if cached < below), _LONGEST_CHUNK_BEYOND
+        )
+        least = self.config.least_chunk if decoding else self.config.first_chunk
+        size = max(least, min(longest, 2 * self._last_chunk))
+        if decoding:
+            size = min(size, max(least, self._affordable()))
+        return min(remaining, size)
+
+    def record_prefill(self, tokens: int, seconds: float, decoding: bool) -> None:
+        """A chunk of `tokens` tokens (padding included) took `seconds`."""
+        self._token_seconds.add(seconds / max(1, tokens))
+        if not decoding:
+            self._owed = 0
+            return
+        step = self._decode_seconds.value or 0.0
+        spare = self.config.target_latency - step
+        self._owed = max(1, ceil(seconds / spare) if spare > 0 else ceil(seconds / step))
+
+    def record_decode(self, seconds: float) -> None:
+        """A decode step took `seconds`."""
+        self._decode_seconds.add(seconds)
+        self._owed = max(0, self._owed - 1)
+
+    def prefill_ended(self) -> None:
+        """Nothing is prefilling: the next chunk grows from the start again."""
+        self._last_chunk = 0
+        self._owed = 0
+
+    def _affordable(self) -> int:
+        """Tokens that fit between two decode steps, in steps of the least chunk."""
+        least = self.config.least_chunk
+        if not self._token_seconds.value:
+            return least
+        spare = self.config.target_latency - (self._decode_seconds.value or 0.0)
+        return int(max(0.0, spare) / self._token_seconds.value) // least * least
+
+    def _rank(self, request: Request) -> tuple[bool, int, int, int]:
+        waited_enough = request.passed_over >= self.config.max_wait
+        remaining = request.arrival if waited_enough else request.remaining
+        return (not waited_enough, -request.priority, remaining, request.arrival)
+
+    def _pack(self, others: Sequence[Request], size: int, decoding: bool) -> list[Chunk]:
+        """Further short prompts for the same forward, padded to the longest of them.
+
+        A request whose prefill has begun owns a row elsewhere and is not packed.
+        """
+        budget = max(size, self.config.first_chunk if not decoding else self.config.least_chunk)
+        packed: list[Chunk] = []
+        width = size
+        for request in others:
+            fresh = request.cached == request.kept and not request.isolated and not request.generated
+            wider = max(width, request.remaining)
+            if fresh and wider * (len(packed) + 2) <= budget:
+                packed.append(Chunk(request, request.remaining))
+                width = wider
+        return packed

@@ -1,0 +1,151 @@
+"""Rendering one new turn with a chat template that was made for whole conversations.
+
+A template rewrites what it is given: a default system prompt appears, thinking is dropped.
+An append-only memory cannot follow, so history is never rendered again. What a turn adds
+is found once, on a probe conversation: the text after an assistant's answer (`closing`) and,
+for each new turn, what the template adds after that. Tokenizers are not thread-safe:
+every call takes the lock.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from kvactors.core.errors import TemplateError
+
+__all__ = ["ChatFormat"]
+
+_ASK = "kvactors probe question"
+_ANSWER = "kvactors probe answer"
+
+
+class ChatFormat:
+    """A tokenizer and its chat template, as far as an agent needs them. Any thread.
+
+    Without a chat template a turn is its plain text. Raises TemplateError at construction
+    when the template cannot render an alternating conversation at all.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._kwargs = dict(template_kwargs or {})
+        self._lock = threading.Lock()
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        self.eos = frozenset(_eos_ids(tokenizer))
+        self._closing = ""
+        self._probe = [
+            {"role": "user", "content": _ASK},
+            {"role": "assistant", "content": _ANSWER},
+        ]
+        if self.has_template:
+            self._history = self._render(self._probe, False)
+            place = self._history.rfind(_ANSWER)
+            if place < 0:
+                raise TemplateError("the chat template does not render an assistant's answer")
+            self._closing = self._history[place + len(_ANSWER) :]
+            self._check_append_only()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, no special tokens added."""
+        with self._lock:
+            try:
+                return list(self.tokenizer.encode(text, add_special_tokens=False))
+            except TypeError:
+                return list(self.tokenizer.encode(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        with self._lock:
+            return str(self.tokenizer.decode(list(tokens)))
+
+    @property
+    def end_of_turn(self) -> tuple[int, ...]:
+        """The end token that the template itself writes after an answer, or any, or none."""
+        for token in sorted(self.eos):
+            if self._closing.strip().startswith(self.decode([token]).strip()):
+                return (token,)
+        return tuple(sorted(self.eos)[:1])
+
+    def reply_text(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
+        """Text of a reply: end-of-turn tokens and everything from a stop string on are cut."""
+        end = len(tokens)
+        while end and tokens[end - 1] in self.eos:
+            end -= 1
+        text = self.decode(tokens[:end])
+        cuts = [place for place in (text.find(string) for string in stop) if place >= 0]
+        return text[: min(cuts)] if cuts else text
+
+    def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
+        """The first turn of a transcript, rendered whole."""
+        if not self.has_template:
+            return (system or "") + text
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return self._render([*messages, {"role": role, "content": text}], answer)
+
+    def following(self, role: str, text: str, *, answer: bool) -> str:
+        """What a later turn adds after the previous answer's closing tokens."""
+        if not self.has_template:
+            return text
+        if role == "assistant":
+            # An observed answer follows a question, or the template refuses it.
+            before = self._render(self._probe[:1], False)
+            return self._suffix(before, [*self._probe[:1], {"role": role, "content": text}], False)
+        return self._suffix(self._history, [*self._probe, {"role": role, "content": text}], answer)
+
+    def closing_after(self, tokens: Sequence[int], answered: bool) -> str:
+        """Closing text that a finished answer still lacks, given its last token.
+
+        An answer that ended by itself sampled the end-of-turn token; one that was cut
+        lacks all of the closing.
+        """
+        if not answered or not self._closing:
+            return ""
+        if tokens and tokens[-1] in self.eos:
+            end = self.decode(tokens[-1:])
+            if self._closing.startswith(end):
+                return self._closing[len(end) :]
+            if self._closing.strip().startswith(end.strip()):
+                return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
+        return self._closing
+
+    def _suffix(self, before: str, messages: list[dict[str, str]], answer: bool) -> str:
+        after = self._render(messages, answer)
+        if not after.startswith(before):
+            raise TemplateError(
+                "the chat template rewrites the conversation when a turn is added; "
+                "kvactors needs one that appends"
+            )
+        return after[len(before) :]
+
+    def _check_append_only(self) -> None:
+        try:
+            self._suffix(self._history, [*self._probe, self._probe[0]], True)
+        except TemplateError:
+            # Some templates drop a closing newline once another turn follows: what
+            # stands in the ledger wins, and the suffix starts where the two part.
+            self._history = self._history.rstrip()
+            self._closing = self._closing.rstrip()
+            self._suffix(self._history, [*self._probe, self._probe[0]], True)
+
+    def _render(self, messages: list[dict[str, str]], answer: bool) -> str:
+        with self._lock:
+            try:
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        messages, tokenize=False, add_generation_prompt=answer, **self._kwargs
+                    )
+                )
+            except Exception as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise TemplateError(
+                    f"the chat template cannot render the roles [{roles}]: {error}"
+                ) from error
+
+
+def _eos_ids(tokenizer: Any) -> list[int]:
+    ids = getattr(tokenizer, "eos_token_ids", None)
+    if ids is None:
+        ids = getattr(tokenizer, "eos_token_id", None)
+    if ids is None:
+        return []
+    return [ids] if isinstance(ids, int) else [int(token) for token in ids]

@@ -1,0 +1,80 @@
+"""KV as bytes: what crosses threads and what is written to disk. GPU thread only.
+
+A piece becomes raw tensors (name, dtype, shape, bytes), one for each array of each layer
+group, and a layout: JSON that says for every layer its kind, dims, bits, group size and
+scale dtype. Arrays themselves never leave the GPU thread.
+"""
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from kvactors.core.arena import Piece
+from kvactors.core.pools import Arrays
+from kvactors.core.spec import ModelCacheSpec
+
+__all__ = ["FORMAT_VERSION", "RawTensor", "from_raw", "layout", "to_raw"]
+
+FORMAT_VERSION = 1
+
+RawTensor = tuple[str, str, tuple[int, ...], bytes]
+"""Name, safetensors dtype name, shape, little-endian bytes."""
+
+_DTYPES = {"uint32": "U32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_NAMES = {short: name for name, short in _DTYPES.items()}
+
+
+def layout(spec: ModelCacheSpec) -> str:
+    """The JSON description of every layer that goes into a segment."""
+    layers = [
+        {
+            "kind": layer.kind,
+            "kv_heads": layer.kv_heads,
+            "key_dim": layer.head_dim,
+            "value_dim": layer.head_dim,
+            "key_bits": layer.bits,
+            "value_bits": layer.bits,
+            "group_size": layer.group_size,
+            "dtype": layer.dtype,
+        }
+        for layer in spec.layers
+    ]
+    return json.dumps({"version": FORMAT_VERSION, "layers": layers}, sort_keys=True)
+
+
+def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
+    """Copy an evaluated piece out into bytes."""
+    return tuple(
+        (f"g{index}.{name}", _DTYPES[_dtype_name(array)], tuple(array.shape), _to_bytes(array))
+        for index, group in enumerate(piece.groups)
+        for name, array in sorted(group.items())
+    )
+
+
+def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, groups: int) -> Piece:
+    """Arrays of tokens [start, end) from bytes, evaluated."""
+    found: list[Arrays] = [{} for _ in range(groups)]
+    for name, dtype, shape, data in tensors:
+        group, _, array_name = name.partition(".")
+        found[int(group[1:])][array_name] = _from_bytes(data, _NAMES[dtype], shape)
+    mx.eval(found)
+    return Piece(start, end, tuple(found))
+
+
+def _dtype_name(array: mx.array) -> str:
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _to_bytes(array: mx.array) -> bytes:
+    # NumPy has no bfloat16: its bits travel as uint16, the dtype's name beside them.
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    return np.array(array, copy=False).tobytes()
+
+
+def _from_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> mx.array:
+    plain: Any = "uint16" if dtype == "bfloat16" else dtype
+    array = mx.array(np.frombuffer(data, dtype=plain).reshape(shape))
+    return array.view(mx.bfloat16) if dtype == "bfloat16" else array
