@@ -80,6 +80,7 @@ class Frame:
 class Scan:
     """What a ledger file holds: the frames that count, and how it ends."""
 
+    agent_id: str
     frames: tuple[Frame, ...]
     torn: str | None  # why the bytes behind the last frame are cut; None: there are none
 
@@ -150,7 +151,7 @@ def scan(data: bytes, path: Path, marks: Iterable[Mark] = ()) -> Scan:
         frames.append(frame)
         offset = frame.end
     _check_marks(frames, path, marks)
-    return Scan(tuple(frames), torn)
+    return Scan(read_agent_id(data, path), tuple(frames), torn)
 
 
 def _header(data: bytes, offset: int) -> tuple[Any, ...] | None:
@@ -214,8 +215,11 @@ def _check_marks(frames: Sequence[Frame], path: Path, marks: Iterable[Mark]) -> 
             raise LedgerUnreadable(path, f"it is not the ledger that {mark.manifest} saw")
 
 
-def read_agent_id(first: Frame, path: Path) -> str:
-    """The agent's id from frame 0; raises LedgerUnreadable."""
+def read_agent_id(data: bytes, path: Path) -> str:
+    """The agent's id from frame 0, whatever follows it; raises LedgerUnreadable."""
+    first = _read_frame(data, 0, 0, path)
+    if isinstance(first, str):
+        raise LedgerUnreadable(path, f"frame 0: {first}")
     try:
         agent_id = unpack(first.payload)["agent_id"]
     except (ValueError, TypeError, KeyError) as error:

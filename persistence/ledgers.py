@@ -46,7 +46,11 @@ class Ledgers:
         return self.root / encoded / LEDGER_NAME
 
     def load(self, encoded: str) -> Scan | None:
-        """Read and check one ledger; None if it never was. Raises LedgerUnreadable, OSError."""
+        """Read and check one ledger; None if it never was. Raises LedgerUnreadable, OSError.
+
+        What lies behind the last frame that this process made durable is a failed append
+        that could not be taken back: it is not read, and the next append cuts it.
+        """
         path = self.path(encoded)
         marks = self._marks(encoded)
         try:
@@ -57,26 +61,33 @@ class Ledgers:
                     reason = f"it is missing, and {mark.manifest} saw {mark.length} bytes"
                     raise LedgerUnreadable(path, reason) from None
             return None
-        return scan(data, path, marks)
+        known = self._states.get(encoded)
+        return scan(data[: known.length] if known else data, path, marks)
 
     def load_of(self, agent_id: str) -> Scan | None:
         """`load`, and the ledger must be this agent's own."""
         encoded = encode_agent_id(agent_id)
         found = self.load(encoded)
-        if found is not None:
-            path = self.path(encoded)
-            owner = read_agent_id(found.frames[0], path)
-            if owner != agent_id:
-                raise LedgerUnreadable(path, f"it belongs to {owner!r}, not to {agent_id!r}")
+        if found is not None and found.agent_id != agent_id:
+            reason = f"it belongs to {found.agent_id!r}, not to {agent_id!r}"
+            raise LedgerUnreadable(self.path(encoded), reason)
         return found
+
+    def owner(self, encoded: str) -> str | None:
+        """The id in a ledger's first frame, however the rest is; None if it does not tell."""
+        path = self.path(encoded)
+        try:
+            return read_agent_id(path.read_bytes(), path)
+        except (FileNotFoundError, LedgerUnreadable):
+            return None
 
     def is_known(self, agent_id: str) -> bool:
         """Was this agent's ledger checked, or written, since the store was opened?"""
-        return agent_id in self._states
+        return encode_agent_id(agent_id) in self._states
 
     def state(self, agent_id: str) -> LedgerState:
         """Where to append; checks the file the first time. Raises LedgerUnreadable, OSError."""
-        known = self._states.get(agent_id)
+        known = self._states.get(encode_agent_id(agent_id))
         if known is not None:
             return known
         found = self.load_of(agent_id)
@@ -86,13 +97,13 @@ class Ledgers:
 
     def remember(self, agent_id: str, state: LedgerState) -> None:
         """Note what a commit made durable."""
-        self._states[agent_id] = state
+        self._states[encode_agent_id(agent_id)] = state
 
     def remove(self, agent_id: str) -> None:
         """Delete the ledger, durably. Raises OSError; then the ledger stands or is gone."""
         encoded = encode_agent_id(agent_id)
         folder = self.root / encoded
-        self._states.pop(agent_id, None)
+        self._states.pop(encoded, None)
         if not folder.is_dir():
             return
         for path in (self.path(encoded), temp_path(self.path(encoded))):

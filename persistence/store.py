@@ -23,7 +23,7 @@ from kvactors.persistence.commit import DirSyncs, Meter, Save, rounds, run_steps
 from kvactors.persistence.errors import LedgerUnreadable, StoreClosed, StoreNotWritable
 from kvactors.persistence.kv import Key, KvFolders
 from kvactors.persistence.kv_commit import KvPart
-from kvactors.persistence.ledger import decode_records, read_agent_id
+from kvactors.persistence.ledger import decode_records
 from kvactors.persistence.ledgers import LedgerPart, Ledgers
 from kvactors.persistence.lock import StoreLock
 from kvactors.persistence.naming import check_fingerprint, encode_agent_id
@@ -150,10 +150,10 @@ class Store:
             times.append(usage.last_used if usage else 0.0)
         try:
             found = self._ledgers.load(encoded)
-            if found is not None:
-                agent_id, records = read_agent_id(found.frames[0], path), found.records
+            records = found.records if found else 0
         except LedgerUnreadable as error:
             problem = error.reason
+        agent_id = self._ledgers.owner(encoded) or agent_id
         return StoredAgent(agent_id, records, size, kv_bytes, kv_tokens, max(times), problem)
 
     def read_ledger(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:

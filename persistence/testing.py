@@ -152,7 +152,8 @@ class FailingFiles(WrappedFiles):
 
     def around(self, operation: Operation, act: Callable[[], None]) -> None:
         if not self.armed or not self._is_due(operation):
-            return act()
+            act()
+            return
         self.failed.append(operation)
         if operation.data:
             self.write_part(operation, operation.data[: len(operation.data) // 2])
@@ -209,7 +210,8 @@ class LyingFiles(WrappedFiles):
 
     def around(self, operation: Operation, act: Callable[[], None]) -> None:
         if not self.armed or not operation.data or not operation.matches("*", self._path):
-            return act()
+            act()
+            return
         data = bytearray(operation.data)
         if self._how == "drop":
             del data[len(data) // 2 :]
