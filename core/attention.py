@@ -17,31 +17,20 @@ padding, or on how many queries are asked at once. Seed 000, 3.2; seed 002, Atte
 import importlib
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.errors import InvalidConfig
 from kvactors.core.pools import Pool, make_pool
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["AttentionMode", "attend", "check_mode", "install", "measure_threshold"]
-
-AttentionMode = Literal["auto", "packed", "dequantize"]
-MODES = ("auto", "packed", "dequantize")
+__all__ = ["DEFAULT_THRESHOLD", "attend", "install", "measure_threshold"]
 
 # Query rows per KV head up to which packed is the faster path, until measured: on the CPU
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
 DEFAULT_THRESHOLD = 4
 
 _NAME = "scaled_dot_product_attention"
-
-
-def check_mode(mode: str) -> AttentionMode:
-    """Validate the `attention=` parameter. Raises InvalidConfig."""
-    if mode not in MODES:
-        raise InvalidConfig(f"attention must be one of {', '.join(MODES)}, not {mode!r}")
-    return mode  # type: ignore[return-value]
 
 
 def attend(

@@ -14,14 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.attention import (
-    DEFAULT_THRESHOLD,
-    AttentionMode,
-    attend,
-    check_mode,
-    install,
-)
+from kvactors.core.attention import DEFAULT_THRESHOLD, attend, install
 from kvactors.core.errors import UnsupportedLayer
+from kvactors.core.options import AttentionMode, check_attention
 from kvactors.core.pools import Pool, make_pool
 from kvactors.core.slots import EXTENT_STEP, SlotTable, grown_capacity
 from kvactors.core.spec import LayerSpec
@@ -357,7 +352,7 @@ def enable_in_mlx_lm(attention: str = "auto") -> None:
     global _default_policy
     from mlx_lm.models.cache import QuantizedKVCache
 
-    _default_policy = AttentionPolicy(check_mode(attention))
+    _default_policy = AttentionPolicy(check_attention(attention))
     QuantizedKVCache.merge = staticmethod(BatchQuantizedKVCache.merge)
     QuantizedKVCache.size = lambda self: self.offset
     install()

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from kvactors.core.arena import Piece
 from kvactors.core.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from kvactors.core.errors import MemoryExceeded, TurnFailed
-from kvactors.core.events import Aborted, Event, ExportedKV, Finished, KVNeeded, Tokens
+from kvactors.core.events import (
+    Aborted,
+    Event,
+    ExportedKV,
+    Finished,
+    KVNeeded,
+    Progress,
+    Tokens,
+)
 from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
 from kvactors.core.residency import HotCaches, ranges_to_save
@@ -109,10 +117,10 @@ class Engine:
         else:
             cache.saved = cache.clean = min(end, cache.clean)
 
-    def cancel(self, agent_id: str, turn: int, error: Exception | None = None) -> None:
+    def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
         """End a turn at the next step; with an error it fails and leaves no trace."""
         for request in self._running():
-            if request.agent_id == agent_id and request.turn == turn:
+            if request.agent_id == agent_id and request.serial == serial:
                 if error is not None:
                     self._abort(request, error)
                 else:
@@ -270,6 +278,10 @@ class Engine:
             self._blame(batch.requests, error)
             return
         self._scheduler.record_prefill(computed, self._clock() - begin, decoding)
+        for request in batch.requests:
+            total = request.target - request.kept
+            done = request.cached - request.kept
+            self._events.append(Progress(request.agent_id, done, total))
 
     def _batch_for(self, requests: Sequence[Request]) -> PrefillBatch:
         """The batch of a request, or a new one for all that start together."""
@@ -318,7 +330,7 @@ class Engine:
             request.first_token_at = self._clock()
         request.tokens.append(item.token)
         request.cached = len(request.tokens) - 1
-        self._events.append(Tokens(request.agent_id, request.turn, (item.token,)))
+        self._events.append(Tokens(request.agent_id, request.serial, (item.token,)))
         if item.token in request.stop_tokens or request.matcher.matches(request.generated):
             self._finish(request, "stop")
         elif len(request.generated) >= request.sampling.max_tokens:
@@ -385,7 +397,7 @@ class Engine:
         """End a turn without a trace: the agent's cache is as before it."""
         self._remove(request)
         self._settle(request.agent_id)
-        self._events.append(Aborted(request.agent_id, request.turn, error))
+        self._events.append(Aborted(request.agent_id, request.serial, error))
 
     def _settle(self, agent_id: str) -> None:
         """Hold the blocks of what is hot, no more."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvactors.core.request import Request
 
-__all__ = ["Aborted", "Event", "ExportedKV", "Finished", "KVNeeded", "Tokens"]
+__all__ = ["Aborted", "Event", "ExportedKV", "Finished", "KVNeeded", "Progress", "Tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Tokens:
     """New tokens of a running turn."""
 
     agent_id: str
-    turn: int
+    serial: int
     token_ids: tuple[int, ...]
 
 
@@ -50,7 +50,7 @@ class Aborted:
     """A turn failed and left no trace."""
 
     agent_id: str
-    turn: int
+    serial: int
     error: Exception
 
 
@@ -61,4 +61,13 @@ class KVNeeded:
     agent_id: str
 
 
-Event = Tokens | Finished | Aborted | KVNeeded
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A prompt's prefill: `done` of `total` tokens that were not cached when it began."""
+
+    agent_id: str
+    done: int
+    total: int
+
+
+Event = Tokens | Finished | Aborted | KVNeeded | Progress

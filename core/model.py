@@ -4,7 +4,6 @@ No table of model names: the cache spec comes from the model's own cache objects
 probing forward, and what cannot be supported is refused here with the reason. GPU thread.
 """
 
-import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,41 +24,17 @@ from kvactors.core.errors import (
     ModelNotFound,
     UnsupportedLayer,
 )
+from kvactors.core.options import ModelOptions, check_attention
 from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
 from kvactors.core.template import ChatFormat
 from kvactors.core.wire import FORMAT_VERSION, layout
 
-__all__ = ["LoadedModel", "ModelOptions", "load_model"]
+__all__ = ["LoadedModel", "load_model"]
 
 logger = logging.getLogger("kvactors")
 
 DEFAULT_CONTEXT = 32_768
-_DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEFAULT_MODEL = Path(__file__).parent / "default_model"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """What AgentSystem passes on; see there for the meaning. Raises InvalidConfig."""
-
-    kv_bits: int | None = 4
-    group_size: int | None = None
-    context: int | None = None
-    dtype: str = "auto"
-    attention: str = "auto"
-    reproducible: bool = False
-    template_kwargs: dict[str, Any] | None = None
-    name: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.kv_bits not in (4, 8, None) or isinstance(self.kv_bits, bool):
-            raise InvalidConfig(f"kv_bits must be 4, 8 or None (float), not {self.kv_bits!r}")
-        if self.dtype not in _DTYPES:
-            raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
-        if self.context is not None and (not isinstance(self.context, int) or self.context < 2):
-            raise InvalidConfig(f"context must be an int of at least 2 tokens: {self.context!r}")
-        attention.check_mode(self.attention)
-        choose_group_size(64 * 128, self.kv_bits, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +117,7 @@ def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tupl
             model, tokenizer = source()
         except (TypeError, ValueError) as error:
             raise ModelError(f"the callable must return (model, tokenizer): {error}") from error
-        return options.name or callable_name(source) or "model", model, tokenizer
+        return options.name or "model", model, tokenizer
     path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
     if path.exists() or _looks_like_path(str(source)):
         _require_files(path)
@@ -155,14 +130,6 @@ def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tupl
         where = "this directory" if path.exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
     return options.name or str(source), model, tokenizer
-
-
-def callable_name(source: Callable[[], Any]) -> str | None:
-    """The name of a callable model, or None for one without a name of its own."""
-    if isinstance(source, functools.partial):
-        return callable_name(source.func)
-    name = getattr(source, "name", None) or getattr(source, "__name__", None)
-    return name if isinstance(name, str) and name != "<lambda>" else None
 
 
 def _looks_like_path(source: str) -> bool:
@@ -222,7 +189,7 @@ def _architecture(model: Any) -> str:
 
 
 def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
-    mode = attention.check_mode(options.attention)
+    mode = check_attention(options.attention)
     threshold = attention.DEFAULT_THRESHOLD
     if mode == "auto" and not options.reproducible:
         threshold = attention.measure_threshold(spec.layers[0])

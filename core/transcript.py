@@ -53,7 +53,6 @@ class Transcript:
         self.tokenizer_id = tokenizer_id
         self.system_prompt = system_prompt
         self.turns: list[Turn] = []
-        self.token_ids: list[int] = []
 
     @classmethod
     def restore(
@@ -67,8 +66,13 @@ class Transcript:
             own = record["tokenizer"] == tokenizer_id
             answered = len(record["turns"]) > 1
             for entry in record["turns"]:
-                transcript._append(transcript._revive(entry, own, answered))
+                transcript.turns.append(transcript._revive(entry, own, answered))
         return transcript
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids, a new list."""
+        return [token for turn in self.turns for token in turn.token_ids]
 
     def require_system_prompt(self, asked: str | None) -> None:
         """Raise SystemPromptMismatch if `asked` is given and is not the stored one."""
@@ -109,13 +113,8 @@ class Transcript:
         }
         if not self.turns and self.system_prompt is not None:
             record["system"] = self.system_prompt
-        for turn in turns:
-            self._append(turn)
+        self.turns += turns
         return record
-
-    def _append(self, turn: Turn) -> None:
-        self.turns.append(turn)
-        self.token_ids.extend(turn.token_ids)
 
     def _revive(self, entry: dict[str, Any], own: bool, answered: bool) -> Turn:
         """A stored turn; made with another tokenizer, it is rendered again from its text."""

@@ -1,0 +1,53 @@
+"""The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
+
+from kvactors.actors.errors import (
+    LedgerUnreadable,
+    SaveFailed,
+    StorageError,
+    StoreAlreadyOpen,
+    StoreLocked,
+    StoreNotWritable,
+)
+from kvactors.actors.handle import Agent, TranscriptView
+from kvactors.actors.reply import Reply, Timing, Usage
+from kvactors.actors.system import AgentSystem, default_store
+from kvactors.core.errors import (
+    BlockingCall,
+    ContextExceeded,
+    EngineDied,
+    InvalidInput,
+    KvactorsError,
+    MemoryExceeded,
+    ModelError,
+    SystemStopped,
+    TurnFailed,
+    TurnTimeout,
+)
+from kvactors.core.sampling import Sampling
+
+__all__ = [
+    "Agent",
+    "AgentSystem",
+    "BlockingCall",
+    "ContextExceeded",
+    "EngineDied",
+    "InvalidInput",
+    "KvactorsError",
+    "LedgerUnreadable",
+    "MemoryExceeded",
+    "ModelError",
+    "Reply",
+    "Sampling",
+    "SaveFailed",
+    "StorageError",
+    "StoreAlreadyOpen",
+    "StoreLocked",
+    "StoreNotWritable",
+    "SystemStopped",
+    "Timing",
+    "TranscriptView",
+    "TurnFailed",
+    "TurnTimeout",
+    "Usage",
+    "default_store",
+]

@@ -1,0 +1,69 @@
+"""What can go wrong on disk, under the one root of kvactors' errors.
+
+    KvactorsError
+    └── StorageError
+        ├── StoreLocked          another process has the store open; names its pid
+        ├── StoreAlreadyOpen     this process has it open already
+        ├── StoreNotWritable     the directory cannot be written
+        ├── LedgerUnreadable     one agent's ledger is damaged
+        └── SaveFailed           a turn could not be written; the reason is in `__cause__`
+
+`kvactors.persistence` imports nothing of the rest, so it raises errors of its own; `public`
+turns them into these.
+"""
+
+from kvactors.core.errors import KvactorsError
+from kvactors.persistence import errors as store
+
+__all__ = [
+    "LedgerUnreadable",
+    "SaveFailed",
+    "StorageError",
+    "StoreAlreadyOpen",
+    "StoreLocked",
+    "StoreNotWritable",
+    "public",
+]
+
+
+class StorageError(KvactorsError):
+    """Something on disk."""
+
+
+class StoreLocked(StorageError):
+    """Another process has the store open."""
+
+
+class StoreAlreadyOpen(StorageError):
+    """This process has the store open already."""
+
+
+class StoreNotWritable(StorageError):
+    """The store's directory cannot be written."""
+
+
+class LedgerUnreadable(StorageError):
+    """An agent's ledger is damaged; other agents are not concerned."""
+
+
+class SaveFailed(StorageError):
+    """A turn was not written; what was stored before it is still valid."""
+
+
+_PUBLIC: dict[type[BaseException], type[StorageError]] = {
+    store.StoreLocked: StoreLocked,
+    store.StoreAlreadyOpen: StoreAlreadyOpen,
+    store.StoreNotWritable: StoreNotWritable,
+    store.LedgerUnreadable: LedgerUnreadable,
+}
+
+
+def public(error: BaseException) -> KvactorsError:
+    """The public form of an error of the store, with the original as its cause."""
+    if isinstance(error, KvactorsError):
+        return error
+    kind = _PUBLIC.get(type(error), SaveFailed)
+    text = str(error) if isinstance(error, store.StoreError) else f"{type(error).__name__}: {error}"
+    raised = kind(text)
+    raised.__cause__ = error
+    return raised

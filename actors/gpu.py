@@ -1,0 +1,163 @@
+"""The GPU actor: the only place where MLX is touched.
+
+It lives on the one MLX thread of the process, which successive systems reuse (MLX leaves an
+OS thread behind for each thread that used it). A Tick runs one plan of the engine and asks
+for the next Tick, so that messages and GPU work interleave without a lock.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.launch import ModelInfo
+from kvactors.actors.messages import (
+    Cancel,
+    Forget,
+    LoadKV,
+    LoadModel,
+    NewTokens,
+    ReadStats,
+    Restored,
+    Saved,
+    Step,
+    Tick,
+    TurnAborted,
+    TurnFinished,
+    Wire,
+)
+from kvactors.core.errors import EngineDied, MemoryExceeded
+from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
+
+if TYPE_CHECKING:
+    from kvactors.core.engine import Engine
+
+__all__ = ["GpuActor", "mlx_dispatcher"]
+
+logger = logging.getLogger("kvactors")
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@functools.cache
+def mlx_dispatcher() -> Dispatcher:
+    """The process's one MLX thread."""
+    return Dispatcher("kvactors-mlx", 1, shared=False)
+
+
+class GpuActor(PooledActor):
+    """Runs the engine. `died` is told the cause if the engine breaks."""
+
+    registered = False
+
+    def __init__(
+        self, died: Callable[[EngineDied], None], on_progress: OnProgress | None = None
+    ) -> None:
+        super().__init__()
+        self.dispatcher = mlx_dispatcher()
+        self._persistence: Any = None
+        self._died = died
+        self._on_progress = on_progress
+        self._engine: Engine | None = None
+        self._agents: dict[str, Any] = {}
+        self._ticking = False
+        self._fingerprint = ""
+
+    def on_receive(self, message: Any) -> Any:
+        """Handle one message; a defect of the engine itself ends the actor."""
+        try:
+            return self._receive(message)
+        except BaseException as error:
+            if not isinstance(message, LoadModel):
+                self._die(error)
+            raise
+
+    def on_stop(self) -> None:
+        """Free the model and every cache on the thread that owns them."""
+        import mlx.core as mx
+
+        self._engine = None
+        mx.clear_cache()
+
+    def _receive(self, message: Any) -> Any:
+        if isinstance(message, LoadModel):
+            return self._load(message)
+        if isinstance(message, Wire):
+            self._persistence = message.persistence
+            return None
+        engine = self._engine
+        assert engine is not None, "the model is loaded first"
+        if isinstance(message, Tick):
+            self._tick(engine)
+            return None
+        answer = self._control(engine, message)
+        self._wake(engine)
+        return answer
+
+    def _control(self, engine: "Engine", message: Any) -> Any:
+        if isinstance(message, Step):
+            self._agents[message.request.agent_id] = message.agent
+            try:
+                engine.submit(message.request)
+            except MemoryExceeded as error:
+                message.agent.tell(TurnAborted(message.request.serial, error))
+        elif isinstance(message, Cancel):
+            engine.cancel(message.agent_id, message.serial, message.error)
+        elif isinstance(message, Restored):
+            engine.provide(message.agent_id, message.stored)
+        elif isinstance(message, Saved):
+            engine.saved(message.agent_id, message.end, message.nbytes, message.ok)
+        elif isinstance(message, Forget):
+            engine.forget(message.agent_id)
+            self._agents.pop(message.agent_id, None)
+        elif isinstance(message, ReadStats):
+            return engine.stats()
+        return None
+
+    def _load(self, message: LoadModel) -> ModelInfo:
+        info, self._engine = message.launch()
+        self._fingerprint = info.fingerprint
+        return info
+
+    def _wake(self, engine: "Engine") -> None:
+        if engine.busy and not self._ticking:
+            self._ticking = True
+            self.actor_ref.tell(Tick())
+
+    def _tick(self, engine: "Engine") -> None:
+        self._ticking = False
+        for event in engine.step():
+            self._report(event)
+        self._wake(engine)
+
+    def _report(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self._tell(event.agent_id, NewTokens(event.serial, event.token_ids))
+        elif isinstance(event, Finished):
+            self._tell(event.request.agent_id, TurnFinished(event))
+        elif isinstance(event, Aborted):
+            self._tell(event.agent_id, TurnAborted(event.serial, event.error))
+        elif isinstance(event, KVNeeded):
+            self._persistence.tell(LoadKV(event.agent_id, self._fingerprint))
+        elif isinstance(event, Progress) and self._on_progress is not None:
+            self._show_progress(self._on_progress, event)
+
+    def _show_progress(self, callback: OnProgress, event: Progress) -> None:
+        try:
+            callback(event.agent_id, event.done, event.total)
+        except Exception:
+            logger.exception("the progress callback raised; it is not called again")
+            self._on_progress = None
+
+    def _tell(self, agent_id: str, message: Any) -> None:
+        agent = self._agents.get(agent_id)
+        if agent is not None and agent.is_alive():
+            agent.tell(message)
+
+    def _die(self, error: BaseException) -> None:
+        died = EngineDied(f"the GPU actor died: {type(error).__name__}: {error}")
+        died.__cause__ = error
+        self._engine = None
+        self.actor_stopped.set()
+        self._died(died)

@@ -1,0 +1,121 @@
+"""Launch: everything the GPU thread needs to load a model and start its engine."""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvactors.core import blas
+from kvactors.core.errors import InvalidConfig
+from kvactors.core.options import ModelOptions
+from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.template import ChatFormat
+
+if TYPE_CHECKING:
+    from kvactors.core.engine import Engine
+
+__all__ = ["Launch", "ModelInfo", "callable_name", "parse_budget"]
+
+# Share of the memory that is free after loading; the rest is for weights' work space,
+# the operating system and other programs.
+DEFAULT_SHARE = 0.5
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What other threads may know of a loaded model: no array, no module."""
+
+    name: str
+    """As it was asked for."""
+    chat: ChatFormat
+    """Tokenizer and template."""
+    spec: ModelCacheSpec
+    """Layers, vocabulary, context."""
+    fingerprint: str
+    """Identity of its KV."""
+    tokenizer_id: str
+    """Identity of its tokenizer."""
+    device: str
+    """Where it runs."""
+    memory_budget: int
+    """Bytes of KV it may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Loads, probes and starts when called, on the GPU thread. Imports MLX only then."""
+
+    source: str | Path | Callable[[], Any]
+    options: ModelOptions
+    max_batch: int
+    memory_budget: int | None
+    target_latency: float
+    stored: bool
+
+    def __call__(self) -> "tuple[ModelInfo, Engine]":
+        """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
+        blas.preload()
+        import mlx.core as mx
+        from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+        from kvactors.core.engine import Engine, EngineConfig
+        from kvactors.core.model import load_model
+        from kvactors.core.probe import probe_ragged_rows
+
+        loaded = load_model(self.source, self.options)
+        maybe_set_recommended_wired_limit()
+        probe_ragged_rows(loaded)
+        mx.clear_cache()
+        budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
+        config = EngineConfig(self.max_batch, budget, self.stored, self.target_latency)
+        info = ModelInfo(
+            loaded.name,
+            loaded.chat,
+            loaded.spec,
+            loaded.fingerprint,
+            loaded.tokenizer_id,
+            str(mx.default_device()),
+            budget,
+        )
+        return info, Engine(loaded, config)
+
+
+def callable_name(source: object) -> str | None:
+    """The name of a callable model; None for paths and for callables without one."""
+    if isinstance(source, functools.partial):
+        return callable_name(source.func)
+    if not callable(source):
+        return None
+    name = getattr(source, "name", None) or getattr(source, "__name__", None)
+    return name if isinstance(name, str) and name != "<lambda>" else None
+
+
+def parse_budget(budget: int | str | None) -> int | None:
+    """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", budget.upper())
+        unit = None if match is None else _UNITS.get(match[2])
+        if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
+            raise InvalidConfig(f'memory_budget is bytes or text such as "8GB", not {budget!r}')
+        budget = int(float(match[1]) * unit)
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise InvalidConfig(f"memory_budget must be above 0 bytes, not {budget!r}")
+    return budget
+
+
+def _device_memory() -> int:
+    """Bytes the device has left: the GPU's working set, or what the machine reports free."""
+    import os
+
+    import mlx.core as mx
+
+    info = mx.device_info()
+    total = info.get("max_recommended_working_set_size") or info.get("memory_size")
+    if not total:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(total) - int(mx.get_active_memory())

@@ -1,0 +1,225 @@
+"""Every message between the actors: immutable, without logic, a line under each field."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvactors.actors.launch import Launch
+from kvactors.actors.reply import Ticket
+from kvactors.core.events import ExportedKV, Finished
+from kvactors.core.request import Request
+from kvactors.core.sampling import Sampling
+from kvactors.persistence.store import Save
+
+__all__ = [
+    "Cancel",
+    "CancelTurn",
+    "Flush",
+    "Forget",
+    "ForgetStored",
+    "ListStored",
+    "LoadKV",
+    "LoadModel",
+    "NewTokens",
+    "Prompt",
+    "ReadLedger",
+    "ReadStats",
+    "Restored",
+    "SaveTurn",
+    "Saved",
+    "Step",
+    "Tick",
+    "TurnAborted",
+    "TurnFinished",
+    "Wire",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """To an agent: one turn to take. Goes into the bounded prompt lane."""
+
+    ticket: Ticket
+    """Who waits for it."""
+    role: str
+    """Role of the new turn: user, or what `observe` was given."""
+    text: str | None
+    """What is said, or None for token ids."""
+    token_ids: tuple[int, ...] | None
+    """Token ids to append as they are."""
+    sampling: Sampling
+    """How to decode."""
+    answer: bool
+    """Whether an answer is wanted; False: remember only."""
+    in_prompt_lane: Literal[True] = True
+    """Sorts it into the lane that a running turn shuts."""
+
+    def reject(self, error: BaseException) -> None:
+        """Fail whoever waits: the agent stopped first."""
+        self.ticket.reject(error)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTurn:
+    """To an agent: end a turn, running or still waiting in its mailbox."""
+
+    ticket: Ticket | None
+    """Which one; None: the one that runs."""
+    error: Exception | None = None
+    """Fail it with this and leave no trace, instead of replying with what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """To the GPU actor: end a running turn at the next step."""
+
+    agent_id: str
+    """Whose turn."""
+    serial: int
+    """Which one."""
+    error: Exception | None = None
+    """Fail it with this and leave no trace, instead of replying with what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """To an agent: tokens of its running turn."""
+
+    serial: int
+    """Which turn."""
+    token_ids: tuple[int, ...]
+    """In order, usually one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFinished:
+    """To an agent: its turn ended with a reply."""
+
+    finished: Finished
+    """Tokens, reason, times, and the new KV as bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAborted:
+    """To an agent: its turn failed and left no trace."""
+
+    serial: int
+    """Which turn."""
+    error: Exception
+    """Why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """To the GPU actor: one turn to run."""
+
+    request: Request
+    """The record of the turn; the engine owns it from now on."""
+    agent: Any
+    """ActorRef of the agent, for tokens and the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """To the GPU actor, by ask: load, probe, start the engine; answers ModelInfo."""
+
+    launch: Launch
+    """How."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """To the GPU actor, by ask: who reads and writes for it."""
+
+    persistence: Any
+    """ActorRef of the persistence actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The GPU actor to itself: run the next plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """To the GPU actor, by ask: drop an agent's hot cache."""
+
+    agent_id: str
+    """Whose."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStats:
+    """To the GPU actor, by ask: counts and bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """To the GPU actor: what the store had for an agent, maybe nothing."""
+
+    agent_id: str
+    """Whose."""
+    stored: Sequence[ExportedKV]
+    """Contiguous from token 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """To the GPU actor: a save of KV ended."""
+
+    agent_id: str
+    """Whose."""
+    end: int
+    """Tokens of KV that are on disk now."""
+    nbytes: int
+    """Bytes that no longer wait."""
+    ok: bool
+    """Whether it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTurn:
+    """To the persistence actor: a finished turn to write."""
+
+    save: Save
+    """Ledger records and KV segments."""
+    ticket: Ticket
+    """Whose `durable` and `cached` to settle."""
+    nbytes: int
+    """Bytes of KV in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The persistence actor to itself: commit what has gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadKV:
+    """To the persistence actor: read an agent's KV and send it to the GPU actor."""
+
+    agent_id: str
+    """Whose."""
+    fingerprint: str
+    """Of which model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLedger:
+    """To the persistence actor, by ask: an agent's ledger records, or None."""
+
+    agent_id: str
+    """Whose."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStored:
+    """To the persistence actor, by ask: delete an agent's ledger and KV."""
+
+    agent_id: str
+    """Whose."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListStored:
+    """To the persistence actor, by ask: what the store holds."""

@@ -1,0 +1,74 @@
+"""Who waits: every accepted turn and every pending save, until it is settled. Any thread.
+
+It answers two questions: is the system idle, and whom to tell when the engine dies.
+"""
+
+import threading
+import time
+
+from kvactors.actors.reply import Ticket
+from kvactors.core.errors import KvactorsError
+
+__all__ = ["Outstanding"]
+
+
+class Outstanding:
+    """The tickets of turns and saves that are not settled yet."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._turns: dict[int, Ticket] = {}
+        self._saves: dict[int, Ticket] = {}
+        self._refusal: KvactorsError | None = None
+
+    def begin_turn(self, ticket: Ticket) -> None:
+        """Accept a turn. Raises what `refuse` was given, if it was."""
+        with self._changed:
+            if self._refusal is not None:
+                raise self._refusal.with_traceback(None)
+            self._turns[ticket.serial] = ticket
+
+    def end_turn(self, ticket: Ticket) -> None:
+        """A turn got its reply or its error."""
+        with self._changed:
+            self._turns.pop(ticket.serial, None)
+            self._changed.notify_all()
+
+    def begin_save(self, ticket: Ticket) -> None:
+        """A finished turn goes to the store; to be called before its turn ends."""
+        with self._changed:
+            self._saves[ticket.serial] = ticket
+
+    def end_save(self, ticket: Ticket) -> None:
+        """A save succeeded or failed."""
+        with self._changed:
+            self._saves.pop(ticket.serial, None)
+            self._changed.notify_all()
+
+    def refuse(self, error: KvactorsError) -> None:
+        """Accept no further turn; `begin_turn` raises this error."""
+        with self._changed:
+            self._refusal = self._refusal or error
+
+    def turns(self) -> list[Ticket]:
+        """The turns that wait or run."""
+        with self._changed:
+            return list(self._turns.values())
+
+    def fail_turns(self, error: BaseException) -> None:
+        """Settle every turn with an error."""
+        for ticket in self.turns():
+            self.end_turn(ticket)
+            ticket.reject(error)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is outstanding; False if `timeout` seconds pass first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while self._turns or self._saves:
+                # A bounded wait lets Ctrl-C through on every platform.
+                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return True

@@ -1,0 +1,190 @@
+"""The persistence actor: owns the store, writes off the hot path, reads on demand.
+
+Saves that arrive while one group is being written gather for the next: one set of syncs for
+all of them. Nothing is dropped: ledger records that could not be written wait for the
+agent's next save.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.errors import public
+from kvactors.actors.messages import (
+    Flush,
+    ForgetStored,
+    ListStored,
+    LoadKV,
+    ReadLedger,
+    Restored,
+    Saved,
+    SaveTurn,
+)
+from kvactors.actors.outstanding import Outstanding
+from kvactors.core.events import ExportedKV
+from kvactors.persistence.store import Save, Store
+
+__all__ = ["PersistenceActor"]
+
+logger = logging.getLogger("kvactors")
+
+
+class PersistenceActor(PooledActor):
+    """Runs on a thread of its own; the store is opened and closed there."""
+
+    registered = False
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        open_store: Callable[[], Store],
+        gpu: Any,
+        outstanding: Outstanding,
+    ) -> None:
+        super().__init__()
+        self.dispatcher = dispatcher
+        self._open_store = open_store
+        self._gpu = gpu
+        self._outstanding = outstanding
+        self._store: Store | None = None
+        self._gathered: dict[str, list[SaveTurn]] = {}
+        self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
+
+    def on_receive(self, message: Any) -> Any:
+        """Handle one message. The first ask opens the store and so learns what is wrong."""
+        if isinstance(message, SaveTurn):
+            self._gather(message)
+        elif isinstance(message, Flush):
+            self._flush()
+        elif isinstance(message, LoadKV):
+            self._load(message)
+        elif isinstance(message, ReadLedger):
+            return self._read(message.agent_id)
+        elif isinstance(message, ForgetStored):
+            self._forget(message.agent_id)
+        elif isinstance(message, ListStored):
+            return self._opened().agents()
+        return None
+
+    def on_stop(self) -> None:
+        """Write what is left and close the store."""
+        self._flush()
+        if self._unwritten and self._store is not None:
+            self._retry_unwritten()
+        if self._store is not None:
+            self._store.close()
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            try:
+                self._store = self._open_store()
+            except Exception as error:
+                raise public(error) from error
+        return self._store
+
+    def _read(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:
+        try:
+            return self._opened().read_ledger(agent_id)
+        except Exception as error:
+            raise public(error) from error
+
+    def _load(self, message: LoadKV) -> None:
+        try:
+            segments = self._opened().read_kv(message.agent_id, message.fingerprint)
+        except Exception:
+            logger.exception("the KV of %r cannot be read; it is re-prefilled", message.agent_id)
+            segments = ()
+        stored = tuple(
+            ExportedKV(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
+            for part in segments
+        )
+        self._tell_gpu(Restored(message.agent_id, stored))
+
+    def _forget(self, agent_id: str) -> None:
+        self._flush()
+        self._unwritten.pop(agent_id, None)
+        try:
+            self._opened().forget(agent_id)
+        except Exception as error:
+            raise public(error) from error
+
+    # -- writing -----------------------------------------------------------------------
+
+    def _gather(self, message: SaveTurn) -> None:
+        if not self._gathered:
+            self.actor_ref.tell(Flush())
+        self._gathered.setdefault(message.save.agent_id, []).append(message)
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        if not gathered:
+            return
+        saves = [self._coalesce(agent_id, turns) for agent_id, turns in gathered.items()]
+
+        def durable(save: Save) -> None:
+            for turn in gathered[save.agent_id]:
+                turn.ticket.durable.resolve(True)
+
+        def cached(save: Save) -> None:
+            self._settle(gathered[save.agent_id], None)
+
+        def failed(save: Save, stage: str, error: BaseException) -> None:
+            if stage == "ledger":
+                self._unwritten[save.agent_id] = save.records
+            self._settle(gathered[save.agent_id], error)
+
+        try:
+            self._opened().commit(saves, durable=durable, cached=cached, failed=failed)
+        except Exception as error:
+            logger.exception("a group of saves failed")
+            for save in saves:
+                failed(save, "ledger", error)
+
+    def _coalesce(self, agent_id: str, turns: list[SaveTurn]) -> Save:
+        """One save per agent: later segments supersede what they cover again."""
+        first = turns[0].save
+        records = self._unwritten.pop(agent_id, ())
+        segments = first.segments
+        for turn in turns:
+            records += turn.save.records
+        for turn in turns[1:]:
+            new = turn.save.segments
+            if new:
+                segments = tuple(part for part in segments if part.start < new[0].start) + new
+        return replace(first, records=records, segments=segments)
+
+    def _settle(self, turns: list[SaveTurn], error: BaseException | None) -> None:
+        """Settle the futures of a save that ended, and tell the GPU actor."""
+        reason = None if error is None else public(error)
+        for turn in turns:
+            if reason is None:
+                turn.ticket.cached.resolve(True)
+            else:
+                turn.ticket.durable.reject(reason)
+                turn.ticket.cached.reject(reason)
+            self._outstanding.end_save(turn.ticket)
+        save = turns[-1].save
+        ends = [part.end for turn in turns for part in turn.save.segments]
+        end = max(ends, default=0)
+        if reason is not None and save.fingerprint is not None:
+            end = self._opened().kv_extent(save.agent_id, save.fingerprint)
+            logger.warning("saving %r failed: %s", save.agent_id, reason)
+        nbytes = sum(turn.nbytes for turn in turns)
+        self._tell_gpu(Saved(save.agent_id, end, nbytes, reason is None))
+
+    def _retry_unwritten(self) -> None:
+        saves = [Save(agent, records, None, ()) for agent, records in self._unwritten.items()]
+        self._opened().commit(
+            saves,
+            durable=lambda save: None,
+            cached=lambda save: None,
+            failed=lambda save, stage, error: logger.error(
+                "turns of %r were not written: %s", save.agent_id, error
+            ),
+        )
+
+    def _tell_gpu(self, message: Any) -> None:
+        if self._gpu.is_alive():
+            self._gpu.tell(message)

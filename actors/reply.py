@@ -1,0 +1,130 @@
+"""What an asker gets: Reply, its usage and timing, and the ticket that carries it."""
+
+import itertools
+import queue
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvactors.actors.futures import ReplyFuture
+from kvactors.core.events import Finished
+
+__all__ = ["FinishReason", "Reply", "Ticket", "Timing", "Usage", "make_reply"]
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+_serials = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one turn. `prompt_tokens` is the whole context before the answer: what was
+    reused from the cache plus what was prefilled."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    prefilled_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. `first_token` and `total` count from the ask; `queued` until admission,
+    without the `restore` from disk; `prefill` from admission to the end of the prompt."""
+
+    queued: float
+    restore: float
+    prefill: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The end of a turn. `token_ids` are exactly what the answer appended to the transcript.
+
+    `cache` says where the agent's KV was when the turn began. `durable` resolves when the
+    turn is in the ledger, `cached` when its KV is on disk, both synced: to True, or to False
+    where nothing is kept.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    cache: Literal["hot", "warm", "cold"]
+    usage: Usage
+    timing: Timing
+    durable: ReplyFuture[bool] = field(repr=False, compare=False)
+    cached: ReplyFuture[bool] = field(repr=False, compare=False)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """The waiting side of one turn: futures to settle, tokens to stream."""
+
+    agent_id: str
+    submitted_at: float
+    serial: int = field(default_factory=lambda: next(_serials))
+    reply: ReplyFuture[Any] = field(default_factory=ReplyFuture)
+    durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
+    cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
+    tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
+
+    @classmethod
+    def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
+        """A new turn, asked for now."""
+        tokens = queue.SimpleQueue[tuple[int, ...] | None]() if streamed else None
+        return cls(agent_id, time.perf_counter(), tokens=tokens)
+
+    def push(self, token_ids: tuple[int, ...]) -> None:
+        """Pass tokens to a stream, if there is one."""
+        if self.tokens is not None:
+            self.tokens.put(token_ids)
+
+    def resolve(self, value: Any) -> None:
+        """The turn ended with a reply."""
+        self.reply.resolve(value)
+        self._end_stream()
+
+    def reject(self, error: BaseException) -> None:
+        """The turn ended without one; nothing of it will be on disk."""
+        self.reply.reject(error)
+        self.durable.reject(error)
+        self.cached.reject(error)
+        self._end_stream()
+
+    def _end_stream(self) -> None:
+        if self.tokens is not None:
+            self.tokens.put(None)
+
+
+def make_reply(finished: Finished, text: str, ticket: Ticket) -> Reply:
+    """The reply of a finished turn."""
+    request = finished.request
+    begin = request.submitted_at
+
+    def since(moment: float) -> float:
+        return max(0.0, (moment or finished.finished_at) - begin)
+
+    admitted, prefilled = since(request.admitted_at), since(request.prefilled_at)
+    return Reply(
+        text=text,
+        token_ids=tuple(request.generated),
+        finish_reason=finished.reason,  # type: ignore[arg-type]
+        cache=request.cache_state,  # type: ignore[arg-type]
+        usage=Usage(
+            prompt_tokens=request.prompt,
+            reused_tokens=request.kept,
+            prefilled_tokens=request.prompt - request.kept,
+            generated_tokens=len(request.generated),
+        ),
+        timing=Timing(
+            queued=max(0.0, admitted - request.restored_at),
+            restore=request.restored_at,
+            prefill=max(0.0, prefilled - admitted),
+            first_token=since(request.first_token_at),
+            total=since(finished.finished_at),
+        ),
+        durable=ticket.durable,
+        cached=ticket.cached,
+    )

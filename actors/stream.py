@@ -1,0 +1,105 @@
+"""ReplyStream: a turn's text, piece by piece, detokenized by whoever reads it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from kvactors.actors.futures import on_pool_thread
+from kvactors.actors.reply import Reply, Ticket
+from kvactors.core.errors import BlockingCall
+from kvactors.core.template import ChatFormat
+
+__all__ = ["Piece", "ReplyStream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of a reply's text, and the tokens that were decoded since the last piece."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class ReplyStream:
+    """Iterates over pieces whose texts add up to the reply's text. One reader.
+
+    `reply` is the turn's Reply once the iteration has ended. Closing early cancels the turn.
+    """
+
+    def __init__(
+        self, ticket: Ticket, chat: ChatFormat, stop: Sequence[str], cancel: Callable[[], None]
+    ) -> None:
+        self._ticket = ticket
+        self._cancel = cancel
+        self._pieces = self._run(chat, stop)
+
+    @property
+    def reply(self) -> Reply:
+        """The finished turn's Reply; waits for it. Raises what the turn failed with."""
+        reply: Reply = self._ticket.reply.get()
+        return reply
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading; a turn that still runs is cancelled and replies with what there is."""
+        self._pieces.close()
+        if not self._ticket.reply.done:
+            self._cancel()
+
+    def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Iterator[Piece]:
+        if on_pool_thread():
+            raise BlockingCall("streaming inside an actor would stop other agents on this thread")
+        assert self._ticket.tokens is not None
+        text, shown, fresh = _Text(chat, stop), 0, []
+        while (tokens := self._ticket.tokens.get()) is not None:
+            fresh += tokens
+            stable = text.add(tokens)
+            if len(stable) > shown:
+                yield Piece(stable[shown:], tuple(fresh))
+                shown, fresh = len(stable), []
+        rest = self.reply.text[shown:]
+        if rest or fresh:
+            yield Piece(rest, tuple(fresh))
+
+
+class _Text:
+    """The text of the tokens so far, as far as later tokens cannot change it.
+
+    Only a window of tokens is decoded again for each new one; a character of several tokens
+    shows once it is whole, and what may become a stop string is held back.
+    """
+
+    def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
+        self._chat = chat
+        self._hold = max((len(string) for string in stop), default=0)
+        self._done = ""
+        self._window: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """All text that is certain after these further tokens."""
+        self._window += [token for token in tokens if token not in self._chat.eos]
+        text = self._chat.decode(self._window)
+        if text.endswith("\n"):
+            self._done, self._window, text = self._done + text, [], ""
+        whole = self._done + text.rstrip("\ufffd")
+        return whole[: len(whole) - self._hold] if self._hold else whole

@@ -1,0 +1,399 @@
+"""AgentSystem: starts the actors, wires them, and ends them in order."""
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvactors.actors.agent import AgentActor, Wiring
+from kvactors.actors.dispatcher import Dispatcher, MailboxFull
+from kvactors.actors.gpu import GpuActor, OnProgress
+from kvactors.actors.handle import Agent
+from kvactors.actors.launch import Launch, ModelInfo, callable_name, parse_budget
+from kvactors.actors.messages import (
+    CancelTurn,
+    Forget,
+    ForgetStored,
+    ListStored,
+    LoadModel,
+    Prompt,
+    ReadLedger,
+    ReadStats,
+    Wire,
+)
+from kvactors.actors.outstanding import Outstanding
+from kvactors.actors.persistence import PersistenceActor
+from kvactors.actors.reply import Ticket
+from kvactors.actors.timer import Timer
+from kvactors.core import blas
+from kvactors.core.errors import (
+    EngineDied,
+    InvalidAgentId,
+    InvalidConfig,
+    SystemStopped,
+    TurnTimeout,
+)
+from kvactors.core.options import ModelOptions
+from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.template import ChatFormat
+from kvactors.core.transcript import Transcript
+from kvactors.persistence.store import DEFAULT_CAP, Store
+
+__all__ = ["AgentSystem", "default_store"]
+
+logger = logging.getLogger("kvactors")
+
+POOL_THREADS = 2
+# Python threads that compute starve the GPU thread of the GIL; a shorter switch interval
+# than Python's 5 ms gives it back sooner (measured, facts of this project).
+SWITCH_INTERVAL = 0.0005
+LONGEST_ID = 255
+
+_running: "weakref.WeakSet[AgentSystem]" = weakref.WeakSet()
+
+
+def default_store() -> Path:
+    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
+    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
+
+
+class AgentSystem:
+    """Agents that own persistent KV caches, batched by one GPU actor.
+
+    Args:
+        model: "default", a directory, a hub name, or a callable that returns (model,
+            tokenizer) and runs on the GPU thread; with a store a callable needs a name
+            of its own (a function's name, or `model_name`).
+        store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
+        kv_bits: 4, 8 or None (float).
+        group_size: of the quantization; unset chooses 64, else 32, else float per layer.
+        max_batch: turns that run at once.
+        memory_budget: bytes of KV in memory, or "8GB"; unset is half of what the device has
+            left once the model is loaded.
+        context: tokens an agent may remember; lowers the model's own limit.
+        dtype: "auto" computes in the weights' dtype, in float32 on the CPU.
+        attention: "auto", "packed" or "dequantize" (`kvactors.core.attention`).
+        reproducible: fix chunk ends, paths and extents so that a run repeats bit for bit.
+        template_kwargs: passed to the chat template.
+        progress: called on the GPU thread as progress(agent_id, done, total) in prefills.
+        model_name: name of the model in messages and, for a callable, in its identity.
+        disk_cap: bytes of KV on disk before the least recently used is evicted.
+        target_latency: seconds between two tokens of an agent while others prefill.
+
+    Raises InvalidConfig at construction; ModelError and StorageError from `start`.
+    """
+
+    def __init__(
+        self,
+        model: "str | Path | Callable[[], Any]" = "default",
+        store: "str | Path | None | bool" = None,
+        *,
+        kv_bits: int | None = 4,
+        group_size: int | None = None,
+        max_batch: int = 16,
+        memory_budget: int | str | None = None,
+        context: int | None = None,
+        dtype: str = "auto",
+        attention: str = "auto",
+        reproducible: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+        progress: OnProgress | None = None,
+        model_name: str | None = None,
+        disk_cap: int | None = DEFAULT_CAP,
+        target_latency: float = 0.1,
+    ) -> None:
+        if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
+            raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
+        if store is True or not (store is None or store is False or _is_path(store)):
+            raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
+        if not callable(model) and not _is_path(model):
+            raise InvalidConfig(
+                f"model must be a name, a directory or a callable: {type(model).__name__}"
+            )
+        self._store_path = None if store is False else Path(store or default_store()).expanduser()  # type: ignore[arg-type]
+        self._disk_cap = disk_cap
+        self._on_progress = progress
+        options = ModelOptions(
+            kv_bits=kv_bits,
+            group_size=group_size,
+            context=context,
+            dtype=dtype,
+            attention=attention,
+            reproducible=reproducible,
+            template_kwargs=template_kwargs,
+            name=model_name or callable_name(model),
+        )
+        if callable(model) and options.name is None and self._store_path is not None:
+            raise InvalidConfig(
+                "a callable model needs a name of its own to be stored under: pass a named "
+                "function, or model_name="
+            )
+        self._launch = Launch(
+            model,
+            options,
+            max_batch=max_batch,
+            memory_budget=parse_budget(memory_budget),
+            target_latency=target_latency,
+            stored=self._store_path is not None,
+        )
+        self._lock = threading.RLock()
+        self._agents: dict[str, Agent] = {}
+        self._outstanding = Outstanding()
+        self._timer = Timer()
+        self._state = "new"
+        self._info: ModelInfo | None = None
+        self._gpu: Any = None
+        self._persistence: Any = None
+        self._dispatchers: list[Dispatcher] = []
+
+    # -- life --------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        interrupted = error is not None and not isinstance(error, Exception)
+        self._stop(None, cancel=interrupted)
+
+    def start(self) -> None:
+        """Open the store, load and probe the model; returns when agents can be asked."""
+        with self._lock:
+            if self._state != "new":
+                raise SystemStopped(f"a system starts once; this one is {self._state}")
+            self._state = "starting"
+        try:
+            self._start_actors()
+        except BaseException:
+            self._state = "stopped"
+            self._stop_actors()
+            raise
+        self._state = "running"
+        _running.add(self)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Finish running and queued turns and pending saves, then end every thread.
+
+        After `timeout` seconds what still runs is cancelled. Idempotent.
+        """
+        self._stop(timeout, cancel=False)
+
+    def _start_actors(self) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
+        blas.advise()
+        self._pool = Dispatcher("kvactors-agents", POOL_THREADS)
+        self._dispatchers.append(self._pool)
+        self._gpu = GpuActor.start(self._engine_died, self._on_progress)
+        if self._store_path is not None:
+            path, cap = self._store_path, self._disk_cap
+            writer = Dispatcher("kvactors-persistence", 1, shared=False)
+            self._dispatchers.append(writer)
+            self._persistence = PersistenceActor.start(
+                writer, lambda: Store(path, disk_cap=cap), self._gpu, self._outstanding
+            )
+            self._persistence.ask(ListStored())
+            self._gpu.ask(Wire(self._persistence))
+        self._info = self._gpu.ask(LoadModel(self._launch))
+
+    def _stop(self, timeout: float | None, *, cancel: bool) -> None:
+        with self._lock:
+            if self._state in ("new", "stopped"):
+                self._state = "stopped"
+                return
+            self._outstanding.refuse(SystemStopped("the system is stopped"))
+        try:
+            if cancel:
+                self._cancel_everything()
+            if not self._outstanding.wait(timeout):
+                self._cancel_everything()
+                self._outstanding.wait(timeout)
+        except KeyboardInterrupt:
+            self._cancel_everything()
+            self._outstanding.wait(timeout)
+            raise
+        finally:
+            with self._lock:
+                self._state = "stopped"
+            self._stop_actors()
+            _running.discard(self)
+
+    def _cancel_everything(self) -> None:
+        for ticket in self._outstanding.turns():
+            agent = self._agents.get(ticket.agent_id)
+            if agent is not None:
+                agent._cancel(ticket)
+
+    def _stop_actors(self) -> None:
+        stopped = SystemStopped("the system is stopped")
+        agents = [agent._actor.actor_ref for agent in self._agents.values()]
+        for future in [ref.stop(block=False) for ref in agents]:
+            future.get()
+        self._outstanding.fail_turns(stopped)
+        for ref in (self._gpu, self._persistence):
+            if ref is not None:
+                ref.stop()
+        self._timer.close()
+        for dispatcher in self._dispatchers:
+            dispatcher.close()
+
+    def _engine_died(self, cause: EngineDied) -> None:
+        logger.error("%s", cause)
+        self._outstanding.refuse(cause)
+        self._outstanding.fail_turns(cause)
+
+    # -- agents ------------------------------------------------------------------------
+
+    def spawn(self, agent_id: str, system_prompt: str | None = None) -> Agent:
+        """The agent of this id, restored if the store knows it. Writes nothing, reads no KV.
+
+        `system_prompt` None means as stored. Raises InvalidAgentId, SystemPromptMismatch,
+        LedgerUnreadable (for that agent alone), SystemStopped.
+        """
+        _check_id(agent_id)
+        if system_prompt is not None and not isinstance(system_prompt, str):
+            raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
+        with self._lock:
+            self._require_running()
+            known = self._agents.get(agent_id)
+            if known is None:
+                known = self._restore(agent_id, system_prompt)
+                self._agents[agent_id] = known
+            else:
+                known._actor.transcript.require_system_prompt(system_prompt)
+            return known
+
+    def agents(self) -> list[Agent]:
+        """The agents spawned in this system, in the order of their ids."""
+        with self._lock:
+            return [self._agents[agent_id] for agent_id in sorted(self._agents)]
+
+    def forget(self, agent_id: str) -> None:
+        """Delete an agent from memory and disk; its running turn fails."""
+        _check_id(agent_id)
+        with self._lock:
+            self._require_running()
+            agent = self._agents.pop(agent_id, None)
+        if agent is not None:
+            agent._actor.actor_ref.stop()
+        self._gpu.ask(Forget(agent_id))
+        if self._persistence is not None:
+            self._persistence.ask(ForgetStored(agent_id))
+
+    def stats(self) -> dict[str, int]:
+        """Counts and bytes of the engine, and how many agents and turns there are."""
+        self._require_running()
+        engine: dict[str, int] = self._gpu.ask(ReadStats())
+        return {
+            "agents": len(self._agents),
+            "outstanding_turns": len(self._outstanding.turns()),
+            **engine,
+        }
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until no turn runs or waits and every save is on disk.
+
+        Returns False if `timeout` seconds pass first.
+        """
+        return self._outstanding.wait(timeout)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
+        if self._info is None:
+            raise SystemStopped("the system has not been started: use `with` or start()")
+        return self._info
+
+    @property
+    def chat(self) -> ChatFormat:
+        """Tokenizer and chat template of the model."""
+        return self.info.chat
+
+    @property
+    def spec(self) -> ModelCacheSpec:
+        """Cache spec of the model."""
+        return self.info.spec
+
+    def send(
+        self,
+        actor: AgentActor,
+        make: Callable[[Ticket], Prompt],
+        timeout: float | None,
+        *,
+        streamed: bool,
+    ) -> Ticket:
+        """Accept a turn for an agent of this system. For `Agent`."""
+        ticket = Ticket.begin(actor.agent_id, streamed=streamed)
+        self._outstanding.begin_turn(ticket)
+        try:
+            actor.actor_ref.tell(make(ticket))
+        except MailboxFull:
+            self._outstanding.end_turn(ticket)
+            raise
+        except Exception:
+            self._outstanding.end_turn(ticket)
+            raise SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped") from None
+        if timeout is not None:
+            self._timer.after(timeout, lambda: _expire(actor, ticket, timeout))
+        return ticket
+
+    def _restore(self, agent_id: str, system_prompt: str | None) -> Agent:
+        records = None
+        if self._persistence is not None:
+            records = self._persistence.ask(ReadLedger(agent_id))
+        info = self.info
+        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+        transcript.require_system_prompt(system_prompt)
+        wiring = Wiring(
+            self._gpu,
+            self._persistence,
+            self._outstanding,
+            info.chat,
+            info.fingerprint,
+            info.spec.context,
+            self._pool,
+        )
+        actor = AgentActor(agent_id, transcript, wiring)
+        actor.begin()
+        return Agent(self, actor)
+
+    def _require_running(self) -> None:
+        if self._state != "running":
+            raise SystemStopped(f"the system is {self._state}: use it inside `with`")
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(str(value))
+
+
+def _check_id(agent_id: object) -> None:
+    if not isinstance(agent_id, str):
+        raise InvalidAgentId(f"an agent id is a string, not {type(agent_id).__name__}")
+    if not 1 <= len(agent_id) <= LONGEST_ID:
+        raise InvalidAgentId(
+            f"an agent id has 1 to {LONGEST_ID} characters; this one has {len(agent_id)}"
+        )
+
+
+def _expire(actor: AgentActor, ticket: Ticket, seconds: float) -> None:
+    if not ticket.reply.done and actor.actor_ref.is_alive():
+        late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
+        actor.actor_ref.tell(CancelTurn(ticket, late))
+
+
+@atexit.register
+def _stop_leftovers() -> None:
+    """Systems that nobody stopped: cancel their turns, save what is finished."""
+    for system in list(_running):
+        system._stop(10.0, cancel=True)

@@ -1,0 +1,47 @@
+"""What a caller may choose about a model; checked before anything is loaded. No MLX."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from kvactors.core.errors import InvalidConfig
+from kvactors.core.spec import choose_group_size
+
+__all__ = ["AttentionMode", "ModelOptions", "check_attention"]
+
+AttentionMode = Literal["auto", "packed", "dequantize"]
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+def check_attention(mode: str) -> AttentionMode:
+    """Validate the `attention=` parameter. Raises InvalidConfig."""
+    for known in get_args(AttentionMode):
+        if mode == known:
+            return known  # type: ignore[no-any-return]
+    raise InvalidConfig(
+        f"attention must be one of {', '.join(get_args(AttentionMode))}, not {mode!r}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What AgentSystem passes on; see there for the meaning. Raises InvalidConfig."""
+
+    kv_bits: int | None = 4
+    group_size: int | None = None
+    context: int | None = None
+    dtype: str = "auto"
+    attention: str = "auto"
+    reproducible: bool = False
+    template_kwargs: dict[str, Any] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_bits not in (4, 8, None) or isinstance(self.kv_bits, bool):
+            raise InvalidConfig(f"kv_bits must be 4, 8 or None (float), not {self.kv_bits!r}")
+        if self.dtype not in _DTYPES:
+            raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
+        if self.context is not None and (not isinstance(self.context, int) or self.context < 2):
+            raise InvalidConfig(f"context must be an int of at least 2 tokens: {self.context!r}")
+        check_attention(self.attention)
+        if self.group_size is not None:
+            choose_group_size(self.group_size, self.kv_bits, self.group_size)
