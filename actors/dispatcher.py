@@ -83,7 +83,15 @@ class Mailbox:
     A message belongs to the prompt lane if it has a true `in_prompt_lane` attribute.
     """
 
-    __slots__ = ("_actor", "_closed", "_lock", "_prompts", "_scheduled", "_system", "open_to_prompts")
+    __slots__ = (
+        "_actor",
+        "_closed",
+        "_lock",
+        "_prompts",
+        "_scheduled",
+        "_system",
+        "open_to_prompts",
+    )
 
     def __init__(self) -> None:
         self._actor: PooledActor | None = None

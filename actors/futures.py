@@ -60,4 +60,3 @@ class ReplyFuture(ThreadingFuture[T]):
                 return False
             self.set_exception((type(error), error, error.__traceback__))
             return True
-

@@ -156,4 +156,3 @@ def _token(token: object, vocab_size: int) -> int:
             f"token id {token!r} is outside the vocabulary: 0 <= id < {vocab_size}"
         )
     return int(value)
-

@@ -1,6 +1,6 @@
 """ReplyStream: a turn's text, piece by piece, detokenized by whoever reads it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -66,11 +66,12 @@ class ReplyStream:
         if not self._ticket.reply.done:
             self._cancel()
 
-    def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Iterator[Piece]:
+    def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Generator[Piece, None, None]:
         if on_pool_thread():
             raise BlockingCall("streaming inside an actor would stop other agents on this thread")
         assert self._ticket.tokens is not None
-        text, shown, fresh = _Text(chat, stop), 0, []
+        text, shown = _Text(chat, stop), 0
+        fresh: list[int] = []
         while (tokens := self._ticket.tokens.get()) is not None:
             fresh += tokens
             stable = text.add(tokens)

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +92,7 @@ class AgentSystem:
     def __init__(
         self,
         model: "str | Path | Callable[[], Any]" = "default",
-        store: "str | Path | None | bool" = None,
+        store: "str | Path | bool | None" = None,
         *,
         kv_bits: int | None = 4,
         group_size: int | None = None,
@@ -117,7 +116,7 @@ class AgentSystem:
             raise InvalidConfig(
                 f"model must be a name, a directory or a callable: {type(model).__name__}"
             )
-        self._store_path = None if store is False else Path(store or default_store()).expanduser()  # type: ignore[arg-type]
+        self._store_path = None if store is False else Path(store or default_store()).expanduser()
         self._disk_cap = disk_cap
         self._on_progress = progress
         options = ModelOptions(

@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.batch import AttentionPolicy, BatchQuantizedKVCache, StepGeometry
+from kvactors.core.batch import BatchQuantizedKVCache
+from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.pools import Arrays
 from kvactors.core.slots import EXTENT_STEP, SlotTable, grown_capacity
 from kvactors.core.spec import ModelCacheSpec
@@ -136,7 +137,7 @@ class Arena:
             layer.ensure(geometry)
         for slab, extent in zip(self.table.slabs, geometry.extents, strict=True):
             slab.capacity = grown_capacity(slab.capacity, extent)
-        logits = model(tokens, cache=self.layers)
+        logits: mx.array = model(tokens, cache=self.layers)
         self.table.advance(width)
         return logits
 

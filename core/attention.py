@@ -66,25 +66,32 @@ def _packed(
     folded = (queries.astype(mx.float32) * scale).reshape(
         rows, layer.kv_heads, repeats * tokens, dim
     )
-    if layer.bits is None or layer.group_size is None:
-        # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
-        scores = (folded[:, :, :, None, :] * keys[0].astype(mx.float32)[:, :, None]).sum(-1)
-    else:
-        scores = mx.quantized_matmul(
-            folded, *keys, transpose=True, group_size=layer.group_size, bits=layer.bits
-        )
+    scores = _scores(folded, keys, layer)
     if mask is not None:
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
-    weights = mx.softmax(scores, axis=-1, precise=True)
-    if layer.bits is None or layer.group_size is None:
-        out = (weights[..., None] * values[0].astype(mx.float32)[:, :, None]).sum(-2)
-    else:
-        out = mx.quantized_matmul(
-            weights, *values, transpose=False, group_size=layer.group_size, bits=layer.bits
-        )
+    out = _weighted(mx.softmax(scores, axis=-1, precise=True), values, layer)
     return out.reshape(rows, heads, tokens, dim).astype(queries.dtype)
+
+
+def _scores(queries: mx.array, keys: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
+    if layer.bits is None or layer.group_size is None:
+        # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
+        return (queries[:, :, :, None, :] * keys[0].astype(mx.float32)[:, :, None]).sum(-1)
+    codes, scales, biases = keys
+    return mx.quantized_matmul(
+        queries, codes, scales, biases, True, group_size=layer.group_size, bits=layer.bits
+    )
+
+
+def _weighted(weights: mx.array, values: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
+    if layer.bits is None or layer.group_size is None:
+        return (weights[..., None] * values[0].astype(mx.float32)[:, :, None]).sum(-2)
+    codes, scales, biases = values
+    return mx.quantized_matmul(
+        weights, codes, scales, biases, False, group_size=layer.group_size, bits=layer.bits
+    )
 
 
 def _dequantized(
@@ -177,10 +184,12 @@ def _make_seam(original: Any) -> Any:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if not hasattr(cache, "attend"):
-            return original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
-        return cache.attend(queries, scale=scale, sinks=sinks)
+        attended: mx.array
+        if hasattr(cache, "attend"):
+            attended = cache.attend(queries, scale=scale, sinks=sinks)
+        else:
+            attended = original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
+        return attended
 
     scaled_dot_product_attention.kvactors_original = original  # type: ignore[attr-defined]
     return scaled_dot_product_attention
-

@@ -39,7 +39,7 @@ class BlockPool:
     def __init__(self, total: int) -> None:
         if total < 1:
             raise MemoryExceeded(
-                f"the memory budget holds {total} blocks of {BLOCK_TOKENS} tokens: at least 1 needed"
+                f"the memory budget holds {total} blocks of {BLOCK_TOKENS} tokens; 1 is needed"
             )
         self.total = total
         self._free = list(range(total - 1, -1, -1))

@@ -17,13 +17,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load as mlx_load
 
 from kvactors.core import attention, fingerprint
-from kvactors.core.batch import AttentionPolicy
 from kvactors.core.errors import (
     InvalidConfig,
     ModelError,
     ModelNotFound,
     UnsupportedLayer,
 )
+from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.options import ModelOptions, check_attention
 from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
 from kvactors.core.template import ChatFormat
@@ -103,8 +103,7 @@ def _layer(index: int, cache: Any, options: ModelOptions) -> LayerSpec:
     heads, dim, value_dim = cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3]
     if dim != value_dim:
         raise UnsupportedLayer(
-            f"layer {index} has keys of {dim} and values of {value_dim} numbers: "
-            "they must be equal"
+            f"layer {index} has keys of {dim} and values of {value_dim} numbers: they must be equal"
         )
     group = choose_group_size(dim, options.kv_bits, options.group_size)
     bits = options.kv_bits if group is not None else None

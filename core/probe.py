@@ -33,10 +33,10 @@ def probe_ragged_rows(loaded: LoadedModel) -> None:
         ) from error
     for row, (batched, single) in enumerate(zip(together, alone, strict=True)):
         deviation = float(mx.sqrt(mx.var(single)))
-        error = float(mx.abs(batched - single).max())
-        if not error <= TOLERANCE * max(deviation, 1e-6):
+        difference = float(mx.abs(batched - single).max())
+        if not difference <= TOLERANCE * max(deviation, 1e-6):
             raise ProbeFailed(
-                f"row {row} of a ragged batch differs from the same row alone by {error:.3g} "
+                f"row {row} of a ragged batch differs from the same row alone by {difference:.3g} "
                 f"(deviation of the logits {deviation:.3g}): this model family is wrong with "
                 "per-row offsets"
             )
@@ -59,4 +59,3 @@ def _run(loaded: LoadedModel, prompts: Any) -> list[mx.array]:
     by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     found = {index: rows[row] for index, row in zip(by_length, order, strict=True)}
     return [found[index] for index in range(len(prompts))]
-

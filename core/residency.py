@@ -80,7 +80,10 @@ class HotCache:
         if len(parts) == 1:
             return parts[0]
         groups = tuple(
-            {name: mx.concatenate([part.groups[g][name] for part in parts], axis=3) for name in group}
+            {
+                name: mx.concatenate([part.groups[g][name] for part in parts], axis=3)
+                for name in group
+            }
             for g, group in enumerate(parts[0].groups)
         )
         mx.eval(groups)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from kvactors.core.arena import Arena, Piece
-from kvactors.core.batch import REPRODUCIBLE_STEP
+from kvactors.core.geometry import REPRODUCIBLE_STEP
 from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
 from kvactors.core.sampling import draw, draw_key
@@ -114,9 +114,10 @@ class DecodeBatch:
             self._launch(flying, tokens)
         if tokens is None:
             return []
+        read: list[int] = tokens.tolist()  # type: ignore[assignment]
         return [
             Decoded(request, token, errors.get(index))
-            for index, (request, token) in enumerate(zip(flying, tokens.tolist(), strict=True))
+            for index, (request, token) in enumerate(zip(flying, read, strict=True))
         ]
 
     def cut(self, request: Request) -> int:
@@ -140,7 +141,7 @@ class DecodeBatch:
         ahead = set(map(id, flying))
         self._tokens = self._sample(logits, inputs, ahead)
         self._flying = list(self.requests)
-        mx.async_eval(self._tokens)
+        mx.async_eval(self._tokens)  # type: ignore[no-untyped-call]
 
     def _inputs(self, flying: Sequence[Request], tokens: mx.array | None) -> mx.array:
         """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""

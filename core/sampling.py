@@ -75,7 +75,9 @@ def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int
     return xxhash.xxh3_64_intdigest(b"%d|%d|%d|" % (sampling.seed, turn, position) + name)
 
 
-def draw(logits: "mx.array", sampling: Sampling, key: int, context: "mx.array | None") -> "mx.array":
+def draw(
+    logits: "mx.array", sampling: Sampling, key: int, context: "mx.array | None"
+) -> "mx.array":
     """The next token of one row, lazily: logits [vocab] -> token id, scalar uint32.
 
     `context` holds the latest token ids of the row for the repetition penalty.

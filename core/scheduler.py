@@ -141,7 +141,9 @@ class Scheduler:
         packed: list[Chunk] = []
         width = size
         for request in others:
-            fresh = request.cached == request.kept and not request.isolated and not request.generated
+            fresh = (
+                request.cached == request.kept and not request.isolated and not request.generated
+            )
             wider = max(width, request.remaining)
             if fresh and wider * (len(packed) + 2) <= budget:
                 packed.append(Chunk(request, request.remaining))

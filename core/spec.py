@@ -83,4 +83,3 @@ def choose_group_size(head_dim: int, bits: int | None, asked: int | None) -> int
             f"group_size {asked} does not divide the head dimension {head_dim}: {advice}"
         )
     return asked
-

@@ -99,14 +99,15 @@ def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
     return model
 
 
-class _GridLinear(nn.Module):
+class _GridLinear(nn.Module):  # type: ignore[misc]
     def __init__(self, linear: nn.Linear, grid: float) -> None:
         super().__init__()
         self.linear = linear
         self._grid = grid
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.linear(mx.round(mx.clip(x, -8, 8) * self._grid) / self._grid)
+        out: mx.array = self.linear(mx.round(mx.clip(x, -8, 8) * self._grid) / self._grid)
+        return out
 
 
 def _wrap_linears(model: Any, grid: float) -> None:
@@ -118,7 +119,7 @@ def _wrap_linears(model: Any, grid: float) -> None:
     model.update_modules(nn.utils.tree_unflatten(leaves))
 
 
-class Faulty(nn.Module):
+class Faulty(nn.Module):  # type: ignore[misc]
     """A model that misbehaves on cue: raises on a token, holds a step, or shifts logits.
 
     `arm` and the events may be used from any thread.
@@ -158,4 +159,5 @@ class Faulty(nn.Module):
             self._gate.wait()
         if self._poison is not None and bool((inputs == self._poison).any().item()):
             raise self._error
-        return self.model(inputs, cache=cache, **kwargs) + self._lie
+        logits: mx.array = self.model(inputs, cache=cache, **kwargs)
+        return logits + self._lie
