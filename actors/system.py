@@ -1,9 +1,7 @@
 """AgentSystem: starts the actors, wires them, and ends them in order."""
 
 import atexit
-import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,28 +10,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.agent import AgentActor, Wiring
-from kvactors.actors.dispatcher import Dispatcher, MailboxFull
-from kvactors.actors.gpu import GpuActor, OnProgress
+from kvactors.actors.crew import Crew
+from kvactors.actors.dispatcher import MailboxFull
+from kvactors.actors.gpu import OnProgress
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import Launch, ModelInfo, callable_name, parse_budget
 from kvactors.actors.messages import (
     CancelTurn,
     Forget,
     ForgetStored,
-    ListStored,
-    LoadModel,
     Prompt,
     ReadLedger,
     ReadStats,
-    Wire,
 )
-from kvactors.actors.outstanding import Outstanding
-from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.reply import Ticket
-from kvactors.actors.timer import Timer
-from kvactors.core import blas
 from kvactors.core.errors import (
-    EngineDied,
     InvalidAgentId,
     InvalidConfig,
     SystemStopped,
@@ -47,12 +38,6 @@ from kvactors.persistence.store import DEFAULT_CAP, Store
 
 __all__ = ["AgentSystem", "default_store"]
 
-logger = logging.getLogger("kvactors")
-
-POOL_THREADS = 2
-# Python threads that compute starve the GPU thread of the GIL; a shorter switch interval
-# than Python's 5 ms gives it back sooner (measured, facts of this project).
-SWITCH_INTERVAL = 0.0005
 LONGEST_ID = 255
 
 _running: "weakref.WeakSet[AgentSystem]" = weakref.WeakSet()
@@ -116,8 +101,9 @@ class AgentSystem:
             raise InvalidConfig(
                 f"model must be a name, a directory or a callable: {type(model).__name__}"
             )
-        self._store_path = None if store is False else Path(store or default_store()).expanduser()
-        self._disk_cap = disk_cap
+        stored = store is not False
+        path = Path(store or default_store()).expanduser()
+        self._open_store = (lambda: Store(path, disk_cap=disk_cap)) if stored else None
         self._on_progress = progress
         options = ModelOptions(
             kv_bits=kv_bits,
@@ -129,7 +115,7 @@ class AgentSystem:
             template_kwargs=template_kwargs,
             name=model_name or callable_name(model),
         )
-        if callable(model) and options.name is None and self._store_path is not None:
+        if callable(model) and options.name is None and stored:
             raise InvalidConfig(
                 "a callable model needs a name of its own to be stored under: pass a named "
                 "function, or model_name="
@@ -140,17 +126,13 @@ class AgentSystem:
             max_batch=max_batch,
             memory_budget=parse_budget(memory_budget),
             target_latency=target_latency,
-            stored=self._store_path is not None,
+            stored=stored,
         )
         self._lock = threading.RLock()
         self._agents: dict[str, Agent] = {}
-        self._outstanding = Outstanding()
-        self._timer = Timer()
+        self._crew = Crew()
         self._state = "new"
         self._info: ModelInfo | None = None
-        self._gpu: Any = None
-        self._persistence: Any = None
-        self._dispatchers: list[Dispatcher] = []
 
     # -- life --------------------------------------------------------------------------
 
@@ -174,10 +156,10 @@ class AgentSystem:
                 raise SystemStopped(f"a system starts once; this one is {self._state}")
             self._state = "starting"
         try:
-            self._start_actors()
+            self._info = self._crew.start(self._launch, self._open_store, self._on_progress)
         except BaseException:
             self._state = "stopped"
-            self._stop_actors()
+            self._crew.stop(())
             raise
         self._state = "running"
         _running.add(self)
@@ -189,68 +171,33 @@ class AgentSystem:
         """
         self._stop(timeout, cancel=False)
 
-    def _start_actors(self) -> None:
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-        blas.advise()
-        self._pool = Dispatcher("kvactors-agents", POOL_THREADS)
-        self._dispatchers.append(self._pool)
-        self._gpu = GpuActor.start(self._engine_died, self._on_progress)
-        if self._store_path is not None:
-            path, cap = self._store_path, self._disk_cap
-            writer = Dispatcher("kvactors-persistence", 1, shared=False)
-            self._dispatchers.append(writer)
-            self._persistence = PersistenceActor.start(
-                writer, lambda: Store(path, disk_cap=cap), self._gpu, self._outstanding
-            )
-            self._persistence.ask(ListStored())
-            self._gpu.ask(Wire(self._persistence))
-        self._info = self._gpu.ask(LoadModel(self._launch))
-
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
         with self._lock:
             if self._state in ("new", "stopped"):
                 self._state = "stopped"
                 return
-            self._outstanding.refuse(SystemStopped("the system is stopped"))
+            self._crew.outstanding.refuse(SystemStopped("the system is stopped"))
         try:
             if cancel:
                 self._cancel_everything()
-            if not self._outstanding.wait(timeout):
+            if not self._crew.outstanding.wait(timeout):
                 self._cancel_everything()
-                self._outstanding.wait(timeout)
+                self._crew.outstanding.wait(timeout)
         except KeyboardInterrupt:
             self._cancel_everything()
-            self._outstanding.wait(timeout)
+            self._crew.outstanding.wait(timeout)
             raise
         finally:
             with self._lock:
                 self._state = "stopped"
-            self._stop_actors()
+            self._crew.stop([agent._actor.actor_ref for agent in self._agents.values()])
             _running.discard(self)
 
     def _cancel_everything(self) -> None:
-        for ticket in self._outstanding.turns():
+        for ticket in self._crew.outstanding.turns():
             agent = self._agents.get(ticket.agent_id)
             if agent is not None:
                 agent._cancel(ticket)
-
-    def _stop_actors(self) -> None:
-        stopped = SystemStopped("the system is stopped")
-        agents = [agent._actor.actor_ref for agent in self._agents.values()]
-        for future in [ref.stop(block=False) for ref in agents]:
-            future.get()
-        self._outstanding.fail_turns(stopped)
-        for ref in (self._gpu, self._persistence):
-            if ref is not None:
-                ref.stop()
-        self._timer.close()
-        for dispatcher in self._dispatchers:
-            dispatcher.close()
-
-    def _engine_died(self, cause: EngineDied) -> None:
-        logger.error("%s", cause)
-        self._outstanding.refuse(cause)
-        self._outstanding.fail_turns(cause)
 
     # -- agents ------------------------------------------------------------------------
 
@@ -286,17 +233,17 @@ class AgentSystem:
             agent = self._agents.pop(agent_id, None)
         if agent is not None:
             agent._actor.actor_ref.stop()
-        self._gpu.ask(Forget(agent_id))
-        if self._persistence is not None:
-            self._persistence.ask(ForgetStored(agent_id))
+        self._crew.gpu.ask(Forget(agent_id))
+        if self._crew.persistence is not None:
+            self._crew.persistence.ask(ForgetStored(agent_id))
 
     def stats(self) -> dict[str, int]:
         """Counts and bytes of the engine, and how many agents and turns there are."""
         self._require_running()
-        engine: dict[str, int] = self._gpu.ask(ReadStats())
+        engine: dict[str, int] = self._crew.gpu.ask(ReadStats())
         return {
             "agents": len(self._agents),
-            "outstanding_turns": len(self._outstanding.turns()),
+            "outstanding_turns": len(self._crew.outstanding.turns()),
             **engine,
         }
 
@@ -305,7 +252,7 @@ class AgentSystem:
 
         Returns False if `timeout` seconds pass first.
         """
-        return self._outstanding.wait(timeout)
+        return self._crew.outstanding.wait(timeout)
 
     @property
     def info(self) -> ModelInfo:
@@ -334,34 +281,34 @@ class AgentSystem:
     ) -> Ticket:
         """Accept a turn for an agent of this system. For `Agent`."""
         ticket = Ticket.begin(actor.agent_id, streamed=streamed)
-        self._outstanding.begin_turn(ticket)
+        self._crew.outstanding.begin_turn(ticket)
         try:
             actor.actor_ref.tell(make(ticket))
         except MailboxFull:
-            self._outstanding.end_turn(ticket)
+            self._crew.outstanding.end_turn(ticket)
             raise
         except Exception:
-            self._outstanding.end_turn(ticket)
+            self._crew.outstanding.end_turn(ticket)
             raise SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped") from None
         if timeout is not None:
-            self._timer.after(timeout, lambda: _expire(actor, ticket, timeout))
+            self._crew.timer.after(timeout, lambda: _expire(actor, ticket, timeout))
         return ticket
 
     def _restore(self, agent_id: str, system_prompt: str | None) -> Agent:
         records = None
-        if self._persistence is not None:
-            records = self._persistence.ask(ReadLedger(agent_id))
+        if self._crew.persistence is not None:
+            records = self._crew.persistence.ask(ReadLedger(agent_id))
         info = self.info
         transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
         transcript.require_system_prompt(system_prompt)
         wiring = Wiring(
-            self._gpu,
-            self._persistence,
-            self._outstanding,
+            self._crew.gpu,
+            self._crew.persistence,
+            self._crew.outstanding,
             info.chat,
             info.fingerprint,
             info.spec.context,
-            self._pool,
+            self._crew.pool,
         )
         actor = AgentActor(agent_id, transcript, wiring)
         actor.begin()
