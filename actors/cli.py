@@ -1,0 +1,155 @@
+"""The `kvactors` command. What a command does is in its own module, imported when it runs."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvactors.core.errors import KvactorsError
+from kvactors.persistence.errors import StoreError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+FAILED = 2
+
+
+class _Commands(TyperGroup):
+    """Every error that a user can cause ends in one line and status 2, Ctrl-C in 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise  # The reader, such as `head`, has seen enough: typer ends quietly.
+        except (KvactorsError, StoreError, OSError) as error:
+            from kvactors.actors.cli_console import complain
+
+            complain(error)
+            raise typer.Exit(FAILED) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="LLM agents that own persistent 4-bit KV caches.",
+)
+
+Model = Annotated[str, typer.Option("--model", help='"default", a model directory or a hub name.')]
+StoreDir = Annotated[
+    Path | None,
+    typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]"),
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvactors {version('kvactors')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    agents: Annotated[int, typer.Option(min=1, max=1000, help="How many agents.")] = 6,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the agents here; those of an earlier demo are forgotten first. "
+            "[default: a temporary directory]"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Model = "default",
+) -> None:
+    """Tell agents facts, end the process, restore them in another one, and ask."""
+    from kvactors.actors.cli_demo import run_demo
+
+    raise typer.Exit(run_demo(agents, store, model, as_json=json))
+
+
+@app.command("demo-tell", hidden=True)
+def demo_tell(agents: int, store: Path, model: str) -> None:
+    """First process of the demo."""
+    from kvactors.actors.cli_demo_phases import tell
+
+    tell(agents, store, model)
+
+
+@app.command("demo-ask", hidden=True)
+def demo_ask(agents: int, store: Path, model: str) -> None:
+    """Second process of the demo; prints its entries as JSON."""
+    from kvactors.actors.cli_demo_phases import ask
+
+    typer.echo(ask(agents, store, model))
+
+
+@app.command()
+def chat(
+    agent: Annotated[str, typer.Option(help="Who you talk to.")] = "assistant",
+    model: Model = "default",
+    store: StoreDir = None,
+    system: Annotated[
+        str | None, typer.Option(help="System prompt of an agent that is new.")
+    ] = None,
+) -> None:
+    """Talk to an agent that remembers the next day."""
+    from kvactors.actors.cli_chat import run_chat
+
+    run_chat(agent, model, store, system)
+
+
+@app.command()
+def agents(store: StoreDir = None) -> None:
+    """List what is stored."""
+    from kvactors.actors.cli_store import show_agents
+
+    show_agents(store)
+
+
+@app.command()
+def inspect(
+    agent: Annotated[str, typer.Argument(help="Whose transcript.")], store: StoreDir = None
+) -> None:
+    """Print an agent's transcript."""
+    from kvactors.actors.cli_store import show_transcript
+
+    show_transcript(agent, store)
+
+
+@app.command()
+def info(
+    model: Annotated[
+        str, typer.Argument(help='"default", a model directory or a hub name.')
+    ] = "default",
+) -> None:
+    """Load a model and show what its memory costs."""
+    from kvactors.actors.cli_info import show_info
+
+    show_info(model)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="kvactors")
+
+
+if __name__ == "__main__":
+    main()

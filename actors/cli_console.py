@@ -1,0 +1,95 @@
+"""Where the command writes: results to stdout, everything else to stderr."""
+
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+__all__ = ["PrefillBar", "complain", "err", "out", "printable", "progress", "working"]
+
+# Shorter prefills end before a bar could be read.
+WORTH_A_BAR = 1024
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Text that any terminal can show: control characters and lone surrogates are escaped.
+
+    What models and users wrote must not move the cursor or break the encoding.
+    """
+    return "".join(_escaped(c) if _is_control(c) else c for c in text)
+
+
+def _is_control(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cs")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def complain(error: BaseException | str) -> None:
+    """One red line on stderr; further lines of the message are joined to it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    err.print(Text(f"error: {printable(text)}", style="bold red"), soft_wrap=True)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something runs that cannot say how far it is."""
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(what):
+        yield
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr if it is a terminal; call what is yielded once per step."""
+    bar = _bar()
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+class PrefillBar:
+    """Progress callback of AgentSystem: a bar on stderr for prefills that take a while."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def __call__(self, agent_id: str, done: int, total: int) -> None:
+        """Called on the GPU thread after every chunk of a prefill."""
+        if self._bar is None and total >= WORTH_A_BAR and done < total:
+            self._bar = _bar()
+            self._bar.start()
+            self._task = self._bar.add_task(f"prefill {printable(agent_id)}", total=total)
+        if self._bar is None:
+            return
+        self._bar.update(self._task, completed=done)
+        if done >= total:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away, if one is shown."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )

@@ -1,0 +1,87 @@
+"""The two processes of the demo: one tells and ends, the other restores and asks."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvactors.actors.cli_console import err, progress
+from kvactors.actors.cli_demo_plan import SYSTEM_PROMPT, DemoAgent, plan_demo
+from kvactors.actors.reply import Reply
+from kvactors.actors.system import AgentSystem
+from kvactors.core.sampling import Sampling
+from kvactors.persistence.naming import encode_agent_id
+
+__all__ = ["ask", "tell"]
+
+ANSWER = Sampling(max_tokens=32)
+PATIENCE = 300.0
+
+
+def tell(count: int, store: Path, model: str) -> None:
+    """Every agent is told its facts, all agents at once, and all of it is saved."""
+    plan = plan_demo(count)
+    known = [agent for agent in plan if _is_stored(store, agent)]
+    with AgentSystem(model, store=store) as system:
+        for agent in known:
+            system.forget(agent.agent_id)
+        if known:
+            err.print(f"{len(known)} agents of an earlier demo were forgotten first.")
+        replies = [
+            system.spawn(agent.agent_id, SYSTEM_PROMPT).ask(turn, sampling=ANSWER)
+            for agent in plan
+            for turn in agent.turns
+        ]
+        with progress("telling", len(replies)) as step:
+            for future in replies:
+                future.get(timeout=PATIENCE).cached.get(timeout=PATIENCE)
+                step()
+
+
+def ask(count: int, store: Path, model: str) -> str:
+    """Every agent is restored and asked its question: a JSON list, one entry for each.
+
+    Then the same again over the same ledgers without their KV: what a restart costs
+    when the memory has to be computed anew.
+    """
+    plan = plan_demo(count)
+    with tempfile.TemporaryDirectory(prefix="kvactors-cold-") as folder:
+        bare = Path(folder)
+        for agent in plan:
+            name = encode_agent_id(agent.agent_id)
+            shutil.copytree(store / "agents" / name, bare / "agents" / name)
+        warm = _ask_each("asking", plan, store, model)
+        cold = _ask_each("asking without KV", plan, bare, model)
+    return json.dumps([_entry(*row) for row in zip(plan, warm, cold, strict=True)])
+
+
+def _ask_each(what: str, plan: tuple[DemoAgent, ...], store: Path, model: str) -> list[Reply]:
+    """One after the other, so that each has the machine to itself while it is timed."""
+    replies = []
+    with AgentSystem(model, store=store) as system, progress(what, len(plan)) as step:
+        for agent in plan:
+            handle = system.spawn(agent.agent_id, SYSTEM_PROMPT)
+            replies.append(handle.ask(agent.question, sampling=ANSWER).get(timeout=PATIENCE))
+            step()
+    return replies
+
+
+def _entry(agent: DemoAgent, warm: Reply, cold: Reply) -> dict[str, Any]:
+    answer = warm.text.strip()
+    return {
+        "agent": agent.agent_id,
+        "question": agent.question,
+        "answer": answer,
+        "expected": agent.expected,
+        "right": answer == agent.expected,
+        "cache": warm.cache,
+        "reused_tokens": warm.usage.reused_tokens,
+        "prefilled_tokens": warm.usage.prefilled_tokens,
+        "ttft_cold_ms": round(1000 * cold.timing.first_token, 2),
+        "ttft_warm_ms": round(1000 * warm.timing.first_token, 2),
+    }
+
+
+def _is_stored(store: Path, agent: DemoAgent) -> bool:
+    return (store / "agents" / encode_agent_id(agent.agent_id)).is_dir()

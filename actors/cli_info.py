@@ -1,0 +1,85 @@
+"""`kvactors info`: what a model's memory costs, and what it runs on."""
+
+import itertools
+import sys
+
+from rich.filesize import decimal
+from rich.table import Table
+
+from kvactors.actors.cli_console import out, printable, working
+from kvactors.actors.launch import ModelInfo
+from kvactors.actors.system import AgentSystem
+from kvactors.core import blas
+from kvactors.core.spec import LayerSpec, ModelCacheSpec
+
+__all__ = ["show_info"]
+
+
+def show_info(model: str) -> None:
+    """Load the model and print its cache spec."""
+    with working(f"Loading {printable(model)} …"):
+        system = AgentSystem(model, store=False)
+        system.start()
+    try:
+        info = system.info
+    finally:
+        system.stop()
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in _facts(info):
+        facts.add_row(name, value)
+    out.print(facts, soft_wrap=True)
+    out.print()
+    out.print(_layers(info.spec))
+
+
+def _facts(info: ModelInfo) -> list[tuple[str, str]]:
+    spec = info.spec
+    packed, plain = spec.bytes_per_token, spec.float_bytes_per_token
+    return [
+        ("model", printable(info.name)),
+        ("fingerprint", info.fingerprint),
+        ("device", info.device.removeprefix("Device(").rstrip(")")),
+        ("BLAS", _blas(info.device)),
+        ("vocabulary", f"{spec.vocab_size} tokens"),
+        ("context", f"{spec.context} tokens"),
+        ("KV per token, float", f"{plain} bytes"),
+        ("KV per token, kept", f"{packed} bytes ({plain / packed:.1f} times less)"),
+        ("KV of a full context", decimal(packed * spec.context)),
+        ("memory budget", f"{decimal(info.memory_budget)}, {info.memory_budget // packed} tokens"),
+    ]
+
+
+def _blas(device: str) -> str:
+    if "cpu" not in device:
+        return "not used on this device"
+    if sys.platform == "darwin":
+        return "Accelerate"
+    if blas.preload():
+        return "OpenBLAS"
+    return "reference BLAS, about 50 times slower in prefill: apt install libopenblas0-pthread"
+
+
+def _layers(spec: ModelCacheSpec) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("layers", "kind", "KV heads", "head dim", "kept as", "bytes per token"):
+        table.add_column(name, justify="left" if name in ("layers", "kept as") else "right")
+    at = 0
+    for layer, group in itertools.groupby(spec.layers):
+        count = len(list(group))
+        numbers = f"{at}" if count == 1 else f"{at}-{at + count - 1}"
+        at += count
+        table.add_row(
+            numbers,
+            layer.kind,
+            str(layer.kv_heads),
+            str(layer.head_dim),
+            _kept(layer),
+            f"{layer.bytes_per_token()}",
+        )
+    return table
+
+
+def _kept(layer: LayerSpec) -> str:
+    if layer.bits is None:
+        return f"{layer.dtype}: neither 64 nor 32 divides the head dim"
+    return f"{layer.bits} bits, groups of {layer.group_size}, scales in {layer.dtype}"
