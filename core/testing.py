@@ -5,14 +5,28 @@ in any order, so that tests may compare bit for bit (design, What "exact" means)
 wraps a model so that it fails, delays or lies when told to. GPU thread, but for `Faulty.arm`.
 """
 
+import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-__all__ = ["Faulty", "PlainTokenizer", "snap_to_grid", "tiny_llama", "tiny_model"]
+from kvactors.core.engine import Engine
+from kvactors.core.events import Aborted, Finished, KVNeeded
+from kvactors.core.request import Request, StopMatcher
+from kvactors.core.sampling import Sampling
+
+__all__ = [
+    "Faulty",
+    "PlainTokenizer",
+    "make_request",
+    "run_engine",
+    "snap_to_grid",
+    "tiny_llama",
+    "tiny_model",
+]
 
 
 class PlainTokenizer:
@@ -43,8 +57,6 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, vocab_size: int = 128, **c
 
     Attention weights are large enough for the context to decide the output.
     """
-    import importlib
-
     module = importlib.import_module(f"mlx_lm.models.{kind}")
     config: dict[str, Any] = {
         "model_type": kind,
@@ -161,3 +173,59 @@ class Faulty(nn.Module):  # type: ignore[misc]
             raise self._error
         logits: mx.array = self.model(inputs, cache=cache, **kwargs)
         return logits + self._lie
+
+
+def make_request(
+    agent_id: str,
+    known: Sequence[int],
+    new: Sequence[int],
+    sampling: Sampling,
+    *,
+    turn: int = 0,
+    serial: int = 0,
+    answer: bool = True,
+    stop_tokens: Iterable[int] = (),
+) -> Request:
+    """A turn that adds the tokens `new` to the `known` ones, for an engine without actors."""
+    tokens = [*known, *new]
+    return Request(
+        agent_id=agent_id,
+        turn=turn,
+        tokens=tokens,
+        prompt=len(tokens),
+        sampling=sampling,
+        generate=answer,
+        stop_tokens=frozenset(stop_tokens),
+        matcher=StopMatcher(sampling.stop, PlainTokenizer().decode),
+        fresh=len(new),
+        serial=serial,
+    )
+
+
+def run_engine(
+    engine: Engine,
+    arrivals: Iterable[tuple[int, Request]],
+    on_step: Callable[[int], None] | None = None,
+) -> dict[str, Finished | Aborted]:
+    """Submit requests at given step numbers and run until idle; the end of each agent's turn.
+
+    Checks the engine's bookkeeping after every step. `on_step` may cancel between steps.
+    """
+    waiting = sorted(arrivals, key=lambda pair: pair[0])
+    ended: dict[str, Finished | Aborted] = {}
+    step = 0
+    while waiting or engine.busy:
+        while waiting and waiting[0][0] <= step:
+            engine.submit(waiting.pop(0)[1])
+        if on_step is not None:
+            on_step(step)
+        for event in engine.step():
+            if isinstance(event, Finished):
+                ended[event.request.agent_id] = event
+            elif isinstance(event, Aborted):
+                ended[event.agent_id] = event
+            elif isinstance(event, KVNeeded):
+                engine.provide(event.agent_id, ())
+        engine.check()
+        step += 1
+    return ended

@@ -1,0 +1,66 @@
+"""Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvactors.core import blas
+
+blas.preload()
+
+from kvactors.actors import AgentSystem  # noqa: E402
+from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
+from kvactors.core.model import LoadedModel, load_model  # noqa: E402
+from kvactors.core.options import ModelOptions  # noqa: E402
+from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
+
+LoadGrid = Callable[..., LoadedModel]
+
+
+@pytest.fixture(scope="session")
+def load_grid() -> LoadGrid:
+    """Loads a random grid model; models are cached by their arguments."""
+    cache: dict[Any, LoadedModel] = {}
+
+    def load(
+        kv_bits: int | None = 4, kind: str = "llama", seed: int = 0, **changes: Any
+    ) -> LoadedModel:
+        key = (kv_bits, kind, seed, tuple(sorted(changes.items())))
+        if key not in cache:
+            options = ModelOptions(kv_bits=kv_bits, attention="packed")
+            model = snap_to_grid(tiny_model(kind, seed=seed, **changes))
+            cache[key] = load_model(lambda: (model, PlainTokenizer()), options)
+        return cache[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def make_engine() -> Callable[..., Engine]:
+    """An engine over a loaded model, by default with room for everything."""
+
+    def make(
+        loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
+    ) -> Engine:
+        return Engine(loaded, EngineConfig(max_batch, budget, stored))
+
+    return make
+
+
+@pytest.fixture
+def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
+    """Starts systems over random tiny models; those still running are stopped at the end."""
+    systems: list[AgentSystem] = []
+
+    def start(model: Any = None, **options: Any) -> AgentSystem:
+        options.setdefault("store", tmp_path / "store")
+        system = AgentSystem(model=model or tiny_llama(), **options)
+        system.start()
+        systems.append(system)
+        return system
+
+    yield start
+    for system in systems:
+        system.stop(timeout=30)

@@ -1,0 +1,135 @@
+"""Tier 2 of exactness: one step from identical cache bytes, against mlx-lm's own quantized
+attention and a float64 NumPy reference. At most 1e-4 of the deviation, in float32."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from oracle import mlx_lm_caches, numpy_attention
+
+from kvactors.core.arena import Arena
+from kvactors.core.attention import attend
+from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
+from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.model import LoadedModel, load_model
+from kvactors.core.options import ModelOptions
+from kvactors.core.pools import make_pool
+from kvactors.core.spec import LayerSpec
+from kvactors.core.testing import PlainTokenizer, tiny_model
+
+LIMIT = 1e-4
+LENGTHS = (3, 70, 300)
+
+
+def random_model(kind: str, kv_bits: int | None, seed: int = 0) -> LoadedModel:
+    options = ModelOptions(kv_bits=kv_bits, attention="packed")
+    return load_model(lambda: (tiny_model(kind, seed=seed), PlainTokenizer()), options)
+
+
+@pytest.mark.parametrize("attention", ["packed", "dequantize"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(
+    kind: str, bits: int, attention: str
+) -> None:
+    loaded = random_model(kind, bits)
+    rng = np.random.default_rng(0)
+    rows: list[list[Any]] = []
+    for length in LENGTHS:
+        caches = mlx_lm_caches(loaded)
+        mx.eval(loaded.model(mx.array([rng.integers(1, 128, length).tolist()]), cache=caches))
+        rows.append(caches)
+    enable_in_mlx_lm(attention)
+    batch = [
+        BatchQuantizedKVCache.merge([caches[layer] for caches in rows])
+        for layer in range(len(loaded.spec.layers))
+    ]
+    enable_in_mlx_lm("auto")
+
+    together = loaded.model(mx.array([[7], [8], [9]]), cache=batch)[:, -1]
+    apart = [
+        loaded.model(mx.array([[token]]), cache=caches)[0, -1]
+        for token, caches in zip((7, 8, 9), rows, strict=True)
+    ]
+
+    for ours, theirs in zip(together, apart, strict=True):
+        deviation = float(mx.sqrt(mx.var(theirs)))
+        assert float(mx.abs(ours - theirs).max()) <= LIMIT * deviation
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("bits", [4, 8, None])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (8, 2, 64), (4, 1, 96)])
+def test_attention_agrees_with_float64_numpy(
+    heads: int, kv_heads: int, dim: int, dtype: str, bits: int | None, packed: bool
+) -> None:
+    group = None if bits is None else (64 if dim % 64 == 0 else 32)
+    layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
+    pool = make_pool(layer, 1, 256)
+    key = mx.random.split(mx.random.key(0), 3)
+    kind = getattr(mx, dtype)
+    length, tokens = 130, 5
+    keys = mx.random.normal((1, kv_heads, length, dim), key=key[0]).astype(kind)
+    values = mx.random.normal((1, kv_heads, length, dim), key=key[1]).astype(kind)
+    queries = mx.random.normal((1, heads, tokens, dim), key=key[2]).astype(kind)
+    pool.write(keys, values, [0], mx.arange(length)[None])
+    at = mx.arange(length - tokens, length)
+    mask = (mx.arange(192) <= at[:, None])[None, None]
+
+    out = attend(queries, pool, 192, mask, dim**-0.5, packed)
+
+    stored_keys, stored_values = (
+        stored(pool.keys(1, length), layer),
+        stored(pool.values(1, length), layer),
+    )
+    reference = numpy_attention(
+        np.array(queries[0].astype(mx.float32)),
+        stored_keys,
+        stored_values,
+        dim**-0.5,
+        length - tokens,
+    )
+    # The result is rounded to the model's dtype once, at the end.
+    rounding = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    error = np.abs(np.array(out[0].astype(mx.float32)) - reference)
+    assert (error <= LIMIT * reference.std() + rounding * np.abs(reference)).all()
+
+
+def stored(arrays: tuple[mx.array, ...], layer: LayerSpec) -> np.ndarray:
+    """What the pool holds, in float."""
+    if layer.bits is None:
+        return np.array(arrays[0][0].astype(mx.float32))
+    wide = [arrays[0], *(array.astype(mx.float32) for array in arrays[1:])]
+    return np.array(mx.dequantize(*wide, group_size=layer.group_size, bits=layer.bits)[0])
+
+
+def test_packed_and_dequantized_agree_on_a_chunk() -> None:
+    loaded = random_model("llama", 4)
+    prompt = mx.array([np.random.default_rng(1).integers(1, 128, 300).tolist()])
+    logits = {}
+    for mode in ("packed", "dequantize"):
+        arena = Arena(loaded.spec, AttentionPolicy(mode), max_slabs=1)
+        arena.add_row(0, 300)
+        logits[mode] = arena.forward(loaded.model, prompt)[0, 0]
+
+    difference = float(mx.abs(logits["packed"] - logits["dequantize"]).max())
+
+    assert difference <= LIMIT * float(mx.sqrt(mx.var(logits["packed"])))
+
+
+def test_the_first_token_of_the_context_changes_what_is_decided_later(
+    load_grid: Callable[..., LoadedModel],
+) -> None:
+    loaded = load_grid()
+    rest = np.random.default_rng(2).integers(1, 128, 60).tolist()
+
+    logits = [
+        loaded.model(mx.array([[first, *rest]]), cache=mlx_lm_caches(loaded))[0, -1]
+        for first in (3, 4)
+    ]
+
+    deviation = float(mx.sqrt(mx.var(logits[0])))
+    assert float(mx.abs(logits[0] - logits[1]).max()) > 0.003 * deviation

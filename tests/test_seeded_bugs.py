@@ -1,0 +1,242 @@
+"""Bugs that were put in on purpose, each of which the exactness checks must catch.
+
+The list is the proof that those tests can fail. Each bug patches one function of the
+product; `caught` runs a small version of tier 1 and tier 2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from oracle import mlx_lm_caches
+
+from kvactors.core import arena, batch, geometry, pools, residency, runner
+from kvactors.core.engine import Engine, EngineConfig
+from kvactors.core.model import LoadedModel
+from kvactors.core.sampling import Sampling
+from kvactors.core.testing import make_request, run_engine
+
+LENGTHS = (9, 70, 300, 12, 31)
+PROMPTS = [np.random.default_rng(i).integers(1, 128, n).tolist() for i, n in enumerate(LENGTHS)]
+SAMPLING = [Sampling(max_tokens=n) for n in (8, 12, 16, 10, 14)]
+
+
+def turns(loaded: LoadedModel, together: bool) -> list[list[int]]:
+    """Three turns of five agents: all at once, or each in an engine of its own."""
+    engine = new_engine(loaded)
+    said: list[list[int]] = []
+    engines = [engine if together else new_engine(loaded) for _ in PROMPTS]
+    first = [make_request(f"{i}", [], p, SAMPLING[i]) for i, p in enumerate(PROMPTS)]
+    run_all(engines, first)
+    said += [request.generated for request in first]
+    second = [
+        make_request(f"{i}", request.tokens, [5, 6, 7 + i], SAMPLING[-1 - i])
+        for i, request in enumerate(first)
+    ]
+    run_all(engines, second)
+    said += [request.generated for request in second]
+    third = [
+        make_request(f"{i}", request.tokens, [9, 8, 7 + i], SAMPLING[i])
+        for i, request in enumerate(second)
+    ]
+    run_all(engines, third)
+    return said + [request.generated for request in third]
+
+
+def new_engine(loaded: LoadedModel) -> Engine:
+    return Engine(loaded, EngineConfig(8, 1 << 30, True))
+
+
+def run_all(engines: list[Engine], requests: list[Any]) -> None:
+    if engines[0] is engines[1]:
+        run_engine(engines[0], [(i // 2, request) for i, request in enumerate(requests)])
+    else:
+        for engine, request in zip(engines, requests, strict=True):
+            run_engine(engine, [(0, request)])
+
+
+def step_error(loaded: LoadedModel) -> float:
+    """Tier 2 in small: one step from the same bytes against mlx-lm, in deviations."""
+    caches = mlx_lm_caches(loaded)
+    mx.eval(loaded.model(mx.array([PROMPTS[1]]), cache=caches))
+    rows = [batch.BatchQuantizedKVCache.merge([cache]) for cache in caches]
+    ours = loaded.model(mx.array([[7]]), cache=rows)[0, -1]
+    theirs = loaded.model(mx.array([[7]]), cache=caches)[0, -1]
+    return float(mx.abs(ours - theirs).max() / mx.sqrt(mx.var(theirs)))
+
+
+def caught(loaded: LoadedModel, expected: list[list[int]]) -> bool:
+    """Whether either tier sees a difference, or the bug cannot even run."""
+    try:
+        return turns(loaded, together=True) != expected or step_error(loaded) > 1e-4
+    except (AssertionError, ValueError, IndexError):
+        return True
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def one_key_dropped_in_one_layer(patch: pytest.MonkeyPatch) -> None:
+    true = batch.attend
+    calls = iter(range(1 << 30))
+
+    def attend(queries: Any, pool: Any, extent: int, mask: Any, *rest: Any) -> Any:
+        if next(calls) % 2:
+            mask = mask & (mx.arange(extent) != 3)
+        return true(queries, pool, extent, mask, *rest)
+
+    patch.setattr(batch, "attend", attend)
+
+
+def positions_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    true = batch.BatchQuantizedKVCache.offset.fget
+    patch.setattr(batch.BatchQuantizedKVCache, "offset", property(lambda self: true(self) + 1))
+
+
+def positions_off_by_one_in_company(patch: pytest.MonkeyPatch) -> None:
+    true = batch.BatchQuantizedKVCache.offset.fget
+    patch.setattr(
+        batch.BatchQuantizedKVCache,
+        "offset",
+        property(lambda self: true(self) + (1 if len(self.table) > 1 else 0)),
+    )
+
+
+def masks(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
+    true = geometry.StepGeometry.__init__
+
+    def init(self: Any, *args: Any) -> None:
+        true(self, *args)
+        change(self)
+
+    patch.setattr(geometry.StepGeometry, "__init__", init)
+
+
+def a_stale_cell_is_seen(patch: pytest.MonkeyPatch) -> None:
+    def change(step: Any) -> None:
+        step.masks = [
+            mx.arange(extent) <= at[:, None, :, None] + 1
+            for extent, at in zip(step.extents, step.positions, strict=True)
+        ]
+
+    masks(patch, change)
+
+
+def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
+    def change(step: Any) -> None:
+        step.masks = [mx.ones_like(mask) for mask in step.masks]
+
+    masks(patch, change)
+
+
+def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
+    def change(step: Any) -> None:
+        step.starts = [[max(starts)] * len(starts) for starts in step.starts]
+
+    masks(patch, change)
+
+
+def tokens_written_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
+    true = pools._BasePool.write
+
+    def write(self: Any, keys: Any, values: Any, starts: list[int], at: Any) -> None:
+        flipped = keys[::-1] if len(starts) > 1 else keys
+        true(self, flipped, values, starts, at)
+
+    patch.setattr(pools._BasePool, "write", write)
+
+
+def the_hole_is_not_filled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pools._BasePool, "move", lambda self, target, source: None)
+
+
+def the_rows_order_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
+    def leave(rows: Any, requests: list[Any], request: Any) -> None:
+        row = requests.index(request)
+        rows.leave(row)
+        del requests[row]
+
+    patch.setattr(runner, "_leave", leave)
+
+
+def a_piece_is_loaded_one_token_late(patch: pytest.MonkeyPatch) -> None:
+    true = pools._BasePool.load
+
+    def load(self: Any, slot: int, start: int, arrays: Any) -> None:
+        # Rolling would not do: attention does not care in which order keys stand.
+        late = {name: array[:, :, :-1] for name, array in arrays.items()}
+        true(self, slot, start + 1, late)
+
+    patch.setattr(pools._BasePool, "load", load)
+
+
+def the_tail_is_not_refreshed(patch: pytest.MonkeyPatch) -> None:
+
+    def take(self: Any, rows: Any, row: int, end: int) -> None:
+        self.pieces = self.pieces or [rows.export(row, 0, end)]
+        self.end = end
+
+    patch.setattr(residency.HotCache, "take", take)
+
+
+def keys_and_values_swapped_on_export(patch: pytest.MonkeyPatch) -> None:
+    true = arena.Arena.export
+
+    def export(self: Any, *args: int) -> Any:
+        piece = true(self, *args)
+        groups = tuple({n: a[:, ::-1] for n, a in group.items()} for group in piece.groups)
+        return arena.Piece(piece.start, piece.end, groups)
+
+    patch.setattr(arena.Arena, "export", export)
+
+
+def the_surplus_token_is_read(patch: pytest.MonkeyPatch) -> None:
+    true = runner.DecodeBatch._inputs
+
+    def inputs(self: Any, flying: Any, tokens: Any) -> Any:
+        fed = true(self, flying, tokens)
+        return fed if tokens is None or len(fed) < 2 else fed[::-1]
+
+    patch.setattr(runner.DecodeBatch, "_inputs", inputs)
+
+
+BUGS: list[Patch] = [
+    one_key_dropped_in_one_layer,
+    positions_off_by_one,
+    positions_off_by_one_in_company,
+    a_stale_cell_is_seen,
+    padding_is_seen,
+    tokens_written_at_the_longest_rows_end,
+    tokens_written_to_the_neighbour,
+    the_hole_is_not_filled,
+    the_rows_order_is_not_mirrored,
+    a_piece_is_loaded_one_token_late,
+    the_tail_is_not_refreshed,
+    keys_and_values_swapped_on_export,
+    the_surplus_token_is_read,
+]
+
+
+@pytest.fixture(scope="module")
+def expected(load_grid: Callable[..., LoadedModel]) -> list[list[int]]:
+    return turns(load_grid(), together=False)
+
+
+def test_without_a_bug_nothing_is_caught(
+    load_grid: Callable[..., LoadedModel], expected: list[list[int]]
+) -> None:
+    assert not caught(load_grid(), expected)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_the_suite_catches(
+    bug: Patch,
+    load_grid: Callable[..., LoadedModel],
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bug(monkeypatch)
+
+    assert caught(load_grid(), expected)
