@@ -225,11 +225,15 @@ class KvFolders:
             self.measure(key)
 
     def _delete(self, folder: Path) -> None:
-        if (folder / MANIFEST_NAME).exists():
-            self.files.unlink(folder / MANIFEST_NAME)
-            self.files.sync_dir(folder)
-        for path in sorted(folder.iterdir()):
-            self.files.unlink(path)
+        paths = sorted(folder.iterdir())
+        # Segments last: without a manifest, what a crash leaves of them is swept.
+        for path in paths:
+            if not SEGMENT_NAME.fullmatch(path.name):
+                self.files.unlink(path)
+        self.files.sync_dir(folder)
+        for path in paths:
+            if SEGMENT_NAME.fullmatch(path.name):
+                self.files.unlink(path)
         self.files.rmdir(folder)
         if not any(folder.parent.iterdir()):
             self.files.rmdir(folder.parent)

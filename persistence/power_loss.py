@@ -19,6 +19,7 @@ class _Change:
 
     folder: Path
     undo: Callable[[], None]
+    removed: Path | None = None  # the directory that it removed
 
 
 class PowerLossFiles(Files):
@@ -60,7 +61,7 @@ class PowerLossFiles(Files):
 
     def sync_dir(self, path: Path) -> None:
         super().sync_dir(path)
-        self._changes = [change for change in self._changes if change.folder != path]
+        self._settle([change for change in self._changes if change.folder == path])
 
     def rename(self, source: Path, target: Path) -> None:
         replaced = self._save(target)
@@ -82,14 +83,13 @@ class PowerLossFiles(Files):
 
     def rmdir(self, path: Path) -> None:
         super().rmdir(path)
-        self._changed(path, lambda: path.mkdir(mode=0o700))
+        self._changed(path, lambda: path.mkdir(mode=0o700), removed=path)
 
     def lose_power(self, random: Random | None = None) -> None:
         """Take away what was not synced; then this object starts afresh."""
-        kept = self._survivors(random)
+        self._settle(self._survivors(random))
         for change in reversed(self._changes):
-            if change not in kept:
-                change.undo()
+            change.undo()
         for path, durable in self._durable.items():
             if path.exists():
                 path.write_bytes(_mix(path.read_bytes(), durable, random))
@@ -99,13 +99,26 @@ class PowerLossFiles(Files):
     def _survivors(self, random: Random | None) -> list[_Change]:
         kept: list[_Change] = []
         if random is not None:
-            for folder in {change.folder for change in self._changes}:
+            for folder in sorted({change.folder for change in self._changes}):
                 own = [change for change in self._changes if change.folder == folder]
                 kept += own[: random.randint(0, len(own))]
         return kept
 
-    def _changed(self, path: Path, undo: Callable[[], None]) -> None:
-        self._changes.append(_Change(path.parent, undo))
+    def _settle(self, durable: list[_Change]) -> None:
+        """These changes stay; what was done before in a directory that is gone is moot."""
+        for done in durable:
+            if done not in self._changes:
+                continue
+            index = self._changes.index(done)
+            before, after = self._changes[:index], self._changes[index + 1 :]
+            if done.removed is not None:
+                before = [item for item in before if not item.folder.is_relative_to(done.removed)]
+            self._changes = before + after
+
+    def _changed(
+        self, path: Path, undo: Callable[[], None], *, removed: Path | None = None
+    ) -> None:
+        self._changes.append(_Change(path.parent, undo, removed))
 
     def _touched(self, path: Path) -> None:
         if path not in self._durable:

@@ -85,7 +85,7 @@ def test_a_ledger_shorter_than_a_manifest_saw_is_an_error() -> None:
     for end in range(len(DATA)):
         with pytest.raises(LedgerUnreadable):
             scan(DATA[:end], PATH, [mark])
-    with pytest.raises(LedgerUnreadable, match="bytes of the .* that the manifest saw"):
+    with pytest.raises(LedgerUnreadable, match=r"bytes of the .* that the manifest saw"):
         scan(DATA[:LAST], PATH, [mark])
 
 

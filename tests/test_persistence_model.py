@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvactors.persistence import Save, Segment, Store
+from kvactors.persistence.naming import encode_agent_id
 from kvactors.persistence.testing import Outcomes, PowerLossFiles, example_segment
 
 F = ("0" * 16, "1" * 16)
@@ -40,7 +42,8 @@ class StoreMachine(RuleBasedStateMachine):
         for agent in agents:
             self.count += 1
             record = {"n": self.count}
-            segments, fingerprint = (), data.draw(st.sampled_from([*F, None]))
+            segments: tuple[Segment, ...] = ()
+            fingerprint = data.draw(st.sampled_from([*F, None]))
             if fingerprint is not None:
                 segments = self._segments(agent, fingerprint, data)
             saves.append(Save(agent, (record,), fingerprint, segments))
@@ -95,8 +98,6 @@ class StoreMachine(RuleBasedStateMachine):
         del stored[bad:]
 
     def _folders(self, agent: str, fingerprint: str) -> list[Path]:
-        from kvactors.persistence.naming import encode_agent_id
-
         return [self.folder / "s" / "kv" / fingerprint / encode_agent_id(agent)]
 
     @invariant()
@@ -121,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=15,
+    max_examples=200 if os.environ.get("KVACTORS_FULL") else 12,
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

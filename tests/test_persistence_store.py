@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -10,11 +13,13 @@ import textwrap
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvactors.persistence import (
     DiskCapExceeded,
+    Files,
     InvalidFingerprint,
     KvGap,
     LedgerUnreadable,
@@ -25,12 +30,18 @@ from kvactors.persistence import (
     StoreClosed,
     StoreLocked,
     StoreNotWritable,
+    atomic,
 )
 from kvactors.persistence.naming import encode_agent_id
-from kvactors.persistence.testing import CountingFiles, Outcomes, example_segment
+from kvactors.persistence.testing import CountingFiles, FailingFiles, Outcomes, example_segment
 
 F1, F2 = "0" * 16, "f" * 32
-RECORD = {"role": "user", "text": "My cat is Biscuit.", "ids": [1, 2, 3], 7: b"\x00\xff"}
+RECORD: dict[Any, Any] = {
+    "role": "user",
+    "text": "My cat is Biscuit.",
+    "ids": [1, 2, 3],
+    7: b"\x00\xff",
+}
 
 
 @pytest.fixture
@@ -392,32 +403,26 @@ def test_a_store_open_in_another_process_names_its_pid(tmp_path: Path) -> None:
 
 
 def test_neither_a_killed_process_nor_its_forked_child_leaves_a_lock(tmp_path: Path) -> None:
-    child = run_child(
-        """
+    code = """
         import os, signal, sys
         from kvactors.persistence import Store, StoreClosed
         store = Store(sys.argv[1])
-        reader, writer = os.pipe()
         if os.fork() == 0:
-            os.close(1), os.close(2)
-            os.close(writer)
             try:
                 store.read_ledger("a")
             except StoreClosed:
                 store.close()
-            os.read(reader, 1)
-            import time
-            time.sleep(20)
+            sys.stdin.read()
             os._exit(0)
-        sys.stdout.write("killed")
-        sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        str(tmp_path),
-    )
+        """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], stdin=subprocess.PIPE
+    ) as child:
+        # The grandchild lives until stdin is closed at the end of this block.
+        assert child.wait(timeout=60) == -signal.SIGKILL
 
-    assert child.stdout == "killed", child.stderr
-    Store(tmp_path).close()
+        Store(tmp_path).close()
 
 
 def test_a_path_that_cannot_be_a_store_is_a_clear_error(tmp_path: Path) -> None:
@@ -427,6 +432,53 @@ def test_a_path_that_cannot_be_a_store_is_a_clear_error(tmp_path: Path) -> None:
         Store(tmp_path / "file")
     with pytest.raises(StoreNotWritable, match="directory"):
         Store(tmp_path / "file" / "below")
+
+
+def test_a_directory_that_cannot_be_written_is_a_clear_error_and_stays_unlocked(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles(name="mkdir", code=errno.EROFS)
+
+    with pytest.raises(StoreNotWritable, match="Read-only file system"):
+        Store(tmp_path, files=files)
+    with pytest.raises(StoreNotWritable, match="Read-only file system"):
+        Store(tmp_path / "new", files=files)
+
+    Store(tmp_path).close()
+
+
+def test_a_sync_is_a_full_one_where_there_is_one_and_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def full_sync(fd: int, command: int) -> None:
+        calls.append("full")
+        raise OSError(errno.ENOTSUP, "not here")
+
+    monkeypatch.setattr(atomic, "_FULL_SYNC", 51)
+    monkeypatch.setattr(fcntl, "fcntl", full_sync)
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("plain"))
+
+    Files().sync_dir(tmp_path)
+
+    assert calls == ["full", "plain"]
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: calls.append("full alone"))
+    Files().sync_dir(tmp_path)
+    assert calls[2:] == ["full alone"]
+
+
+def test_importing_the_store_loads_neither_mlx_nor_numpy_nor_pykka() -> None:
+    child = run_child(
+        """
+        import sys
+        import kvactors.persistence, kvactors.persistence.testing
+        heavy = {"mlx", "mlx_lm", "numpy", "pykka", "kvactors.core", "kvactors.actors"}
+        print(sorted(heavy & set(sys.modules)))
+        """
+    )
+
+    assert child.stdout.strip() == "[]", child.stderr
 
 
 def test_a_store_needs_no_file_at_its_top_level(tmp_path: Path) -> None:
