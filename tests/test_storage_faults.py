@@ -1,0 +1,106 @@
+"""What an agent's owner sees when the disk is full, slow, or lies."""
+
+import errno
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvactors.actors import AgentSystem, Sampling, SaveFailed
+from kvactors.persistence.store import Store
+from kvactors.persistence.testing import FailingFiles, HoldingFiles
+
+OpenSystem = Callable[..., AgentSystem]
+SHORT = Sampling(max_tokens=6)
+WAIT = 60
+
+
+@pytest.mark.parametrize("path", ["*ledger.log", "*seg-*", "*manifest*"])
+def test_on_a_full_disk_the_reply_arrives_and_a_later_save_makes_up_for_it(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    full = FailingFiles(name="*", path=path, code=errno.ENOSPC)
+    full.armed = False
+    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=full))
+    system = open_system()
+    alice = system.spawn("alice")
+    alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+
+    full.armed = True
+    lost = alice.ask([3] * 300, sampling=SHORT).get(timeout=WAIT)
+    failed = lost.durable if "ledger" in path else lost.cached
+    with pytest.raises(SaveFailed, match="No space left"):
+        failed.get(timeout=WAIT)
+    full.armed = False
+    reply = alice.ask([4], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.durable.get(timeout=WAIT) is True
+    assert reply.cached.get(timeout=WAIT) is True
+    transcript = alice.transcript()
+    system.stop()
+    again = open_system().spawn("alice")
+    assert again.transcript() == transcript
+    warm = again.ask([5], sampling=SHORT).get(timeout=WAIT)
+    assert warm.cache == "warm"
+    assert warm.usage.reused_tokens == len(transcript.token_ids) - 1
+
+
+def test_decode_steps_go_on_while_a_save_is_held_back(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = HoldingFiles(path="*ledger.log")
+    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=slow))
+    system = open_system()
+    alice, bob = system.spawn("alice"), system.spawn("bob")
+
+    held = alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
+    assert slow.reached.wait(WAIT)
+    reply = bob.ask([3, 4], sampling=Sampling(max_tokens=30)).get(timeout=WAIT)
+    second = alice.ask([5], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.usage.generated_tokens > 0
+    assert second.cache == "hot"
+    assert not held.durable.done
+    assert not system.wait_idle(0.05)
+    slow.release.set()
+    assert held.durable.get(timeout=WAIT) is True
+    assert second.cached.get(timeout=WAIT) is True
+
+
+def test_a_damaged_segment_is_set_aside_by_name_and_its_tokens_are_prefilled_again(
+    open_system: OpenSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+    alice.ask([1] * 300, sampling=SHORT).get(timeout=WAIT)
+    system.stop()
+    segments = sorted((tmp_path / "store").rglob("seg-*"))
+    data = bytearray(segments[-1].read_bytes())
+    data[-1] ^= 1
+    segments[-1].write_bytes(data)
+
+    with caplog.at_level(logging.WARNING, logger="kvactors"):
+        reply = open_system().spawn("alice").ask([2], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.cache == "warm"
+    assert reply.usage.reused_tokens == 256
+    assert segments[-1].name in caplog.text
+
+
+def test_bytes_written_stay_within_twice_the_final_size(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+    for turn in range(60):
+        alice.ask([1 + turn] * 14, sampling=SHORT).get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+
+    segments = list((tmp_path / "store").rglob("seg-*"))
+
+    tokens = len(alice.transcript().token_ids) - 1
+    final = tokens * system.spec.bytes_per_token
+    assert sum(path.stat().st_size for path in segments) < 1.2 * final + 4096 * len(segments)
+    assert len(segments) < 40
