@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import xxhash
 
@@ -35,6 +36,7 @@ def id_bytes(agent_id: str) -> bytes:
     return agent_id.encode("utf-8", "surrogatepass")
 
 
+@lru_cache(maxsize=1 << 14)
 def encode_agent_id(agent_id: str) -> str:
     """Directory name of an agent: `<slug>-<xxh3_128>`, ASCII, at most 73 characters.
 

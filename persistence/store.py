@@ -78,7 +78,7 @@ class Store:
         `disk_cap`: bytes that `kv/` may take, None for no limit. Raises StoreLocked,
         StoreAlreadyOpen, StoreNotWritable.
         """
-        self.root = Path(os.path.abspath(root))
+        self.root = Path(os.path.realpath(root))
         self._files = files if files is not None else Files()
         self._meter = Meter()
         self._kv = KvFolders(self._files, self.root / "kv", disk_cap)
@@ -94,6 +94,9 @@ class Store:
         try:
             self._make_folder(self._ledgers.root)
             self._make_folder(self._kv.root)
+            # Even where they stood: the process that made them may have been killed before it.
+            self._sync_name(self.root)
+            self._sync_name(self._kv.root)
             sweep(self._files, self._ledgers.root, self._kv)
         except BaseException:
             self._lock.release()
@@ -102,14 +105,19 @@ class Store:
     def _make_folder(self, path: Path) -> None:
         if path.is_dir():
             return
-        if not path.parent.exists():
+        if not path.parent.is_dir():
             self._make_folder(path.parent)
         # Another process may make it at the same time.
         with suppress(FileExistsError):
             self._files.mkdir(path)
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is not a directory")
-        self._files.sync_dir(path.parent)
+        self._sync_name(path)
+
+    def _sync_name(self, path: Path) -> None:
+        # The folder above the store may be passable without being readable.
+        with suppress(PermissionError):
+            self._files.sync_dir(path.parent)
 
     def close(self) -> None:
         """Release the lock. Idempotent; nothing is ever pending here."""

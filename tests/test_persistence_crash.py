@@ -286,6 +286,29 @@ def test_a_power_loss_at_any_operation_loses_nothing_that_was_reported(
     again.close()
 
 
+@pytest.mark.parametrize("at", range(0, 110, 1 if FULL else 6))
+def test_what_is_saved_after_a_kill_outlives_a_power_loss(tmp_path: Path, at: int) -> None:
+    disk = PowerLossFiles()
+    with suppress(StoreNotWritable):
+        files = FailingFiles(disk, at=at, sticky=True, code=errno.EIO)
+        store = Store(tmp_path / "s", files=files)
+        put(store, *FIRST)
+        put(store, *SECOND)
+        store.close()
+    # The names that the killed process left unsynced have to be made durable as well.
+    store = Store(tmp_path / "s", files=disk)
+    heal(store)
+    store.close()
+
+    disk.lose_power()
+
+    again = Store(tmp_path / "s")
+    for agent in ("a", "b", "c", "new"):
+        assert (again.read_ledger(agent) or ())[-1] == {"turn": 9}
+        assert again.read_kv(agent, F) == (example_segment(0, 9, seed=9),)
+    again.close()
+
+
 def test_a_disk_that_ignores_syncs_is_caught_and_never_gives_wrong_bytes(tmp_path: Path) -> None:
     class Forgetful(PowerLossFiles):
         def sync(self, path: Path) -> None:

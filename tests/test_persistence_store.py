@@ -340,6 +340,21 @@ def test_kv_that_cannot_fit_fails_with_the_numbers_and_evicts_nothing(tmp_path: 
     store.close()
 
 
+def test_saves_of_one_group_never_evict_each_other(tmp_path: Path) -> None:
+    store = Store(tmp_path, disk_cap=4_000)
+    first, second = (kv_save(name, example_segment(0, 256)) for name in "ab")
+
+    outcomes = put(store, first, second)
+
+    assert outcomes.durable == [first, second]
+    assert outcomes.cached == [first]
+    assert [(save, type(error)) for save, _, error in outcomes.failed] == [
+        (second, DiskCapExceeded)
+    ]
+    assert store.read_kv("a", F1) == first.segments
+    store.close()
+
+
 def test_the_cap_counts_again_after_reopening(tmp_path: Path) -> None:
     store = Store(tmp_path)
     put(store, kv_save("a", example_segment(0, 256)), kv_save("b", example_segment(0, 256)))
