@@ -19,6 +19,15 @@ from kvactors.actors.cli_console import err, out, printable
 
 __all__ = ["run_demo"]
 
+# Ctrl-C reaches this process too, and may come before its command line can handle it.
+_START = """
+try:
+    from kvactors.actors.cli import main
+    main()
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
@@ -59,7 +68,7 @@ def _folder(store: Path | None) -> Iterator[Path]:
 def _run(phase: str, agents: int, store: Path, model: str) -> _Ended:
     """Run a phase as a process of its own; what it prints on stdout comes back."""
     # -P: a directory named kvactors in the working directory is not this package.
-    command = [sys.executable, "-P", "-m", "kvactors.actors.cli", phase]
+    command = [sys.executable, "-P", "-c", _START, phase]
     with subprocess.Popen(
         [*command, "--", str(agents), str(store), model], stdout=subprocess.PIPE, text=True
     ) as process:
