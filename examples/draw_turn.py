@@ -59,7 +59,10 @@ BOXES = (
     Box(699, 152, 88, 16, "#8fcf9f", ""),
     Box(791, 152, 66, 16, "#bfe3c8", ""),
     Box(861, 152, 40, 16, "#bfe3c8", ""),
-    Box(235, 300, 220, 80, BLUE, "Other agents", ("share its two threads and the batch,", "never its cache")),
+    Box(
+        235, 300, 220, 80, BLUE, "Other agents",
+        ("share threads and batch with it,", "never its cache"),
+    ),
     Box(
         610, 300, 330, 80, SAND, "Persistence actor: one thread",
         ("groups the saves of all agents", "into one round of syncs"),
