@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+
 from kvactors.bench import world_words as words
 from kvactors.bench.world_source import Draft, Source, answer_of, draw_facts, lowered
 from kvactors.bench.worlds import ACKNOWLEDGED, UNKNOWN
@@ -20,14 +21,19 @@ def make_episode(
     count_tokens: Callable[[str], int],
     invented: float,
     updates: float = 0.0,
+    unknown: float = 0.17,
+    near: float = 0.35,
+    asked: tuple[float, float] = (0.2, 0.6),
 ) -> list[Message]:
     """Draw a whole conversation, as (role, text), of at most `tokens` tokens.
 
     `invented` is the share of pseudo-words, `updates` the share of facts told again with
-    another value, after which the later one holds.
+    another value, after which the later one holds, `unknown` the share of questions about
+    what was never told, `near` the share of those whose key was told something else, and
+    `asked` the bounds of the share of tokens at the end that are mostly questions.
     """
     source = Source(rng, words.NAMES, invented)
-    episode = _Episode(source, draw_facts(source, facts), updates)
+    episode = _Episode(source, draw_facts(source, facts), updates, (unknown, near))
     messages: list[Message] = []
     system = episode.system()
     length = 1
@@ -35,7 +41,7 @@ def make_episode(
         messages.append(("system", system))
         length += count_tokens(system) + 2
     # The last part is mostly questions, so that some are far from what they ask for.
-    tail = tokens * (1.0 - source.rng.uniform(0.2, 0.6))
+    tail = tokens * (1.0 - source.rng.uniform(*asked))
     ask, chat = source.pick((0.0, 0.2, 0.4)), source.pick((0.0, 0.15, 0.4, 0.6))
     while True:
         asking = 0.85 if length > tail else ask
@@ -49,10 +55,17 @@ def make_episode(
 class _Episode:
     """The running state of a training conversation: what is told, asked and still to tell."""
 
-    def __init__(self, source: Source, pending: list[Draft], updates: float) -> None:
+    def __init__(
+        self,
+        source: Source,
+        pending: list[Draft],
+        updates: float,
+        unknown: tuple[float, float],
+    ) -> None:
         self.source = source
         self.pending = pending[::-1]
         self.updates = updates
+        self.unknown, self.near = unknown
         self.told: dict[tuple[str, str, str], Draft] = {}
         self.unasked: list[tuple[str, str, str]] = []
 
@@ -101,8 +114,8 @@ class _Episode:
 
     def _question(self) -> Message:
         source = self.source
-        if not self.told or source.chance(0.17):
-            draft = source.never_told(list(self.told.values()), set(self.told))
+        if not self.told or source.chance(self.unknown):
+            draft = source.never_told(list(self.told.values()), set(self.told), self.near)
             return source.question(draft), UNKNOWN
         if self.unasked and source.chance(0.75):
             asked = self.unasked.pop(source.number(0, len(self.unasked) - 1))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+
 from kvactors.bench import world_words as words
 from kvactors.bench.world_relations import RELATIONS, Relation
 
@@ -152,25 +153,21 @@ class Source:
                 text = text.replace("{" + kind + "}", self.key(kind), 1)
         return text
 
-    def fresh(self, relation: Relation, taken: set[tuple[str, str, str]]) -> Draft | None:
-        """A fact whose question nobody could answer yet; None where the key is always taken."""
-        for _ in range(8):
-            draft = self.draft(relation)
-            if draft.asked_for not in taken:
-                return draft
-        return None
-
-    def never_told(self, told: Sequence[Draft], taken: set[tuple[str, str, str]]) -> Draft:
-        """What to ask to hear UNKNOWN: mostly a near miss of what was told."""
+    def never_told(
+        self, told: Sequence[Draft], taken: set[tuple[str, str, str]], near: float
+    ) -> Draft:
+        """What to ask to hear UNKNOWN: a share `near` about keys that were told otherwise."""
+        keys = {draft.key for draft in told if draft.key}
         while True:
-            near = self.pick(told) if told else None
+            known = self.pick(told) if told else None
+            hard = bool(keys) and self.chance(near)
             draft = self.draft(self.relation())
-            if near is not None and self.chance(0.5):
-                draft = self.draft(near.relation)
-            elif near is not None and near.relation.keys and self.chance(0.7):
-                kin = [r for r in RELATIONS if r.keys == near.relation.keys]
-                draft = self.draft(self.pick(kin), near.key)
-            if draft.asked_for not in taken:
+            if known is not None and self.chance(0.5):
+                draft = self.draft(known.relation)
+            if known is not None and hard and known.key:
+                others = [r for r in RELATIONS if r.keys == known.relation.keys]
+                draft = self.draft(self.pick(others), known.key)
+            if draft.asked_for not in taken and (hard or draft.key not in keys):
                 return draft
 
 

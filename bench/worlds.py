@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from kvactors.bench import world_words as words
 from kvactors.bench.world_source import Source, answer_of, draw_facts
 
@@ -20,6 +21,8 @@ UNKNOWN = "I do not know."
 ACKNOWLEDGED = "Okay."
 # What the template adds to a told turn: two role marks, two ends and "Okay.".
 TURN_OVERHEAD = 7
+# Share of the unknown questions whose key was told something else.
+NEAR = 0.35
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def make_world(
             turns.insert(source.number(0, len(turns)), chat)
             length += count_tokens(chat) + TURN_OVERHEAD
     taken = {draft.asked_for for draft in drafts}
-    unknown = [source.never_told(drafts, taken) for _ in range(max(4, facts // 2))]
+    unknown = [source.never_told(drafts, taken, NEAR) for _ in range(max(4, facts // 2))]
     return World(
         system=source.pick((None, *words.SYSTEMS)),
         turns=tuple(turns),

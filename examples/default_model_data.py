@@ -8,9 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 from default_model_tokenizer import build_tokenizer
-from kvactors.bench.world_episodes import make_episode
-from kvactors.bench.worlds import ACKNOWLEDGED, UNKNOWN, Names, make_world
 from numpy.typing import NDArray
+
+from kvactors.bench.world_episodes import make_episode
+from kvactors.bench.world_words import SMALL_TALK
+from kvactors.bench.worlds import ACKNOWLEDGED, UNKNOWN, Names, make_world
 
 __all__ = ["LEGS", "Batch", "Leg", "held_out_batch", "leg_of", "training_batch"]
 
@@ -19,6 +21,8 @@ Ints = NDArray[np.int32]
 _tokenizer = build_tokenizer()
 # "Okay." is soon learned: most of them are left out of the loss.
 _ACKNOWLEDGED_SHARE = 0.25
+# Answers that are right whatever was told.
+_FIXED = {ACKNOWLEDGED, *SMALL_TALK.values()}
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,15 @@ class Leg:
     # Share of steps with 4-bit keys and values, and of those also rounded to bfloat16.
     q4: float
     bf16: float = 0.0
+    # Share of questions about what was never told, and the weight of an answer's first
+    # token: there it is decided whether to refuse.
+    unknown: float = 0.17
+    first: float = 1.0
+    # Share of the refusals whose key was told something else.
+    near: float = 0.35
+    layers: int = 3
+    # Bounds of the share of a row that is mostly questions.
+    asked: tuple[float, float] = (0.2, 0.6)
 
 
 _MIXED = (
@@ -45,13 +58,20 @@ _MIXED = (
     (0.08, 1536, 4, 40),
     (0.07, 2048, 4, 40),
 )
+_SHORT = ((0.5, 128, 2, 6), (0.5, 192, 3, 9))
+_MIDDLE = ((0.3, 128, 2, 6), (0.35, 192, 3, 9), (0.35, 384, 4, 16))
+_ASKED = (0.5, 0.85)
 LEGS = (
+    # Recall first, on ever longer rows.
     Leg(100, ((1.0, 128, 3, 8),), 4096, (2e-3, 2e-3), 0.35, 0.0, 0.0),
     Leg(100, ((1.0, 256, 4, 14),), 6144, (2e-3, 1.5e-3), 0.35, 0.0, 0.0),
     Leg(100, ((1.0, 512, 4, 30),), 8192, (1.5e-3, 8e-4), 0.35, 0.0, 0.0),
     Leg(50, ((1.0, 1024, 4, 40),), 8192, (8e-4, 5e-4), 0.35, 0.0, 0.0),
-    Leg(540, _MIXED, 8192, (1.5e-3, 1.2e-3), 0.5, 0.03, 0.7, 0.3),
-    Leg(280, _MIXED, 8192, (1.0e-3, 0.0), 0.5, 0.03, 0.8, 0.5),
+    # Then refusal, with one more layer: keys that nobody mentioned, and harder ones later.
+    Leg(125, _SHORT, 4096, (1.5e-3, 1.5e-3), 0.5, 0.0, 0.0, 0.0, 0.4, 4.0, 0.0, 4),
+    Leg(250, _MIDDLE, 8192, (1.5e-3, 1.5e-3), 0.5, 0.02, 0.3, 0.2, 0.4, 4.0, 0.25, 4, _ASKED),
+    Leg(250, _MIXED, 8192, (1.5e-3, 1.2e-3), 0.5, 0.03, 0.7, 0.3, 0.3, 3.0, 0.5, 4, _ASKED),
+    Leg(230, _MIXED, 8192, (1.2e-3, 0.0), 0.5, 0.03, 0.8, 0.5, 0.22, 1.5, 0.45, 4, _ASKED),
 )
 
 
@@ -62,10 +82,17 @@ class Batch:
     tokens: Ints
     positions: Ints
     targets: Ints
+    # How much each target counts in the loss.
+    weights: NDArray[np.float32]
     # Numbers the answers: which one each target belongs to.
     answers: Ints
     # For each answer, whether it is a refusal.
     refusals: NDArray[np.bool_]
+    # For each token, whether it followed its predecessor before in its row.
+    seen: NDArray[np.float32]
+    # For each answer to a question, the position before its first token.
+    questions: Ints
+    told: NDArray[np.float32]
     q4: bool = False
     bf16: bool = False
 
@@ -102,11 +129,15 @@ def training_batch(seed: int, step: int) -> Batch:
             count_tokens=_length,
             invented=leg.invented,
             updates=leg.updates,
+            unknown=leg.unknown,
+            near=leg.near,
+            asked=leg.asked,
         )
         for _ in range(leg.tokens // length)
     ]
     q4 = bool(rng.random() < leg.q4)
-    return _batch(rows, length, rng, q4, q4 and bool(rng.random() < leg.bf16))
+    q4_and_bf16 = (q4, q4 and bool(rng.random() < leg.bf16))
+    return _batch(rows, length, rng, leg.first, *q4_and_bf16)
 
 
 def held_out_batch(seed: int, names: Names, rows: int, facts: int, length: int) -> Batch:
@@ -124,13 +155,14 @@ def held_out_batch(seed: int, names: Names, rows: int, facts: int, length: int) 
         for question in world.unknown[:3]:
             messages += [("user", question), ("assistant", UNKNOWN)]
         episodes.append(messages)
-    return _batch(episodes, length, None, True, False)
+    return _batch(episodes, length, None, 1.0, True, False)
 
 
 def _batch(
     rows: list[list[tuple[str, str]]],
     length: int,
     rng: np.random.Generator | None,
+    first_weight: float,
     q4: bool,
     bf16: bool,
 ) -> Batch:
@@ -138,8 +170,11 @@ def _batch(
     tokens = np.zeros((len(rows), length), np.int32)
     positions: list[int] = []
     targets: list[int] = []
+    weights: list[float] = []
     answers: list[int] = []
     refusals: list[bool] = []
+    questions: list[int] = []
+    told: list[float] = []
     start, end = _ids("<s>")[0], _ids("<|end|>")[0]
     marks = {role: _ids(f"<|{role}|>")[0] for role in ("system", "user", "assistant")}
     for at, messages in enumerate(rows):
@@ -153,7 +188,11 @@ def _batch(
                 first = at * length + len(row) - 1
                 positions += range(first, first + len(said))
                 targets += said
+                weights += [first_weight, *[1.0] * (len(said) - 1)]
                 answers += [len(refusals)] * len(said)
+                if text not in _FIXED:
+                    questions.append(first)
+                    told.append(float(text != UNKNOWN))
                 refusals.append(text == UNKNOWN)
             row += said
         tokens[at, : min(len(row), length)] = row[:length]
@@ -161,8 +200,18 @@ def _batch(
         tokens,
         np.array(positions, np.int32),
         np.array(targets, np.int32),
+        np.array(weights, np.float32),
         np.array(answers, np.int32),
         np.array(refusals, np.bool_),
+        np.stack([_seen(row) for row in tokens]),
+        np.array(questions, np.int32),
+        np.array(told, np.float32),
         q4,
         bf16,
     )
+
+
+def _seen(row: Ints) -> NDArray[np.float32]:
+    pairs = row.astype(np.int64) + 65536 * np.concatenate([[0], row[:-1]])
+    _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
+    return (first[which] < np.arange(len(row))).astype(np.float32)

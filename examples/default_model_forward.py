@@ -9,10 +9,10 @@ import math
 
 import mlx.core as mx
 from default_model_exp import silu, softmax
-from default_model_init import CONFIG, HEAD_DIM, HEADS, LAYERS, THETA
+from default_model_init import CONFIG, HEAD_DIM, HEADS, THETA, shape_of
 from mlx_lm.models.llama import Model, ModelArgs
 
-__all__ = ["Weights", "difference", "hidden_states", "mlx_lm_model", "rounded"]
+__all__ = ["Weights", "difference", "hidden_states", "mlx_lm_model", "probe_loss", "rounded"]
 
 Weights = dict[str, mx.array]
 
@@ -35,16 +35,30 @@ def quantized(x: mx.array, on: bool) -> mx.array:
     return x + mx.stop_gradient(back - x)
 
 
-def hidden_states(weights: Weights, tokens: mx.array, q4: bool, bf16: bool) -> mx.array:
-    """Final normed states, (batch, tokens, width)."""
+def hidden_states(
+    weights: Weights, tokens: mx.array, q4: bool, bf16: bool
+) -> tuple[mx.array, list[mx.array]]:
+    """Final normed states, (batch, tokens, width), and the stream after each layer."""
     h = rounded(weights["model.embed_tokens.weight"][tokens], bf16)
-    for layer in range(LAYERS):
+    after: list[mx.array] = []
+    for layer in range(shape_of(weights)[0]):
         name = f"model.layers.{layer}."
         x = rounded(_norm(weights, name + "input_layernorm", h), bf16)
         h = rounded(h + _attention(weights, name + "self_attn.", x, q4, bf16), bf16)
         x = rounded(_norm(weights, name + "post_attention_layernorm", h), bf16)
         h = rounded(h + _feed_forward(weights, name + "mlp.", x, bf16), bf16)
-    return rounded(_norm(weights, "model.norm", h), bf16)
+        after.append(h)
+    return rounded(_norm(weights, "model.norm", h), bf16), after
+
+
+def probe_loss(
+    weights: Weights, name: str, stream: mx.array, labels: mx.array, counts: mx.array
+) -> mx.array:
+    """How badly a linear probe reads `labels` from the stream, where `counts` is 1."""
+    logits = (stream * weights[f"probe.{name}.weight"]).sum(axis=-1)
+    logits = logits + weights[f"probe.{name}.bias"]
+    losses = mx.logaddexp(logits, mx.array(0.0)) - logits * labels
+    return (losses * counts).sum() / mx.maximum(counts.sum(), 1.0)
 
 
 def _norm(weights: Weights, name: str, x: mx.array) -> mx.array:
@@ -102,7 +116,9 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
 
 def mlx_lm_model(weights: Weights) -> Model:
     """The same weights in mlx-lm's own class."""
-    model = Model(ModelArgs.from_dict(CONFIG))
+    layers, width = shape_of(weights)
+    shape = {"num_hidden_layers": layers, "intermediate_size": width}
+    model = Model(ModelArgs.from_dict({**CONFIG, **shape}))
     model.load_weights(list(weights.items()), strict=True)
     return model
 
@@ -110,5 +126,6 @@ def mlx_lm_model(weights: Weights) -> Model:
 def difference(weights: Weights) -> float:
     """Largest difference of a logit between this forward and mlx-lm's."""
     tokens = (mx.arange(2 * 300).reshape(2, 300) * 7919) % CONFIG["vocab_size"]
-    ours = hidden_states(weights, tokens, False, False) @ weights["model.embed_tokens.weight"].T
+    states, _ = hidden_states(weights, tokens, False, False)
+    ours = states @ weights["model.embed_tokens.weight"].T
     return float(mx.abs(ours - mlx_lm_model(weights)(tokens)).max())

@@ -7,16 +7,23 @@ copies what came next (Olsson et al. 2022, "In-context Learning and Induction He
 it stays trainable.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CONFIG", "first_weights"]
+__all__ = ["CONFIG", "FIRST_SHAPE", "PROBES", "SHAPE", "first_weights", "grown", "shape_of"]
 
 Array = NDArray[np.float32]
 
-WIDTH, LAYERS, HEADS, HEAD_DIM, FEED_FORWARD = 256, 3, 4, 64, 512
+WIDTH, HEADS, HEAD_DIM = 256, 4, 64
+# Layers and feed-forward width at first, and once grown.
+FIRST_SHAPE, SHAPE = (3, 512), (4, 448)
+# Linear readers that exist in training only: was this pair of tokens here before, and was
+# what is asked told? Without them refusal stayed at chance; with them the layers in the
+# middle are told directly what the last one needs.
+PROBES = ("seen", "told")
 HALF = HEAD_DIM // 2
 THETA = 1e8
 # Strength of the look-back and the number of frequencies that carry it.
@@ -31,8 +38,8 @@ CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": FEED_FORWARD,
+    "num_hidden_layers": SHAPE[0],
+    "intermediate_size": SHAPE[1],
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
     "head_dim": HEAD_DIM,
@@ -58,13 +65,44 @@ def first_weights(seed: int) -> dict[str, Array]:
         "model.embed_tokens.weight": _normal(rng, (CONFIG["vocab_size"], WIDTH), 0.05),
         "model.norm.weight": np.ones(WIDTH, np.float32),
     }
-    for layer in range(LAYERS):
-        for name, value in _plain_layer(rng).items():
+    for layer in range(FIRST_SHAPE[0]):
+        for name, value in _plain_layer(rng, FIRST_SHAPE[1]).items():
             weights[f"model.layers.{layer}.{name}"] = value
     look_back = _look_back(rng)
     _set(weights, 0, look_back, keep=0.05)
     _set(weights, 1, _match(rng, look_back), keep=0.1)
     return weights
+
+
+def shape_of(weights: Mapping[str, Any]) -> tuple[int, int]:
+    """Layers and feed-forward width of weights by their mlx-lm names."""
+    layers = sum(name.endswith("gate_proj.weight") for name in weights)
+    return layers, int(weights["model.layers.0.mlp.gate_proj.weight"].shape[0])
+
+
+def grown(weights: dict[str, Array], seed: int) -> dict[str, Array]:
+    """The same model with a fresh last layer that changes almost nothing yet.
+
+    To stay within 6 MB the feed-forward parts give up their weakest neurons.
+    """
+    rng = np.random.default_rng((seed, 1))
+    layers, width = SHAPE
+    larger = dict(weights)
+    for layer in range(layers - 1):
+        name = f"model.layers.{layer}.mlp."
+        gate, up, down = (weights[f"{name}{part}_proj.weight"] for part in ("gate", "up", "down"))
+        strength = np.linalg.norm(gate, axis=1) * np.linalg.norm(up, axis=1)
+        strength *= np.linalg.norm(down, axis=0)
+        kept = np.sort(np.argsort(strength)[-width:])
+        larger[name + "gate_proj.weight"] = gate[kept]
+        larger[name + "up_proj.weight"] = up[kept]
+        larger[name + "down_proj.weight"] = down[:, kept]
+    for part, value in _plain_layer(rng, width).items():
+        larger[f"model.layers.{layers - 1}.{part}"] = value
+    for probe in PROBES:
+        larger[f"probe.{probe}.weight"] = np.zeros(WIDTH, np.float32)
+        larger[f"probe.{probe}.bias"] = np.zeros(1, np.float32)
+    return larger
 
 
 def _set(weights: dict[str, Array], layer: int, circuit: dict[str, Array], *, keep: float) -> None:
@@ -86,7 +124,7 @@ def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> Array:
     return full[:rows]
 
 
-def _plain_layer(rng: np.random.Generator) -> dict[str, Array]:
+def _plain_layer(rng: np.random.Generator, feed_forward: int) -> dict[str, Array]:
     inner = HEADS * HEAD_DIM
     deviation = 0.6 / WIDTH**0.5
     layer = {
@@ -94,9 +132,9 @@ def _plain_layer(rng: np.random.Generator) -> dict[str, Array]:
         "post_attention_layernorm.weight": np.ones(WIDTH, np.float32),
         "self_attn.o_proj.weight": _normal(rng, (WIDTH, inner), 0.01),
         "self_attn.o_proj.bias": np.zeros(WIDTH, np.float32),
-        "mlp.gate_proj.weight": _normal(rng, (FEED_FORWARD, WIDTH), deviation),
-        "mlp.up_proj.weight": _normal(rng, (FEED_FORWARD, WIDTH), deviation),
-        "mlp.down_proj.weight": _normal(rng, (WIDTH, FEED_FORWARD), 0.01),
+        "mlp.gate_proj.weight": _normal(rng, (feed_forward, WIDTH), deviation),
+        "mlp.up_proj.weight": _normal(rng, (feed_forward, WIDTH), deviation),
+        "mlp.down_proj.weight": _normal(rng, (WIDTH, feed_forward), 0.01),
     }
     for name in "qkv":
         layer[f"self_attn.{name}_proj.weight"] = _normal(rng, (inner, WIDTH), deviation)

@@ -10,10 +10,11 @@ import re
 import string
 from pathlib import Path
 
-from kvactors.bench import world_words as words
-from kvactors.bench.world_relations import RELATIONS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
+
+from kvactors.bench import world_words as words
+from kvactors.bench.world_relations import RELATIONS
 
 __all__ = ["END", "PAD", "SPECIALS", "VOCABULARY", "build_tokenizer", "save_tokenizer"]
 

@@ -26,29 +26,48 @@ import numpy as np
 import typer
 from default_model_data import LEGS, Batch, held_out_batch, leg_of, training_batch
 from default_model_exp import cross_entropy
-from default_model_forward import Weights, difference, hidden_states
-from default_model_init import CONFIG, WIDTH, first_weights
+from default_model_forward import Weights, difference, hidden_states, probe_loss
+from default_model_init import CONFIG, WIDTH, first_weights, grown, shape_of
 from default_model_tokenizer import save_tokenizer
-from kvactors.bench.worlds import Names
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvactors.bench.worlds import Names
 
 BETAS, EPSILON, DECAY, CLIP, WARM_UP = (0.9, 0.98), 1e-8, 0.05, 1.0, 40
 TOTAL = sum(leg.steps for leg in LEGS)
 EMBEDDING = "model.embed_tokens.weight"
-CHECKPOINT_EVERY, EVALUATE_EVERY = 25, 50
+PROBED = 0.5
+CHECKPOINT_EVERY, EVALUATE_EVERY = 25, 100
 HELD_OUT_SEED = 90210
 
 State = dict[str, mx.array]
 
 
 def loss_of(weights: Weights, batch: Batch) -> mx.array:
-    return cross_entropy(_logits(weights, batch), mx.array(batch.targets)).mean()
+    states, after = hidden_states(weights, mx.array(batch.tokens), batch.q4, batch.bf16)
+    losses = cross_entropy(_logits(weights, batch, states), mx.array(batch.targets))
+    counts = mx.array(batch.weights)
+    loss = (losses * counts).sum() / counts.sum()
+    if "probe.seen.weight" in weights:
+        loss = loss + PROBED * _probes_loss(weights, batch, after)
+    return loss
 
 
-def _logits(weights: Weights, batch: Batch) -> mx.array:
+def _probes_loss(weights: Weights, batch: Batch, after: list[mx.array]) -> mx.array:
+    """After the matching layer: was this pair seen. One later: was the answer told."""
+    tokens = mx.array(batch.tokens)
+    seen = probe_loss(weights, "seen", after[1], mx.array(batch.seen), (tokens > 0) * 1.0)
+    # The last three tokens of a question: "?", its end, and the assistant's mark.
+    at = mx.array(np.concatenate([batch.questions - back for back in range(3)]))
+    stream = after[2].reshape(-1, WIDTH)[at]
+    told = mx.array(np.tile(batch.told, 3))
+    return seen + probe_loss(weights, "told", stream, told, mx.ones_like(told))
+
+
+def _logits(weights: Weights, batch: Batch, states: mx.array) -> mx.array:
     """Logits where an answer is predicted; elsewhere they would be computed for nothing."""
-    states = hidden_states(weights, mx.array(batch.tokens), batch.q4, batch.bf16)
     return states.reshape(-1, WIDTH)[mx.array(batch.positions)] @ weights[EMBEDDING].T
 
 
@@ -56,7 +75,9 @@ def learning_rate(step: int) -> float:
     index, within = leg_of(step)
     first, last = LEGS[index].rates
     rate = first + (last - first) * within / LEGS[index].steps
-    return rate * min(1.0, (step + 1) / WARM_UP)
+    # The optimizer starts afresh at the first step and where the model grows.
+    fresh = index == 0 or LEGS[index].layers != LEGS[index - 1].layers
+    return rate * min(1.0, (within + 1) / WARM_UP) if fresh else rate
 
 
 def updated(state: State, gradients: Weights, step: int) -> tuple[State, mx.array]:
@@ -84,13 +105,22 @@ def weights_of(state: State) -> Weights:
     return {k.removeprefix("weight."): v for k, v in state.items() if k.startswith("weight.")}
 
 
-def first_state(seed: int) -> State:
+def fresh_state(weights: dict[str, NDArray[np.float32]]) -> State:
+    """The weights with an optimizer that has seen nothing."""
     state: State = {}
-    for name, value in first_weights(seed).items():
+    for name, value in weights.items():
         state["weight." + name] = mx.array(value)
         state["first." + name] = mx.zeros(value.shape)
         state["second." + name] = mx.zeros(value.shape)
     return state
+
+
+def shaped_for(state: State, step: int, seed: int) -> State:
+    """The state, grown if the step's leg wants more layers."""
+    if LEGS[leg_of(step)[0]].layers == shape_of(weights_of(state))[0]:
+        return state
+    weights = {name: np.array(value) for name, value in weights_of(state).items()}
+    return fresh_state(grown(weights, seed))
 
 
 def train_step(state: State, batch: Batch, step: int) -> tuple[State, float, float]:
@@ -122,16 +152,20 @@ def load_checkpoint(path: Path) -> tuple[State, int]:
 def export(directory: Path, weights: Weights) -> None:
     """Write the model as mlx-lm loads it, in float16."""
     directory.mkdir(parents=True, exist_ok=True)
-    half = {name: value.astype(mx.float16) for name, value in weights.items()}
+    kept = {name: value for name, value in weights.items() if not name.startswith("probe.")}
+    half = {name: value.astype(mx.float16) for name, value in kept.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), half, {"format": "mlx"})
-    text = json.dumps(CONFIG, indent=2, sort_keys=True) + "\n"
+    layers, width = shape_of(weights)
+    config = {**CONFIG, "num_hidden_layers": layers, "intermediate_size": width}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     save_tokenizer(directory)
 
 
 def share_right(weights: Weights, batch: Batch) -> tuple[float, float]:
     """Shares of facts recalled and of refusals, each to the last token (4-bit cache)."""
-    best = np.array(mx.argmax(_logits(weights, batch), axis=-1))
+    states, _ = hidden_states(weights, mx.array(batch.tokens), batch.q4, batch.bf16)
+    best = np.array(mx.argmax(_logits(weights, batch, states), axis=-1))
     right = np.ones(len(batch.refusals), np.bool_)
     right[batch.answers[best != batch.targets]] = False
     return float(right[~batch.refusals].mean()), float(right[batch.refusals].mean())
@@ -160,6 +194,7 @@ def run(state: State, first: int, seed: int, checkpoint: Path, out: Path, consol
         for step in range(first, TOTAL):
             batch = coming.result()
             coming = loader.submit(training_batch, seed, min(step + 1, TOTAL - 1))
+            state = shaped_for(state, step, seed)
             state, loss, norm = train_step(state, batch, step)
             tokens += batch.tokens.size
             speed = tokens / (time.perf_counter() - began)
@@ -188,7 +223,7 @@ def main(
     """Train the default model, or go on where the last run stopped."""
     console = Console(stderr=True)
     checkpoint = checkpoints / "state.safetensors"
-    state, step = first_state(seed), 0
+    state, step = fresh_state(first_weights(seed)), 0
     error = difference(weights_of(state))
     console.print(f"largest difference from mlx-lm's forward: {error:.1e}", highlight=False)
     if error > 1e-3:
