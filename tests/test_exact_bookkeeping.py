@@ -17,6 +17,7 @@ from kvactors.core.model import LoadedModel
 from kvactors.core.runner import new_arena
 from kvactors.core.sampling import Sampling
 from kvactors.core.testing import make_request, run_engine
+from kvactors.core.wire import from_raw, to_raw
 
 LENGTHS = (5, 40, 300, 17, 1, 2, 255, 256, 257, 64, 63, 65)
 SAMPLING = Sampling(max_tokens=12)
@@ -147,6 +148,35 @@ def test_a_second_turn_after_a_restore_from_bytes_equals_one_that_never_stopped(
     assert warm.request.generated == hot.request.generated
 
 
+@pytest.mark.parametrize("kv_bits", [4, 8, None])
+def test_restored_kv_is_byte_identical_to_what_was_saved(
+    load_grid: LoadGrid, make_engine: MakeEngine, kv_bits: int | None
+) -> None:
+    loaded = load_grid(kv_bits)
+    first, second = prompts_of((300, 20), seed=6)
+    end = run_engine(
+        make_engine(loaded, stored=True), [(0, make_request("a", [], first, SAMPLING))]
+    )["a"]
+    assert isinstance(end, Finished)
+
+    pieces = [
+        from_raw(part.tensors, part.start, part.end, len(loaded.spec.groups()))
+        for part in end.exported
+    ]
+    engine = make_engine(loaded, stored=True)
+    request = make_request("a", end.request.tokens, second, SAMPLING)
+    engine.submit(request)
+    engine.step()
+    engine.provide("a", end.exported)
+    again = run_engine(engine, [])["a"]
+
+    assert [to_raw(piece) for piece in pieces] == [part.tensors for part in end.exported]
+    assert isinstance(again, Finished)
+    merged = again.exported[0]
+    old = end.exported[-1]
+    assert (merged.start, old.start) == (old.end, 256)
+
+
 def test_kv_of_another_history_is_not_adopted(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
     loaded = load_grid()
     first, second = prompts_of((300, 20), seed=5)
@@ -192,11 +222,19 @@ step = st.tuples(
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 99))
+@given(
+    st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 99),
+    st.sampled_from([4, 8, None]),
+)
 def test_any_sequence_of_turns_cancels_and_restores_equals_each_agent_alone(
-    load_grid: LoadGrid, make_engine: MakeEngine, rounds: list[list[Any]], seed: int
+    load_grid: LoadGrid,
+    make_engine: MakeEngine,
+    rounds: list[list[Any]],
+    seed: int,
+    kv_bits: int | None,
 ) -> None:
-    loaded = load_grid()
+    loaded = load_grid(kv_bits)
     rng = np.random.default_rng(seed)
     engine = make_engine(loaded, max_batch=3, stored=True)
     histories = [History() for _ in range(4)]

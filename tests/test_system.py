@@ -1,6 +1,8 @@
 """The public interface: asking, streaming, observing, restoring, ending."""
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -78,6 +80,48 @@ def test_a_restored_agent_is_warm_and_goes_on_as_if_it_had_never_stopped(
     assert reply.cache == "warm"
     assert reply.usage.reused_tokens == expected.usage.reused_tokens > 300
     assert reply.token_ids == expected.token_ids
+
+
+TALK = """
+import sys
+from kvactors.core import blas; blas.preload()
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
+
+def grid_model():
+    return snap_to_grid(tiny_model(seed=3)), PlainTokenizer()
+
+with AgentSystem(grid_model, store=sys.argv[1], attention="packed") as system:
+    for prompt in sys.argv[2:]:
+        reply = system.spawn("alice").ask(prompt, sampling=Sampling(max_tokens=8)).get()
+        print(reply.cache, *reply.token_ids)
+"""
+
+
+@pytest.mark.slow
+def test_a_new_process_goes_on_as_if_the_old_one_had_never_stopped(tmp_path: Path) -> None:
+    def talk(store: str, *prompts: str) -> list[str]:
+        command = [sys.executable, "-c", TALK, str(tmp_path / store), *prompts]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return done.stdout.splitlines()
+
+    first, second = "a long beginning " * 20, "and then?"
+    expected = talk("one", first, second)
+    parted = [*talk("two", first), *talk("two", second)]
+
+    assert [line.split()[1:] for line in parted] == [line.split()[1:] for line in expected]
+    assert [line.split()[0] for line in parted] == ["cold", "warm"]
+
+
+def test_a_reproducible_run_repeats_bit_for_bit(open_system: OpenSystem) -> None:
+    def run() -> list[tuple[int, ...]]:
+        alice = open_system(store=False, reproducible=True).spawn("alice")
+        return [
+            alice.ask("a long text " * 50, sampling=SHORT).get(timeout=WAIT).token_ids
+            for _ in range(3)
+        ]
+
+    assert run() == run()
 
 
 @pytest.mark.parametrize("change", [{"kv_bits": 8}, {"model": "other"}])
