@@ -148,6 +148,7 @@ class AgentActor(PooledActor):
             matcher=StopMatcher(sampling.stop, chat.decode),
             fresh=len(new),
             serial=prompt.ticket.serial,
+            stream=prompt.ticket.tokens is not None,
             submitted_at=prompt.ticket.submitted_at,
             priority=0 if prompt.answer else -1,
         )

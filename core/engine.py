@@ -204,7 +204,8 @@ class Engine:
             request.first_token_at = self._clock()
         request.tokens.append(item.token)
         request.cached = len(request.tokens) - 1
-        self._events.append(Tokens(request.agent_id, request.serial, (item.token,)))
+        if request.stream:
+            self._events.append(Tokens(request.agent_id, request.serial, (item.token,)))
         if item.token in request.stop_tokens or request.matcher.matches(request.generated):
             self._finish(request, "stop")
         elif len(request.generated) >= request.sampling.max_tokens:

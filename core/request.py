@@ -36,6 +36,7 @@ class Request:
     were in the agent's cache when the turn began, `cached` have KV in this request's row;
     the first `prompt` are the transcript with the new turn, which added the last `fresh` of
     those. Times are in seconds of the engine's clock; `restored_at` is a duration.
+    `stream` asks for each token as it is decoded.
     `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
     `isolated` marks a suspect of a failed step, which runs alone for `probation` steps.
     """
@@ -50,6 +51,7 @@ class Request:
     matcher: StopMatcher
     fresh: int
     serial: int = 0
+    stream: bool = False
     submitted_at: float = 0.0
     priority: int = 0
     kept: int = 0
