@@ -1,6 +1,7 @@
 """`kvactors chat`: a conversation in the terminal that goes on the next day."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from rich.text import Text
@@ -45,6 +46,7 @@ class _Chat:
         self._system = system
         self._system_prompt = system_prompt
         self._bar = bar
+        self._shown = 0
         self._agent: Agent = system.spawn(agent_id, system_prompt)
 
     def greet(self, root: Path) -> None:
@@ -107,26 +109,25 @@ class _Chat:
     def _talk(self, line: str) -> None:
         try:
             stream = self._agent.stream(line)
-            try:
-                reply = self._print(stream)
-            except KeyboardInterrupt:
-                stream.close()
-                reply = stream.reply
+            self._shown = 0
+            with suppress(KeyboardInterrupt), stream:
+                self._print(stream)
+            # Interrupted, it ends at the next step: what it still said is remembered too.
+            reply = stream.reply
             self._bar.close()
-            _newline()
+            _write(reply.text[self._shown :] + "\n")
             _note(_summary(reply))
         except (EngineDied, SystemStopped):
             raise
         except KvactorsError as error:
-            _newline()
+            _write("\n")
             complain(error)
 
-    def _print(self, stream: ReplyStream) -> Reply:
+    def _print(self, stream: ReplyStream) -> None:
         for piece in stream:
             self._bar.close()
-            sys.stdout.write(printable(piece.text))
-            sys.stdout.flush()
-        return stream.reply
+            _write(piece.text)
+            self._shown += len(piece.text)
 
 
 def _read_line() -> str | None:
@@ -137,10 +138,10 @@ def _read_line() -> str | None:
             return input("> " if asking else "")
         except EOFError:
             if asking:
-                _newline()
+                _write("\n")
             return None
         except KeyboardInterrupt:
-            _newline()
+            _write("\n")
             _note("/quit or Ctrl-D ends the chat")
 
 
@@ -153,8 +154,8 @@ def _summary(reply: Reply) -> str:
     )
 
 
-def _newline() -> None:
-    sys.stdout.write("\n")
+def _write(text: str) -> None:
+    sys.stdout.write(printable(text))
     sys.stdout.flush()
 
 

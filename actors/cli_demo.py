@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from kvactors.actors.cli_console import err, out, printable
+from kvactors.actors.cli_console import complain, err, out, printable
 
 __all__ = ["run_demo"]
 
@@ -42,9 +42,9 @@ def run_demo(agents: int, store: Path | None, model: str, *, as_json: bool) -> i
     """
     with _folder(store) as folder:
         told = _run("demo-tell", agents, folder, model)
-        err.print(f"{agents} agents were told their facts in process {told.pid}, which has ended.")
+        err.print(f"Agents told their facts: {agents}, in process {told.pid}, which has ended.")
         asked = _run("demo-ask", agents, folder, model)
-        err.print(f"They were restored and asked in process {asked.pid}.\n")
+        err.print(f"Restored and asked: {agents}, in process {asked.pid}.\n")
     entries = json.loads(asked.output)
     if as_json:
         sys.stdout.write(json.dumps({"model": model, "agents": entries}) + "\n")
@@ -78,8 +78,10 @@ def _run(phase: str, agents: int, store: Path, model: str) -> _Ended:
             # The terminal has interrupted the child too: it saves what is finished.
             process.wait()
             raise
+    if process.returncode < 0:
+        complain(f"the process of {phase} was killed by signal {-process.returncode}")
     if process.returncode:
-        raise typer.Exit(process.returncode)
+        raise typer.Exit(max(1, process.returncode))
     return _Ended(process.pid, output)
 
 
@@ -115,7 +117,7 @@ def _verdict(entries: list[dict[str, Any]]) -> str:
     fast = median(entry["ttft_warm_ms"] for entry in entries)
     slow = median(entry["ttft_cold_ms"] for entry in entries)
     return (
-        f"\n{right} of {count} answers are right, {warm} of {count} agents were warm.\n"
+        f"\n{right} of {count} answers right, {warm} of {count} agents warm.\n"
         f"{reused} of {reused + prefilled} tokens were reused from disk, {prefilled} prefilled.\n"
         f"Time to first token, medians: {fast:.1f} ms warm, {slow:.1f} ms cold "
         f"({slow / max(fast, 0.01):.1f} times sooner)."

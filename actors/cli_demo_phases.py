@@ -27,7 +27,7 @@ def tell(count: int, store: Path, model: str) -> None:
         for agent in known:
             system.forget(agent.agent_id)
         if known:
-            err.print(f"{len(known)} agents of an earlier demo were forgotten first.")
+            err.print(f"Agents of an earlier demo, forgotten first: {len(known)}.")
         replies = [
             system.spawn(agent.agent_id, SYSTEM_PROMPT).ask(turn, sampling=ANSWER)
             for agent in plan

@@ -64,7 +64,7 @@ def show_agents(path: Path | None) -> None:
         kept = sum(agent.ledger_bytes for agent in found)
         cached = sum(sum(agent.kv_bytes.values()) for agent in found)
         out.print(
-            f"\n{len(found)} agents in {store.root}: {decimal(kept)} of ledgers, "
+            f"\nagents in {store.root}: {len(found)}, {decimal(kept)} of ledgers, "
             f"{decimal(cached)} of KV",
             soft_wrap=True,
         )

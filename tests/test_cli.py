@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvactors.actors import AgentSystem, Reply, Sampling, cli_chat
+from kvactors.actors import AgentSystem, Sampling, cli_chat
 from kvactors.actors.cli import app
 from kvactors.actors.cli_console import PrefillBar, printable
 from kvactors.actors.stream import ReplyStream
@@ -67,7 +67,7 @@ def test_agents_lists_turns_tokens_and_bytes(store: Path) -> None:
     (line,) = (line for line in out.splitlines() if line.startswith("alice"))
     assert line.split()[2] == "4"
     assert "../[b]ob" in out
-    assert "2 agents in" in out
+    assert ": 2, " in out
 
 
 def test_inspect_prints_the_transcript_and_no_control_characters(store: Path) -> None:
@@ -174,7 +174,7 @@ def test_ctrl_c_cancels_the_reply_and_not_the_chat(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupted(_chat: object, stream: ReplyStream) -> Reply:
+    def interrupted(_chat: object, stream: ReplyStream) -> None:
         next(stream)
         raise KeyboardInterrupt
 
