@@ -1,6 +1,7 @@
 """The two processes of the demo: one tells and ends, the other restores and asks."""
 
 import json
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,6 +47,8 @@ def ask(count: int, store: Path, model: str) -> str:
     when the memory has to be computed anew.
     """
     plan = plan_demo(count)
+    # The first process has given its advice, and two systems start here.
+    logging.getLogger("kvactors").addFilter(lambda record: "OpenBLAS" not in record.getMessage())
     with tempfile.TemporaryDirectory(prefix="kvactors-cold-") as folder:
         bare = Path(folder)
         for agent in plan:

@@ -24,6 +24,8 @@ from kvactors.core import blas
 __all__ = ["main"]
 
 BATCHES = (1, 2, 4, 8, 16)
+# More than any run decodes: no sequence leaves mlx-lm's batch by itself.
+ENDLESS = 1_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -109,7 +111,7 @@ class _MlxLm:
         from mlx_lm.generate import BatchGenerator
 
         generator: Any = BatchGenerator(self._model, prefill_batch_size=len(prompts))
-        generator.insert([list(prompt) for prompt in prompts], [tokens + 1] * len(prompts))
+        generator.insert([list(prompt) for prompt in prompts], [ENDLESS] * len(prompts))
         while len(generator.next()[1]) < len(prompts):
             pass
         begin, decoded = time.perf_counter(), 0
