@@ -8,12 +8,14 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
+from kvactors.actors.errors import SaveFailed
 from kvactors.actors.messages import (
     Cancel,
     CancelTurn,
     NewTokens,
     Prompt,
+    Saved,
     SaveTurn,
     Step,
     TurnAborted,
@@ -75,6 +77,7 @@ class AgentActor(PooledActor):
         self._running: Prompt | None = None
         self._appended: tuple[int, ...] = ()
         self._warned = False
+        self._cancel_next = False
 
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
@@ -106,21 +109,24 @@ class AgentActor(PooledActor):
     # -- one turn ----------------------------------------------------------------------
 
     def _begin(self, prompt: Prompt) -> None:
+        cancelled, self._cancel_next = self._cancel_next, False
         if prompt.ticket.reply.done:
             return
         try:
             request = self._request(prompt)
         except KvactorsError as error:
-            self._reject(prompt.ticket, error)
+            prompt.ticket.reject(error)
             return
         except Exception as error:
             failure = TurnFailed(f"the prompt of {self.agent_id!r} cannot be rendered: {error}")
             failure.__cause__ = error
-            self._reject(prompt.ticket, failure)
+            prompt.ticket.reject(failure)
             return
         self._running = prompt
         self.actor_inbox.open_to_prompts = False
         self._tell_gpu(Step(request, self.actor_ref))
+        if cancelled:
+            self._tell_gpu(Cancel(self.agent_id, request.serial))
 
     def _request(self, prompt: Prompt) -> Request:
         new = self._render(prompt)
@@ -180,17 +186,20 @@ class AgentActor(PooledActor):
         if self._running is None or not self._is_running(finished.request.serial):
             return
         prompt = self._running
+        if prompt.ticket.reply.done:
+            self._end()
+            return
         try:
             text, turns = self._turns(prompt, message)
         except Exception as error:
             failure = TurnFailed(f"the answer of {self.agent_id!r} cannot be decoded: {error}")
             failure.__cause__ = error
+            self._take_back(message)
             self._fail(failure)
             return
         record = self.transcript.extend(turns)
         self._save(record, message, prompt.ticket)
         self._end()
-        self.wiring.outstanding.end_turn(prompt.ticket)
         prompt.ticket.resolve(make_reply(finished, text, prompt.ticket))
 
     def _turns(self, prompt: Prompt, message: TurnFinished) -> tuple[str, list[Turn]]:
@@ -217,25 +226,33 @@ class AgentActor(PooledActor):
         nbytes = sum(part.nbytes for part in message.finished.exported)
         save = Save(self.agent_id, (record,), self.wiring.fingerprint, segments)
         self.wiring.outstanding.begin_save(ticket)
-        self.wiring.persistence.tell(SaveTurn(save, ticket, nbytes))
+        if not send(self.wiring.persistence, SaveTurn(save, ticket, nbytes)):
+            error = SaveFailed("the persistence actor is dead: nothing is saved any more")
+            ticket.durable.reject(error)
+            ticket.cached.reject(error)
+            self.wiring.outstanding.end_save(ticket)
+            self._take_back(message)
+
+    def _take_back(self, message: TurnFinished) -> None:
+        """Tell the GPU actor that the KV it exported will never be on disk."""
+        nbytes = sum(part.nbytes for part in message.finished.exported)
+        self._tell_gpu(Saved(self.agent_id, 0, nbytes, False))
 
     def _cancel(self, message: CancelTurn) -> None:
         """End the running turn at its next step; one that has not begun never will."""
         running = None if self._running is None else self._running.ticket
-        if running is not None and message.ticket in (None, running):
+        if running is None and message.ticket is None:
+            self._cancel_next = self.actor_inbox.prompts > 0
+        elif running is not None and message.ticket in (None, running):
             self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
         elif message.ticket is not None and not message.ticket.reply.done:
             late = SystemStopped(f"the turn of {self.agent_id!r} was cancelled before it began")
-            self._reject(message.ticket, message.error or late)
+            message.ticket.reject(message.error or late)
 
     def _fail(self, error: BaseException) -> None:
         assert self._running is not None
         ticket = self._running.ticket
         self._end()
-        self._reject(ticket, error)
-
-    def _reject(self, ticket: Ticket, error: BaseException) -> None:
-        self.wiring.outstanding.end_turn(ticket)
         ticket.reject(error)
 
     def _end(self) -> None:
@@ -248,5 +265,4 @@ class AgentActor(PooledActor):
 
     def _tell_gpu(self, message: Any) -> None:
         # A dead GPU actor has already failed every ticket; there is nobody left to tell.
-        if self.wiring.gpu.is_alive():
-            self.wiring.gpu.tell(message)
+        send(self.wiring.gpu, message)

@@ -2,8 +2,12 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
+
+from pykka import ActorDeadError, Timeout
 
 from kvactors.actors.dispatcher import Dispatcher
 from kvactors.actors.gpu import GpuActor, OnProgress
@@ -47,10 +51,10 @@ class Crew:
         """Open the store, load the model. Raises StorageError or ModelError."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         blas.advise()
-        self.pool = self._dispatcher("kvactors-agents", POOL_THREADS, shared=True)
+        self.pool = self._dispatcher("kvactors-agents", POOL_THREADS)
         self.gpu = GpuActor.start(self._engine_died, on_progress)
         if open_store is not None:
-            writer = self._dispatcher("kvactors-persistence", 1, shared=False)
+            writer = self._dispatcher("kvactors-persistence", 1)
             self.persistence = PersistenceActor.start(
                 writer, open_store, self.gpu, self.outstanding
             )
@@ -59,20 +63,37 @@ class Crew:
         info: ModelInfo = self.gpu.ask(LoadModel(launch))
         return info
 
-    def stop(self, agents: Iterable[Any]) -> None:
-        """End the agents (their references), then the GPU actor, then the store."""
+    def stop(self, agents: Iterable[Any], timeout: float | None = None) -> None:
+        """End the agents (their references), then the GPU actor, then the store.
+
+        What does not end within `timeout` seconds is left behind on its daemon thread.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> float | None:
+            return None if deadline is None else max(0.05, deadline - time.monotonic())
+
         for future in [agent.stop(block=False) for agent in agents]:
-            future.get()
+            with suppress(Timeout):
+                future.get(timeout=left())
         self.outstanding.fail_turns(SystemStopped("the system is stopped"))
         for actor in (self.gpu, self.persistence):
             if actor is not None:
-                actor.stop()
+                with suppress(Timeout):
+                    actor.stop(timeout=left())
         self.timer.close()
         for dispatcher in self._dispatchers:
-            dispatcher.close()
+            dispatcher.close(left())
 
-    def _dispatcher(self, name: str, threads: int, *, shared: bool) -> Dispatcher:
-        dispatcher = Dispatcher(name, threads, shared=shared)
+    def ask(self, actor: Any, message: Any) -> Any:
+        """Ask an actor of the crew and wait. Raises why it is dead, if it is."""
+        try:
+            return actor.ask(message)
+        except ActorDeadError:
+            raise self.outstanding.refusal or SystemStopped("the system is stopped") from None
+
+    def _dispatcher(self, name: str, threads: int) -> Dispatcher:
+        dispatcher = Dispatcher(name, threads)
         self._dispatchers.append(dispatcher)
         return dispatcher
 

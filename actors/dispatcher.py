@@ -18,7 +18,7 @@ from pykka import Actor, ActorDeadError, ActorRef, ActorRegistry, messages
 from kvactors.actors.futures import ReplyFuture, mark_pool_thread
 from kvactors.core.errors import KvactorsError
 
-__all__ = ["Dispatcher", "Mailbox", "MailboxFull", "PooledActor"]
+__all__ = ["Dispatcher", "Mailbox", "MailboxFull", "PooledActor", "send"]
 
 logger = logging.getLogger("kvactors")
 
@@ -33,12 +33,11 @@ class MailboxFull(KvactorsError):
 class Dispatcher:
     """`threads` daemon threads that run whichever actor has messages, in order of arrival.
 
-    `shared` marks them as pool threads, on which blocking is refused.
+    Blocking on a future is refused on them.
     """
 
-    def __init__(self, name: str, threads: int, *, shared: bool = True) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         self.name = name
-        self._shared = shared
         self._ready: deque[PooledActor] = deque()
         self._wakeup = threading.Condition()
         self._closed = False
@@ -56,7 +55,7 @@ class Dispatcher:
             self._wakeup.notify()
 
     def close(self, timeout: float | None = None) -> None:
-        """Let the threads end once the queue is empty, and wait for them."""
+        """Let the threads end once the queue is empty, and wait for each `timeout` seconds."""
         with self._wakeup:
             self._closed = True
             self._wakeup.notify_all()
@@ -65,8 +64,7 @@ class Dispatcher:
                 thread.join(timeout)
 
     def _work(self) -> None:
-        if self._shared:
-            mark_pool_thread()
+        mark_pool_thread()
         while True:
             with self._wakeup:
                 while not self._ready:
@@ -137,6 +135,11 @@ class Mailbox:
                 return self._prompts.popleft()
             self._scheduled = False
             return None
+
+    @property
+    def prompts(self) -> int:
+        """Prompts that wait."""
+        return len(self._prompts)
 
     def yield_turn(self) -> bool:
         """After a full batch: whether to go to the end of the dispatcher's queue."""
@@ -209,7 +212,9 @@ class PooledActor(Actor):
             if envelope is None:
                 return
             self._handle(envelope)
-        if self.actor_inbox.yield_turn():
+        if self.actor_stopped.is_set():
+            self._bury()
+        elif self.actor_inbox.yield_turn():
             self.dispatcher.schedule(self)
 
     def _handle(self, envelope: Any) -> None:
@@ -238,11 +243,20 @@ class PooledActor(Actor):
             _answer_dead(envelope)
 
 
+def send(actor: Any, message: Any) -> bool:
+    """Tell an actor that may be dead already; whether it was accepted."""
+    try:
+        actor.tell(message)
+    except ActorDeadError:
+        return False
+    return True
+
+
 def _answer_dead(envelope: Any) -> None:
     if envelope.reply_to is None:
         reject = getattr(envelope.message, "reject", None)
         if reject is not None:
-            reject(ActorDeadError("the actor stopped before handling the message"))
+            reject()
     elif isinstance(envelope.message, messages._ActorStop):
         envelope.reply_to.set(None)
     else:

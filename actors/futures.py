@@ -15,12 +15,12 @@ _thread = threading.local()
 
 
 def mark_pool_thread() -> None:
-    """Declare the calling thread one that many actors share."""
+    """Declare the calling thread one that runs actors."""
     _thread.shared = True
 
 
 def on_pool_thread() -> bool:
-    """Whether the calling thread is shared by many actors."""
+    """Whether the calling thread runs actors."""
     return getattr(_thread, "shared", False)
 
 

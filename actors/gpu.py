@@ -7,10 +7,12 @@ for the next Tick, so that messages and GPU work interleave without a lock.
 
 import functools
 import logging
+import os
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
     Cancel,
@@ -43,7 +45,12 @@ OnProgress = Callable[[str, int, int], None]
 @functools.cache
 def mlx_dispatcher() -> Dispatcher:
     """The process's one MLX thread."""
-    return Dispatcher("kvactors-mlx", 1, shared=False)
+    return Dispatcher("kvactors-mlx", 1)
+
+
+# A forked child has the cache, but not the thread.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=mlx_dispatcher.cache_clear)
 
 
 class GpuActor(PooledActor):
@@ -101,7 +108,7 @@ class GpuActor(PooledActor):
             try:
                 engine.submit(message.request)
             except MemoryExceeded as error:
-                message.agent.tell(TurnAborted(message.request.serial, error))
+                send(message.agent, TurnAborted(message.request.serial, error))
         elif isinstance(message, Cancel):
             engine.cancel(message.agent_id, message.serial, message.error)
         elif isinstance(message, Restored):
@@ -135,11 +142,11 @@ class GpuActor(PooledActor):
         if isinstance(event, Tokens):
             self._tell(event.agent_id, NewTokens(event.serial, event.token_ids))
         elif isinstance(event, Finished):
-            self._tell(event.request.agent_id, TurnFinished(event))
+            self._finish(event)
         elif isinstance(event, Aborted):
             self._tell(event.agent_id, TurnAborted(event.serial, event.error))
         elif isinstance(event, KVNeeded):
-            self._persistence.tell(LoadKV(event.agent_id, self._fingerprint))
+            self._load_kv(event.agent_id)
         elif isinstance(event, Progress) and self._on_progress is not None:
             self._show_progress(self._on_progress, event)
 
@@ -150,14 +157,25 @@ class GpuActor(PooledActor):
             logger.exception("the progress callback raised; it is not called again")
             self._on_progress = None
 
-    def _tell(self, agent_id: str, message: Any) -> None:
+    def _finish(self, event: Finished) -> None:
+        agent_id = event.request.agent_id
+        if not self._tell(agent_id, TurnFinished(event)) and self._engine is not None:
+            # Nobody will save it: the bytes no longer wait.
+            nbytes = sum(part.nbytes for part in event.exported)
+            self._engine.saved(agent_id, 0, nbytes, False)
+
+    def _load_kv(self, agent_id: str) -> None:
+        if not send(self._persistence, LoadKV(agent_id, self._fingerprint)):
+            self.actor_ref.tell(Restored(agent_id, ()))
+
+    def _tell(self, agent_id: str, message: Any) -> bool:
         agent = self._agents.get(agent_id)
-        if agent is not None and agent.is_alive():
-            agent.tell(message)
+        return agent is not None and send(agent, message)
 
     def _die(self, error: BaseException) -> None:
         died = EngineDied(f"the GPU actor died: {type(error).__name__}: {error}")
         died.__cause__ = error
+        traceback.clear_frames(error.__traceback__)
         self._engine = None
         self.actor_stopped.set()
         self._died(died)

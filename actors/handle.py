@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.messages import CancelTurn, Prompt
 from kvactors.actors.reply import Reply, Ticket
@@ -96,7 +97,10 @@ class Agent:
         return ReplyStream(ticket, self._system.chat, chosen.stop, lambda: self._cancel(ticket))
 
     def cancel(self) -> None:
-        """End the running turn at the next step; it replies with what was decoded."""
+        """End the running turn at the next step; it replies with what was decoded.
+
+        Where none runs yet, the turn that waits first is ended as soon as it begins.
+        """
         self._cancel(None)
 
     def transcript(self) -> TranscriptView:
@@ -106,8 +110,7 @@ class Agent:
         return TranscriptView(tokens, self._system.chat.decode(tokens), turns)
 
     def _cancel(self, ticket: Ticket | None) -> None:
-        if self._actor.actor_ref.is_alive():
-            self._actor.actor_ref.tell(CancelTurn(ticket))
+        send(self._actor.actor_ref, CancelTurn(ticket))
 
     def _send(
         self,
@@ -122,8 +125,8 @@ class Agent:
         text, tokens = self._check(prompt)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
-        if timeout is not None and not timeout > 0:
-            raise InvalidInput(f"timeout must be above 0 seconds, not {timeout!r}")
+        if timeout is not None and not _is_duration(timeout):
+            raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
         chosen = sampling or Sampling()
 
         def make(ticket: Ticket) -> Prompt:
@@ -144,6 +147,11 @@ class Agent:
         if not tokens:
             raise EmptyPrompt("the prompt has no token ids")
         return None, tokens
+
+
+def _is_duration(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < float("inf")  # type: ignore[operator]
 
 
 def _token(token: object, vocab_size: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from kvactors.actors.launch import Launch
 from kvactors.actors.reply import Ticket
+from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
@@ -54,9 +55,11 @@ class Prompt:
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self, error: BaseException) -> None:
+    def reject(self) -> None:
         """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(error)
+        self.ticket.reject(
+            SystemStopped(f"agent {self.ticket.agent_id!r} stopped before this turn began")
+        )
 
 
 @dataclass(frozen=True, slots=True)

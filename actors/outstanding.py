@@ -27,9 +27,9 @@ class Outstanding:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
             self._turns[ticket.serial] = ticket
+        ticket.on_end = self._end_turn
 
-    def end_turn(self, ticket: Ticket) -> None:
-        """A turn got its reply or its error."""
+    def _end_turn(self, ticket: Ticket) -> None:
         with self._changed:
             self._turns.pop(ticket.serial, None)
             self._changed.notify_all()
@@ -45,6 +45,11 @@ class Outstanding:
             self._saves.pop(ticket.serial, None)
             self._changed.notify_all()
 
+    @property
+    def refusal(self) -> KvactorsError | None:
+        """Why no turn is accepted any more, if so."""
+        return self._refusal
+
     def refuse(self, error: KvactorsError) -> None:
         """Accept no further turn; `begin_turn` raises this error."""
         with self._changed:
@@ -58,8 +63,16 @@ class Outstanding:
     def fail_turns(self, error: BaseException) -> None:
         """Settle every turn with an error."""
         for ticket in self.turns():
-            self.end_turn(ticket)
             ticket.reject(error)
+
+    def fail_saves(self, error: BaseException) -> None:
+        """Settle every pending save with an error."""
+        with self._changed:
+            tickets = list(self._saves.values())
+        for ticket in tickets:
+            ticket.durable.reject(error)
+            ticket.cached.reject(error)
+            self.end_save(ticket)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is outstanding; False if `timeout` seconds pass first."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.errors import public
 from kvactors.actors.messages import (
     Flush,
@@ -76,6 +76,14 @@ class PersistenceActor(PooledActor):
         if self._store is not None:
             self._store.close()
 
+    def on_failure(self, kind: Any, error: Any, traceback: Any) -> None:
+        """A defect in this actor: nothing is saved any more, and everybody is told."""
+        failure = public(error)
+        self._outstanding.refuse(failure)
+        self._outstanding.fail_saves(failure)
+        if self._store is not None:
+            self._store.close()
+
     def _opened(self) -> Store:
         if self._store is None:
             try:
@@ -123,24 +131,28 @@ class PersistenceActor(PooledActor):
             return
         saves = [self._coalesce(agent_id, turns) for agent_id, turns in gathered.items()]
 
+        unwritten, open_saves = {save.agent_id for save in saves}, dict(gathered)
+
         def durable(save: Save) -> None:
+            unwritten.discard(save.agent_id)
             for turn in gathered[save.agent_id]:
                 turn.ticket.durable.resolve(True)
 
         def cached(save: Save) -> None:
-            self._settle(gathered[save.agent_id], None)
+            self._settle(open_saves.pop(save.agent_id), None)
 
-        def failed(save: Save, stage: str, error: BaseException) -> None:
-            if stage == "ledger":
+        def failed(save: Save, _stage: str, error: BaseException) -> None:
+            if save.agent_id in unwritten:
                 self._unwritten[save.agent_id] = save.records
-            self._settle(gathered[save.agent_id], error)
+            self._settle(open_saves.pop(save.agent_id), error)
 
         try:
             self._opened().commit(saves, durable=durable, cached=cached, failed=failed)
         except Exception as error:
             logger.exception("a group of saves failed")
             for save in saves:
-                failed(save, "ledger", error)
+                if save.agent_id in open_saves:
+                    failed(save, "", error)
 
     def _coalesce(self, agent_id: str, turns: list[SaveTurn]) -> Save:
         """One save per agent: later segments supersede what they cover again."""
@@ -168,11 +180,20 @@ class PersistenceActor(PooledActor):
         save = turns[-1].save
         ends = [part.end for turn in turns for part in turn.save.segments]
         end = max(ends, default=0)
-        if reason is not None and save.fingerprint is not None:
-            end = self._opened().kv_extent(save.agent_id, save.fingerprint)
+        if reason is not None:
+            end = self._extent(save)
             logger.warning("saving %r failed: %s", save.agent_id, reason)
         nbytes = sum(turn.nbytes for turn in turns)
         self._tell_gpu(Saved(save.agent_id, end, nbytes, reason is None))
+
+    def _extent(self, save: Save) -> int:
+        """Tokens of KV that the store has; 0 if it cannot even tell."""
+        if save.fingerprint is None:
+            return 0
+        try:
+            return self._opened().kv_extent(save.agent_id, save.fingerprint)
+        except Exception:
+            return 0
 
     def _retry_unwritten(self) -> None:
         saves = [Save(agent, records, None, ()) for agent, records in self._unwritten.items()]
@@ -186,5 +207,4 @@ class PersistenceActor(PooledActor):
         )
 
     def _tell_gpu(self, message: Any) -> None:
-        if self._gpu.is_alive():
-            self._gpu.tell(message)
+        send(self._gpu, message)

@@ -3,6 +3,7 @@
 import itertools
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,9 +59,12 @@ class Reply:
     cached: ReplyFuture[bool] = field(repr=False, compare=False)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Ticket:
-    """The waiting side of one turn: futures to settle, tokens to stream."""
+    """The waiting side of one turn: futures to settle, tokens to stream.
+
+    `on_end` is called once the reply is settled, whoever settles it.
+    """
 
     agent_id: str
     submitted_at: float
@@ -69,6 +73,7 @@ class Ticket:
     durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
+    on_end: "Callable[[Ticket], None] | None" = None
 
     @classmethod
     def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
@@ -84,16 +89,18 @@ class Ticket:
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
         self.reply.resolve(value)
-        self._end_stream()
+        self._end()
 
     def reject(self, error: BaseException) -> None:
         """The turn ended without one; nothing of it will be on disk."""
         self.reply.reject(error)
         self.durable.reject(error)
         self.cached.reject(error)
-        self._end_stream()
+        self._end()
 
-    def _end_stream(self) -> None:
+    def _end(self) -> None:
+        if self.on_end is not None:
+            self.on_end(self)
         if self.tokens is not None:
             self.tokens.put(None)
 
@@ -115,7 +122,7 @@ def make_reply(finished: Finished, text: str, ticket: Ticket) -> Reply:
         usage=Usage(
             prompt_tokens=request.prompt,
             reused_tokens=request.kept,
-            prefilled_tokens=request.prompt - request.kept,
+            prefilled_tokens=max(0, min(request.cached, request.prompt) - request.kept),
             generated_tokens=len(request.generated),
         ),
         timing=Timing(

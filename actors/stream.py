@@ -1,6 +1,7 @@
 """ReplyStream: a turn's text, piece by piece, detokenized by whoever reads it."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -61,10 +62,14 @@ class ReplyStream:
         self.close()
 
     def close(self) -> None:
-        """Stop reading; a turn that still runs is cancelled and replies with what there is."""
-        self._pieces.close()
+        """Stop reading; a turn that still runs is cancelled and replies with what there is.
+
+        Any thread: a reader that waits on another one ends with the turn.
+        """
         if not self._ticket.reply.done:
             self._cancel()
+        with suppress(ValueError):  # The generator is running, on another thread.
+            self._pieces.close()
 
     def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Generator[Piece, None, None]:
         if on_pool_thread():
@@ -86,21 +91,26 @@ class ReplyStream:
 class _Text:
     """The text of the tokens so far, as far as later tokens cannot change it.
 
-    Only a window of tokens is decoded again for each new one; a character of several tokens
-    shows once it is whole, and what may become a stop string is held back.
+    Each step decodes the last tokens shown and the new ones, and takes the difference: some
+    decoders strip a space at the beginning of what they are given. A character of several
+    tokens shows once it is whole, and what may become a stop string is held back.
     """
 
     def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
         self._chat = chat
-        self._hold = max((len(string) for string in stop), default=0)
-        self._done = ""
-        self._window: list[int] = []
+        self._stop = stop
+        self._hold = max((len(string) - 1 for string in stop), default=0)
+        self._text = ""
+        self._shown: list[int] = []
+        self._fresh: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
         """All text that is certain after these further tokens."""
-        self._window += [token for token in tokens if token not in self._chat.eos]
-        text = self._chat.decode(self._window)
-        if text.endswith("\n"):
-            self._done, self._window, text = self._done + text, [], ""
-        whole = self._done + text.rstrip("\ufffd")
-        return whole[: len(whole) - self._hold] if self._hold else whole
+        self._fresh += [token for token in tokens if token not in self._chat.eos]
+        before = self._chat.decode(self._shown)
+        after = self._chat.decode([*self._shown, *self._fresh])
+        if self._fresh and not after.endswith("\ufffd"):
+            self._text += after[len(before) :]
+            self._shown, self._fresh = self._fresh, []
+        cuts = [place for place in map(self._text.find, self._stop) if place >= 0]
+        return self._text[: min(cuts) if cuts else len(self._text) - self._hold]

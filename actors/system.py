@@ -3,6 +3,7 @@
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, Self
 
 from kvactors.actors.agent import AgentActor, Wiring
 from kvactors.actors.crew import Crew
-from kvactors.actors.dispatcher import MailboxFull
+from kvactors.actors.dispatcher import MailboxFull, send
+from kvactors.actors.errors import LedgerUnreadable
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import Launch, ModelInfo, callable_name, parse_budget
@@ -39,6 +41,8 @@ from kvactors.persistence.store import DEFAULT_CAP, Store
 __all__ = ["AgentSystem", "default_store"]
 
 LONGEST_ID = 255
+# Seconds that cancelled turns get to end and to be saved once the time is up.
+GRACE = 2.0
 
 _running: "weakref.WeakSet[AgentSystem]" = weakref.WeakSet()
 
@@ -101,6 +105,10 @@ class AgentSystem:
             raise InvalidConfig(
                 f"model must be a name, a directory or a callable: {type(model).__name__}"
             )
+        if not _is_number(target_latency) or target_latency <= 0:
+            raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
+        if disk_cap is not None and (not _is_number(disk_cap) or disk_cap < 0):
+            raise InvalidConfig(f"disk_cap must be bytes or None, not {disk_cap!r}")
         stored = store is not False
         path = Path(store or default_store()).expanduser()
         self._open_store = (lambda: Store(path, disk_cap=disk_cap)) if stored else None
@@ -128,6 +136,7 @@ class AgentSystem:
             target_latency=target_latency,
             stored=stored,
         )
+        self._life = threading.RLock()
         self._lock = threading.RLock()
         self._agents: dict[str, Agent] = {}
         self._crew = Crew()
@@ -151,18 +160,17 @@ class AgentSystem:
 
     def start(self) -> None:
         """Open the store, load and probe the model; returns when agents can be asked."""
-        with self._lock:
+        with self._life:
             if self._state != "new":
                 raise SystemStopped(f"a system starts once; this one is {self._state}")
-            self._state = "starting"
-        try:
-            self._info = self._crew.start(self._launch, self._open_store, self._on_progress)
-        except BaseException:
-            self._state = "stopped"
-            self._crew.stop(())
-            raise
-        self._state = "running"
-        _running.add(self)
+            try:
+                self._info = self._crew.start(self._launch, self._open_store, self._on_progress)
+            except BaseException:
+                self._state = "stopped"
+                self._crew.stop(())
+                raise
+            self._state = "running"
+            _running.add(self)
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
@@ -172,30 +180,40 @@ class AgentSystem:
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
-        with self._lock:
-            if self._state in ("new", "stopped"):
+        with self._life:
+            if self._state != "running":
                 self._state = "stopped"
                 return
+            deadline = None if timeout is None else time.monotonic() + timeout
             self._crew.outstanding.refuse(SystemStopped("the system is stopped"))
+            try:
+                self._wait_for_turns(timeout, cancel)
+            finally:
+                with self._lock:
+                    self._state = "stopped"
+                    agents = [agent._actor.actor_ref for agent in self._agents.values()]
+                left = None if deadline is None else max(1.0, deadline - time.monotonic())
+                self._crew.stop(agents, left)
+                _running.discard(self)
+
+    def _wait_for_turns(self, timeout: float | None, cancel: bool) -> None:
+        """Wait for turns and saves; cancel them at once, after `timeout`, or on Ctrl-C."""
         try:
             if cancel:
                 self._cancel_everything()
             if not self._crew.outstanding.wait(timeout):
                 self._cancel_everything()
-                self._crew.outstanding.wait(timeout)
+                self._crew.outstanding.wait(GRACE)
         except KeyboardInterrupt:
             self._cancel_everything()
             self._crew.outstanding.wait(timeout)
             raise
-        finally:
-            with self._lock:
-                self._state = "stopped"
-            self._crew.stop([agent._actor.actor_ref for agent in self._agents.values()])
-            _running.discard(self)
 
     def _cancel_everything(self) -> None:
+        with self._lock:
+            agents = dict(self._agents)
         for ticket in self._crew.outstanding.turns():
-            agent = self._agents.get(ticket.agent_id)
+            agent = agents.get(ticket.agent_id)
             if agent is not None:
                 agent._cancel(ticket)
 
@@ -231,16 +249,16 @@ class AgentSystem:
         with self._lock:
             self._require_running()
             agent = self._agents.pop(agent_id, None)
-        if agent is not None:
-            agent._actor.actor_ref.stop()
-        self._crew.gpu.ask(Forget(agent_id))
-        if self._crew.persistence is not None:
-            self._crew.persistence.ask(ForgetStored(agent_id))
+            if agent is not None:
+                agent._actor.actor_ref.stop()
+            self._crew.ask(self._crew.gpu, Forget(agent_id))
+            if self._crew.persistence is not None:
+                self._crew.ask(self._crew.persistence, ForgetStored(agent_id))
 
     def stats(self) -> dict[str, int]:
         """Counts and bytes of the engine, and how many agents and turns there are."""
         self._require_running()
-        engine: dict[str, int] = self._crew.gpu.ask(ReadStats())
+        engine: dict[str, int] = self._crew.ask(self._crew.gpu, ReadStats())
         return {
             "agents": len(self._agents),
             "outstanding_turns": len(self._crew.outstanding.turns()),
@@ -283,24 +301,35 @@ class AgentSystem:
         ticket = Ticket.begin(actor.agent_id, streamed=streamed)
         self._crew.outstanding.begin_turn(ticket)
         try:
-            actor.actor_ref.tell(make(ticket))
-        except MailboxFull:
-            self._crew.outstanding.end_turn(ticket)
+            accepted = send(actor.actor_ref, make(ticket))
+        except MailboxFull as error:
+            ticket.reject(error)
             raise
-        except Exception:
-            self._crew.outstanding.end_turn(ticket)
-            raise SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped") from None
+        if not accepted:
+            gone = SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped")
+            ticket.reject(gone)
+            raise gone
         if timeout is not None:
-            self._crew.timer.after(timeout, lambda: _expire(actor, ticket, timeout))
+            # Weakly: a reply that arrived long ago is not kept for its deadline.
+            late = weakref.ref(ticket)
+            self._crew.timer.after(timeout, lambda: _expire(actor, late(), timeout))
         return ticket
 
     def _restore(self, agent_id: str, system_prompt: str | None) -> Agent:
         records = None
         if self._crew.persistence is not None:
-            records = self._crew.persistence.ask(ReadLedger(agent_id))
+            records = self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
         info = self.info
-        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
-        transcript.require_system_prompt(system_prompt)
+        try:
+            transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerUnreadable(
+                f"the ledger of {agent_id!r} holds records of another form: {error}"
+            ) from error
+        if transcript.turns:
+            transcript.require_system_prompt(system_prompt)
+        else:
+            transcript.system_prompt = system_prompt
         wiring = Wiring(
             self._crew.gpu,
             self._crew.persistence,
@@ -323,6 +352,10 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str | os.PathLike) and bool(str(value))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_id(agent_id: object) -> None:
     if not isinstance(agent_id, str):
         raise InvalidAgentId(f"an agent id is a string, not {type(agent_id).__name__}")
@@ -332,10 +365,10 @@ def _check_id(agent_id: object) -> None:
         )
 
 
-def _expire(actor: AgentActor, ticket: Ticket, seconds: float) -> None:
-    if not ticket.reply.done and actor.actor_ref.is_alive():
+def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
+    if ticket is not None and not ticket.reply.done:
         late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
-        actor.actor_ref.tell(CancelTurn(ticket, late))
+        send(actor.actor_ref, CancelTurn(ticket, late))
 
 
 @atexit.register

@@ -2,11 +2,17 @@
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
 
 __all__ = ["Timer"]
+
+logger = logging.getLogger("kvactors")
+
+# Seconds; what a condition may wait is bounded by the platform.
+LONGEST_WAIT = 3600.0
 
 
 class Timer:
@@ -46,7 +52,12 @@ class Timer:
                 while not self._due or self._due[0][0] > time.monotonic():
                     if self._closed:
                         return
-                    wait = self._due[0][0] - time.monotonic() if self._due else None
+                    wait = LONGEST_WAIT
+                    if self._due:
+                        wait = min(wait, self._due[0][0] - time.monotonic())
                     self._changed.wait(wait)
                 _, _, callback = heapq.heappop(self._due)
-            callback()
+            try:
+                callback()
+            except Exception:
+                logger.exception("a deadline's callback failed")

@@ -14,10 +14,14 @@ from kvactors.core.events import ExportedKV
 from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
 from kvactors.core.residency import HotCaches, ranges_to_save
+from kvactors.core.slots import grown_capacity
 from kvactors.core.transcript import tokens_hash
 from kvactors.core.wire import from_raw, to_raw
 
 __all__ = ["Admission", "EngineConfig"]
+
+# Admissions of others that raise a waiting turn's priority by one.
+PATIENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,14 @@ class Admission:
         self._arena_bytes = arena_bytes
         self._arrivals = 0
         self._asked: dict[str, float] = {}
-        self._absent: set[str] = set()
+        self._restored: set[str] = set()
 
     # -- turns -------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether some waiting turn could start if there is room."""
-        return not self._backed_up and any(r.agent_id not in self._asked for r in self.waiting)
+        return not self._backed_up and any(not self._is_asked(r) for r in self.waiting)
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
@@ -80,29 +84,39 @@ class Admission:
         if request in self.waiting:
             self.waiting.remove(request)
             self._asked.pop(request.agent_id, None)
+            self._restored.discard(request.agent_id)
 
-    def admit(self, running: Sequence[Request]) -> list[Request]:
-        """The waiting turns that start now, in order, beside those `running`."""
+    def admit(self, running: Sequence[Request]) -> tuple[list[Request], list[str]]:
+        """The waiting turns that start now, in order, beside those `running`; and the agents
+        whose KV must be read from the store first.
+
+        A turn whose KV is being read holds its place and its blocks, so that no more is read
+        than can be used.
+        """
         started: list[Request] = []
-        self.waiting.sort(key=lambda request: (-request.priority, request.arrival))
+        needed: list[str] = []
+        self.waiting.sort(key=_rank)
         for request in list(self.waiting):
-            if len(running) + len(started) >= self._config.max_batch or self._backed_up:
+            reserved = [r for r in self.waiting if self._is_reserved(r)]
+            held = [*running, *started, *reserved]
+            if self._backed_up:
                 break
-            if request.agent_id in self._asked or self._must_ask(request):
+            if self._is_asked(request):
                 continue
-            if not self._make_room(request, [*running, *started]):
-                break
+            if request not in reserved:
+                if len(held) >= self._config.max_batch or not self._make_room(request, held):
+                    break
+                if self._must_ask(request):
+                    self._asked[request.agent_id] = self._clock()
+                    needed.append(request.agent_id)
+                    continue
             self.waiting.remove(request)
             self._start(request)
             started.append(request)
-        return started
-
-    def needed(self) -> list[str]:
-        """Agents whose KV must be read from the store now; each is named once."""
-        found = [request.agent_id for request in self.waiting if self._must_ask(request)]
-        for agent_id in found:
-            self._asked[agent_id] = self._clock()
-        return found
+        if started:
+            for request in self.waiting:
+                request.passed_over += 1
+        return started, needed
 
     # -- memory of agents --------------------------------------------------------------
 
@@ -112,7 +126,7 @@ class Admission:
         request = next((r for r in self.waiting if r.agent_id == agent_id), None)
         if request is None or asked_at is None:
             return
-        self._absent.add(agent_id)
+        self._restored.add(agent_id)
         self._adopt(request, stored)
         request.restored_at = self._clock() - asked_at
 
@@ -131,7 +145,6 @@ class Admission:
         """Drop what is in memory of an agent."""
         self.hot.drop(agent_id)
         self.pool.free(agent_id)
-        self._absent.discard(agent_id)
 
     def settle(self, agent_id: str) -> None:
         """After a turn: hold the blocks of what is hot, no more."""
@@ -155,25 +168,30 @@ class Admission:
     def _backed_up(self) -> bool:
         return self.backlog > self._config.backlog_limit
 
+    def _is_asked(self, request: Request) -> bool:
+        return request.agent_id in self._asked
+
+    def _is_reserved(self, request: Request) -> bool:
+        return request.agent_id in self._asked or request.agent_id in self._restored
+
     def _must_ask(self, request: Request) -> bool:
         """Whether the store may know KV of this agent that is not in memory."""
-        agent, past = request.agent_id, request.prompt - request.fresh
-        known = agent in self.hot or agent in self._absent or agent in self._asked
-        return self._config.stored and past > 0 and not known
+        past = request.prompt - request.fresh
+        return self._config.stored and past > 0 and request.agent_id not in self.hot
 
-    def _make_room(self, request: Request, running: Iterable[Request]) -> bool:
+    def _make_room(self, request: Request, held: Iterable[Request]) -> bool:
         """Evict idle agents until the turn fits, in blocks and in allocated bytes."""
         agent, tokens = request.agent_id, _most_tokens(request)
-        need = tokens * self._loaded.spec.bytes_per_token
-        busy = [agent, *(other.agent_id for other in running)]
+        # A row while it prefills, its copy among the decoding ones, and their growth.
+        need = 2 * grown_capacity(0, tokens) * self._loaded.spec.bytes_per_token
+        busy = [agent, *(other.agent_id for other in held)]
         victims = self.hot.victims(busy)
 
         def short_of_blocks() -> bool:
             return self.pool.missing(agent, tokens) > self.pool.free_blocks
 
         def short_of_bytes() -> bool:
-            held = self._arena_bytes() + self.hot.nbytes
-            return held + need > self._config.memory_budget
+            return self._arena_bytes() + self.hot.nbytes + need > self._config.memory_budget
 
         while victims and (short_of_blocks() or short_of_bytes()):
             self.forget(victims.pop(0))
@@ -184,7 +202,11 @@ class Admission:
 
     def _start(self, request: Request) -> None:
         cache = self.hot.touch(request.agent_id)
-        self._absent.discard(request.agent_id)
+        self._restored.discard(request.agent_id)
+        if cache.end and cache.identity != tokens_hash(request.tokens[: cache.end]):
+            # Of a turn that was undone after it had ended here: not this agent's memory.
+            self.hot.drop(request.agent_id)
+            cache = self.hot.touch(request.agent_id)
         if request.cache_state == "cold" and cache.end:
             request.cache_state = "hot"
         request.kept = min(cache.end, request.target)
@@ -206,11 +228,17 @@ class Admission:
         if end:
             cache = self.hot.touch(request.agent_id)
             cache.pieces, cache.end, cache.saved, cache.clean = pieces, end, end, end
+            cache.identity = tokens_hash(known[:end])
             request.cache_state = "warm"
 
     def _to_bytes(self, piece: Piece, request: Request) -> ExportedKV:
         known = tokens_hash(request.tokens[: piece.end])
         return ExportedKV(piece.start, piece.end, known, self._loaded.layout, to_raw(piece))
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    # Who was passed over often enough goes before higher priorities.
+    return -(request.priority + request.passed_over // PATIENCE), request.arrival
 
 
 def _most_tokens(request: Request) -> int:

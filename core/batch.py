@@ -23,6 +23,9 @@ from kvactors.core.spec import LayerSpec
 
 __all__ = ["BatchQuantizedKVCache", "enable_in_mlx_lm"]
 
+# Slots are added in steps of so many: a join copies its row, a fourth one the slab.
+SPARE_SLOTS = 4
+
 
 class BatchQuantizedKVCache:
     """One layer of the slot arena. `bits` None stores float; the seam is the same.
@@ -251,7 +254,8 @@ class BatchQuantizedKVCache:
         capacity = grown_capacity(self.table.slabs[slab].capacity, length)
         if self.pools:
             have = next(iter(self.pools[slab].arrays.values())).shape[1]
-            self.pools[slab].resize(have if rows < have else 2 * have, capacity)
+            more = min(2 * have, have + SPARE_SLOTS)
+            self.pools[slab].resize(have if rows < have else more, capacity)
         return capacity
 
     def copy_row(self, row: int, other: "BatchQuantizedKVCache", source: int) -> None:

@@ -5,6 +5,7 @@ and again while it is `busy`, and passes the events on. Owned by one thread.
 """
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 from kvactors.core.admission import Admission, EngineConfig
@@ -22,6 +23,7 @@ from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
 from kvactors.core.runner import DecodeBatch, Decoded, PrefillBatch
 from kvactors.core.scheduler import Chunk, Scheduler, SchedulerConfig
+from kvactors.core.transcript import tokens_hash
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -54,7 +56,9 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has work: something runs, or something waits that can start."""
-        return bool(self._active()) or self._admission.ready
+        if self._events or self._active() or self._admission.ready:
+            return True
+        return any(request.cancelled for request in self._admission.waiting)
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
@@ -87,8 +91,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one plan: some prefill, one decode step. Returns what happened."""
         self._end_cancelled()
-        self._events += [KVNeeded(agent_id) for agent_id in self._admission.needed()]
-        for request in self._admission.admit(self._active()):
+        started, needed = self._admission.admit(self._active())
+        self._events += [KVNeeded(agent_id) for agent_id in needed]
+        for request in started:
             self._begin(request)
         prefilling = [request for request in self._prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, len(self._decode))
@@ -192,15 +197,20 @@ class Engine:
             return
         self._scheduler.record_decode(self._clock() - begin)
         for item in decoded:
-            if item.request in batch.requests:
+            if item.request not in batch.requests:
+                continue
+            try:
                 self._receive(item)
+            except Exception as error:
+                # Its own tokenizer or stop strings; the step itself went well.
+                self._abort(item.request, _failure(item.request, error))
 
     def _receive(self, item: Decoded) -> None:
         request = item.request
         if item.error is not None:
             self._abort(request, _failure(request, item.error))
             return
-        if not request.generated:
+        if request.decoded == 0:
             request.first_token_at = self._clock()
         request.tokens.append(item.token)
         request.cached = len(request.tokens) - 1
@@ -208,7 +218,7 @@ class Engine:
             self._events.append(Tokens(request.agent_id, request.serial, (item.token,)))
         if item.token in request.stop_tokens or request.matcher.matches(request.generated):
             self._finish(request, "stop")
-        elif len(request.generated) >= request.sampling.max_tokens:
+        elif request.decoded >= request.sampling.max_tokens:
             self._finish(request, "length")
 
     def _rejoin(self, batch: DecodeBatch) -> None:
@@ -263,6 +273,7 @@ class Engine:
             cache.take(batch.arena, batch.cut(request), request.cached)
         elif batch is not None:
             cache.take(batch.arena, batch.row(request), request.cached)
+        cache.identity = tokens_hash(request.tokens[: cache.end])
         self._remove(request)
         self._admission.settle(request.agent_id)
         exported = self._admission.export(request)
@@ -294,4 +305,6 @@ def _failure(request: Request, error: Exception) -> TurnFailed:
         f"turn {request.turn} of {request.agent_id!r} failed: {type(error).__name__}: {error}"
     )
     failure.__cause__ = error
+    # The traceback stays readable; the arrays that its frames hold are let go.
+    traceback.clear_frames(error.__traceback__)
     return failure

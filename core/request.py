@@ -73,6 +73,11 @@ class Request:
         return self.tokens[self.prompt :]
 
     @property
+    def decoded(self) -> int:
+        """How many tokens were decoded in this turn."""
+        return len(self.tokens) - self.prompt
+
+    @property
     def target(self) -> int:
         """Tokens that must be cached before decoding can start.
 

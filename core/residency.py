@@ -38,12 +38,16 @@ def ranges_to_save(saved: int, end: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class HotCache:
-    """`pieces` cover [0, end); [0, saved) was handed to the store, [0, clean) is on disk."""
+    """`pieces` cover [0, end); [0, saved) was handed to the store, [0, clean) is on disk.
+
+    `identity` is the hash of the token ids [0, end) that the KV was computed from.
+    """
 
     pieces: list[Piece] = field(default_factory=list)
     end: int = 0
     saved: int = 0
     clean: int = 0
+    identity: str = ""
 
     @property
     def nbytes(self) -> int:

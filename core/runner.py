@@ -132,7 +132,7 @@ class DecodeBatch:
         _leave(self.arena, self.requests, request)
 
     def _last_in_flight(self, request: Request, flying: Sequence[Request]) -> bool:
-        done = len(request.generated) + (request in flying)
+        done = request.decoded + (request in flying)
         return done >= request.sampling.max_tokens
 
     def _launch(self, flying: Sequence[Request], tokens: mx.array | None) -> None:
@@ -182,7 +182,8 @@ class DecodeBatch:
         key = draw_key(request.sampling, request.agent_id, request.turn, position)
         context = None
         if request.sampling.repetition_penalty != 1.0:
-            known = mx.array(request.tokens[-PENALTY_CONTEXT:])
+            # The token in flight is fed now, and counts as one of the context.
+            known = mx.array(request.tokens[-(PENALTY_CONTEXT - ahead) :])
             context = mx.concatenate([known, fed[None].astype(known.dtype)]) if ahead else known
         return draw(logits, request.sampling, key, context)
 

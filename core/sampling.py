@@ -48,6 +48,8 @@ class Sampling:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise InvalidSampling(f"stop must be non-empty strings, not {self.stop!r}")
+        if any("\ud800" <= character <= "\udfff" for text in self.stop for character in text):
+            raise InvalidSampling(f"stop must be valid unicode, not {self.stop!r}")
 
     @property
     def greedy(self) -> bool:

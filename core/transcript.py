@@ -58,9 +58,11 @@ class Transcript:
     def restore(
         cls, chat: ChatFormat, tokenizer_id: str, records: Iterable[dict[str, Any]]
     ) -> "Transcript":
-        """Rebuild from ledger records, in their order."""
+        """Rebuild from ledger records, in their order. Raises ValueError or KeyError."""
         transcript = cls(chat, tokenizer_id)
         for record in records:
+            if record["version"] != RECORD_VERSION:
+                raise ValueError(f"version {record['version']!r}, not {RECORD_VERSION}")
             if "system" in record:
                 transcript.system_prompt = record["system"]
             own = record["tokenizer"] == tokenizer_id
@@ -75,14 +77,12 @@ class Transcript:
         return [token for turn in self.turns for token in turn.token_ids]
 
     def require_system_prompt(self, asked: str | None) -> None:
-        """Raise SystemPromptMismatch if `asked` is given and is not the stored one."""
-        if asked is not None and asked != self.system_prompt and self.turns:
+        """Raise SystemPromptMismatch if `asked` is given and is not the agent's own."""
+        if asked is not None and asked != self.system_prompt:
             raise SystemPromptMismatch(
-                f"the agent is stored with the system prompt {self.system_prompt!r}, not "
-                f"{asked!r}; leave system_prompt unset, or forget the agent first"
+                f"the agent has the system prompt {self.system_prompt!r}, not {asked!r}; leave "
+                "system_prompt unset, or forget the agent first"
             )
-        if not self.turns:
-            self.system_prompt = asked if asked is not None else self.system_prompt
 
     def render(self, role: str, text: str, *, answer: bool) -> list[int]:
         """Token ids that a new text turn appends, closing tokens of the last one included."""
