@@ -92,13 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--worlds", type=int, default=40, help="worlds of each kind and size")
     parser.add_argument("--model", default="default")
     parser.add_argument("--show", type=int, default=0, help="print so many wrong answers")
-    parser.add_argument("--quick", action="store_true", help="one world of each")
+    parser.add_argument("--quick", action="store_true", help="one small world of each")
     options = parser.parse_args(arguments)
     worlds = 1 if options.quick else options.worlds
+    sizes = 1 if options.quick else len(SIZES)
 
     with tempfile.TemporaryDirectory(prefix="kvactors-recall-") as folder:
         for phase in (_tell, _ask):
-            _in_a_process(phase, folder, options.model, options.dtype, worlds)
+            _in_a_process(phase, folder, options.model, options.dtype, worlds, sizes)
         found = json.loads((Path(folder) / "found.json").read_text())
     cells = [Cell(**cell) for cell in found["cells"]]
     for line in found["wrong"][: options.show]:
@@ -114,18 +115,18 @@ def _in_a_process(phase: Callable[..., None], *arguments: Any) -> None:
         raise SystemExit(process.exitcode)
 
 
-def _cells() -> list[Cell]:
+def _cells(sizes: int) -> list[Cell]:
     return [
         Cell(names, f"{low}-{high}", tokens)
         for names in get_args(Names)
-        for low, high, tokens in SIZES
+        for low, high, tokens in SIZES[:sizes]
     ]
 
 
-def _exams(worlds: int, count_tokens: Callable[[str], int]) -> list[Exam]:
+def _exams(worlds: int, sizes: int, count_tokens: Callable[[str], int]) -> list[Exam]:
     """The same in both processes: seeds decide."""
     exams = []
-    for index, cell in enumerate(_cells()):
+    for index, cell in enumerate(_cells(sizes)):
         low, high = map(int, cell.facts.split("-"))
         for number in range(worlds):
             rng = np.random.default_rng((SEED, index, number))
@@ -156,18 +157,18 @@ def _count(system: AgentSystem) -> Callable[[str], int]:
     return lambda text: len(system.chat.encode(text))
 
 
-def _tell(folder: str, model: str, dtype: str, worlds: int) -> None:
+def _tell(folder: str, model: str, dtype: str, worlds: int, sizes: int) -> None:
     with _open(folder, model, dtype) as system:
-        for exam in _exams(worlds, _count(system)):
+        for exam in _exams(worlds, sizes, _count(system)):
             agent = system.spawn(exam.agent_id, exam.system)
             for turn in exam.turns:
                 agent.tell(turn, sampling=ANSWER)
 
 
-def _ask(folder: str, model: str, dtype: str, worlds: int) -> None:
-    cells, wrong = _cells(), []
+def _ask(folder: str, model: str, dtype: str, worlds: int, sizes: int) -> None:
+    cells, wrong = _cells(sizes), []
     with _open(folder, model, dtype) as system:
-        exams = _exams(worlds, _count(system))
+        exams = _exams(worlds, sizes, _count(system))
         asked = [(exam, q, _send(system, exam, q)) for exam in exams for q in exam.questions]
         for exam, question, future in asked:
             reply = future.get()
@@ -197,7 +198,7 @@ def _judge(cell: Cell, question: Question, reply: Reply) -> bool:
     return recalled
 
 
-def _print(cells: Sequence[Cell], model: str, dtype: str, worlds: int) -> None:
+def _print(cells: Sequence[Cell], model: str, dtype: str, worlds: int, sizes: int) -> None:
     total = Cell("all", "4-40", max(cell.tokens for cell in cells))
     for name in ("asked", "recalled", "exact", "never_told", "refused"):
         setattr(total, name, sum(getattr(cell, name) for cell in cells))
