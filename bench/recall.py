@@ -198,7 +198,7 @@ def _judge(cell: Cell, question: Question, reply: Reply) -> bool:
     return recalled
 
 
-def _print(cells: Sequence[Cell], model: str, dtype: str, worlds: int, sizes: int) -> None:
+def _print(cells: Sequence[Cell], model: str, dtype: str, worlds: int) -> None:
     total = Cell("all", "4-40", max(cell.tokens for cell in cells))
     for name in ("asked", "recalled", "exact", "never_told", "refused"):
         setattr(total, name, sum(getattr(cell, name) for cell in cells))
