@@ -199,7 +199,9 @@ def _judge(cell: Cell, question: Question, reply: Reply) -> bool:
 
 
 def _print(cells: Sequence[Cell], model: str, dtype: str, worlds: int) -> None:
-    total = Cell("all", "4-40", max(cell.tokens for cell in cells))
+    spans = [tuple(map(int, cell.facts.split("-"))) for cell in cells]
+    facts = f"{min(low for low, _ in spans)}-{max(high for _, high in spans)}"
+    total = Cell("all", facts, max(cell.tokens for cell in cells))
     for name in ("asked", "recalled", "exact", "never_told", "refused"):
         setattr(total, name, sum(getattr(cell, name) for cell in cells))
     rows = [
