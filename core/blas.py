@@ -5,10 +5,11 @@ Loading it first, with its symbols global, makes float32 products about 50 times
 """
 
 import ctypes
+import functools
 import logging
 import sys
 
-__all__ = ["preload"]
+__all__ = ["advise", "preload"]
 
 logger = logging.getLogger("kvactors")
 
@@ -28,8 +29,9 @@ def preload() -> bool:
     return _loaded
 
 
+@functools.cache
 def advise() -> None:
-    """Say once what to install, if the CPU will be slow without it."""
+    """Say once in a process what to install, if the CPU will be slow without it."""
     if not preload():
         logger.warning(
             "OpenBLAS is not installed: install it (Debian: apt install libopenblas0-pthread) "

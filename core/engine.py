@@ -305,6 +305,9 @@ def _failure(request: Request, error: Exception) -> TurnFailed:
         f"turn {request.turn} of {request.agent_id!r} failed: {type(error).__name__}: {error}"
     )
     failure.__cause__ = error
-    # The traceback stays readable; the arrays that its frames hold are let go.
+    # The traceback stays readable from the model on; the arrays that its frames hold, and
+    # this engine, are let go.
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
     traceback.clear_frames(error.__traceback__)
     return failure

@@ -206,13 +206,14 @@ def run_engine(
     engine: Engine,
     arrivals: Iterable[tuple[int, Request]],
     on_step: Callable[[int], None] | None = None,
-) -> dict[str, Finished | Aborted]:
+) -> dict[str, Finished]:
     """Submit requests at given step numbers and run until idle; the end of each agent's turn.
+    Raises the error of a turn that failed.
 
     Checks the engine's bookkeeping after every step. `on_step` may cancel between steps.
     """
     waiting = sorted(arrivals, key=lambda pair: pair[0])
-    ended: dict[str, Finished | Aborted] = {}
+    ended: dict[str, Finished] = {}
     step = 0
     while waiting or engine.busy:
         while waiting and waiting[0][0] <= step:
@@ -223,7 +224,7 @@ def run_engine(
             if isinstance(event, Finished):
                 ended[event.request.agent_id] = event
             elif isinstance(event, Aborted):
-                ended[event.agent_id] = event
+                raise event.error
             elif isinstance(event, KVNeeded):
                 engine.provide(event.agent_id, ())
         engine.check()

@@ -49,9 +49,9 @@ def test_every_promised_turn_is_there_and_warm_after_a_kill(tmp_path: Path) -> N
             leftovers = [p for p in (tmp_path / "store").rglob("*") if "tmp" in p.name]
             assert leftovers == []
             for agent_id, promise in promises.items():
-                agent = system.spawn(agent_id)
-                assert len(agent.transcript().turns) >= promise["durable"]
-                reply = agent.ask([5], sampling=Sampling(max_tokens=2)).get(timeout=60)
+                restored = system.spawn(agent_id)
+                assert len(restored.transcript().turns) >= promise["durable"]
+                reply = restored.ask([5], sampling=Sampling(max_tokens=2)).get(timeout=60)
                 if promise["cached"]:
                     kept += 1
                     assert reply.cache == "warm"

@@ -102,8 +102,15 @@ def stored(arrays: tuple[mx.array, ...], layer: LayerSpec) -> np.ndarray:
     """What the pool holds, in float."""
     if layer.bits is None:
         return np.array(arrays[0][0].astype(mx.float32))
-    wide = [arrays[0], *(array.astype(mx.float32) for array in arrays[1:])]
-    return np.array(mx.dequantize(*wide, group_size=layer.group_size, bits=layer.bits)[0])
+    codes, scales, biases = arrays
+    wide = mx.dequantize(
+        codes,
+        scales.astype(mx.float32),
+        biases.astype(mx.float32),
+        group_size=layer.group_size,
+        bits=layer.bits,
+    )
+    return np.array(wide[0])
 
 
 def test_packed_and_dequantized_agree_on_a_chunk() -> None:

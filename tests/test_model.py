@@ -104,11 +104,13 @@ class PlainModel:
 def test_a_model_that_is_wrong_with_per_row_offsets_is_refused() -> None:
     from mlx_lm.models import llama
 
-    class OffByRow(llama.Model):
+    class OffByRow(llama.Model):  # type: ignore[misc]
         """Uses the first row's position for all, as some families do."""
 
         def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
-            return super().__call__(inputs, cache and [FirstOffset(c) for c in cache], **kwargs)
+            firsts = cache and [FirstOffset(c) for c in cache]
+            logits: mx.array = super().__call__(inputs, firsts, **kwargs)
+            return logits
 
     class FirstOffset:
         def __init__(self, cache: Any) -> None:
@@ -132,15 +134,17 @@ def test_a_model_that_is_wrong_with_per_row_offsets_is_refused() -> None:
 def test_a_model_whose_attention_bypasses_the_seam_is_refused() -> None:
     from mlx_lm.models import llama
 
-    class Bypass(llama.Model):
+    class Bypass(llama.Model):  # type: ignore[misc]
         def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
             if cache is not None and not isinstance(cache[0].offset, int):
                 keys, _ = cache[0].update_and_fetch(
                     mx.zeros((*inputs.shape[:1], 2, inputs.shape[1], 64)),
                     mx.zeros((*inputs.shape[:1], 2, inputs.shape[1], 64)),
                 )
-                return keys.swapaxes(-1, -2)
-            return super().__call__(inputs, cache, **kwargs)
+                swapped: mx.array = keys.swapaxes(-1, -2)
+                return swapped
+            logits: mx.array = super().__call__(inputs, cache, **kwargs)
+            return logits
 
     model = tiny_model()
     model.__class__ = Bypass

@@ -84,7 +84,7 @@ def test_a_slow_chunk_is_followed_by_as_many_decode_steps_as_the_target_asks_for
 def test_the_shortest_remaining_prompt_goes_first_and_priorities_before_it() -> None:
     short, long, urgent = request(100, 1), request(3000, 0), request(2000, 2, priority=1)
 
-    order = []
+    order: list[Request] = []
     scheduler = Scheduler()
     while pending := [r for r in (long, short, urgent) if r.remaining]:
         chunk = scheduler.plan(pending, 0).prefill[0]

@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -324,7 +325,9 @@ def test_a_poisoned_prompt_fails_alone_with_its_traceback(open_system: OpenSyste
     with pytest.raises(TurnFailed, match="poisoned token 99") as caught:
         victim.ask([5, 99, 6], sampling=SHORT).get(timeout=WAIT)
 
-    assert caught.value.__cause__.__traceback__ is not None
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert "__call__" in "".join(traceback.format_tb(cause.__traceback__))
     for future, want in zip(futures, expected, strict=True):
         if 99 not in want.token_ids:
             assert future.get(timeout=WAIT).token_ids == want.token_ids

@@ -54,12 +54,13 @@ class TemplateTokenizer(PlainTokenizer):
             raise jinja2.TemplateError(reason)
 
         template = jinja2.Template(self.chat_template, trim_blocks=False)
-        return template.render(
+        text: str = template.render(
             messages=messages,
             add_generation_prompt=add_generation_prompt,
             raise_exception=fail,
             **kwargs,
         )
+        return text
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(self._end if token == 0 else chr(token) for token in tokens)
