@@ -1,5 +1,6 @@
 """The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
 
+from kvactors.actors.dispatcher import MailboxFull
 from kvactors.actors.errors import (
     LedgerUnreadable,
     SaveFailed,
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidInput",
     "KvactorsError",
     "LedgerUnreadable",
+    "MailboxFull",
     "MemoryExceeded",
     "ModelError",
     "Reply",
