@@ -24,15 +24,17 @@ def make_episode(
     unknown: float = 0.17,
     near: float = 0.35,
     asked: tuple[float, float] = (0.2, 0.6),
+    plain: float = 0.0,
 ) -> list[Message]:
     """Draw a whole conversation, as (role, text), of at most `tokens` tokens.
 
     `invented` is the share of pseudo-words, `updates` the share of facts told again with
     another value, after which the later one holds, `unknown` the share of questions about
-    what was never told, `near` the share of those whose key was told something else, and
-    `asked` the bounds of the share of tokens at the end that are mostly questions.
+    what was never told, `near` the share of those whose key was told something else,
+    `asked` the bounds of the share of tokens at the end that are mostly questions, and
+    `plain` the share of plain wordings.
     """
-    source = Source(rng, words.NAMES, invented)
+    source = Source(rng, words.NAMES, invented, plain)
     episode = _Episode(source, draw_facts(source, facts), updates, (unknown, near))
     messages: list[Message] = []
     system = episode.system()

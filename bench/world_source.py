@@ -13,6 +13,9 @@ __all__ = ["Draft", "Source", "answer_of", "draw_facts", "lowered"]
 
 T = TypeVar("T")
 
+# Plain wordings of each relation.
+PLAIN = 2
+
 _WEIGHTS = np.cumsum([relation.weight for relation in RELATIONS])
 _LISTS: dict[str, tuple[str, ...]] = {
     "kin": words.KIN,
@@ -50,12 +53,19 @@ class Draft:
 
 
 class Source:
-    """Draws keys, values and wordings; `invented` is the share of pseudo-words."""
+    """Draws keys, values and wordings.
 
-    def __init__(self, rng: np.random.Generator, names: Sequence[str], invented: float) -> None:
+    `invented` is the share of pseudo-words, `plain` the share of wordings that are among the
+    first PLAIN of their relation, which share their words with the answer.
+    """
+
+    def __init__(
+        self, rng: np.random.Generator, names: Sequence[str], invented: float, plain: float = 0.0
+    ) -> None:
         self.rng = rng
         self.names = names
         self.invented = invented
+        self.plain = plain
 
     def pick(self, items: Sequence[T]) -> T:
         return items[int(self.rng.integers(len(items)))]
@@ -119,11 +129,16 @@ class Source:
         value = self.value(relation.values, topic if topic in words.TOPICS else "colour")
         return Draft(relation, self.key(relation.keys) if key is None else key, topic, value)
 
+    def wording(self, wordings: tuple[str, ...]) -> str:
+        """One of the wordings; without a share of plain ones nothing more is drawn."""
+        plain = self.plain > 0 and self.chance(self.plain)
+        return self.pick(wordings[:PLAIN] if plain else wordings)
+
     def statement(self, draft: Draft) -> str:
-        return self._spell(_fill(self.pick(draft.relation.says), draft))
+        return self._spell(_fill(self.wording(draft.relation.says), draft))
 
     def question(self, draft: Draft, *, plain: bool = False) -> str:
-        text = self._spell(_fill(self.pick(draft.relation.asks), draft))
+        text = self._spell(_fill(self.wording(draft.relation.asks), draft))
         if plain or self.chance(0.8):
             return text
         if self.chance(0.5):

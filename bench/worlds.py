@@ -60,10 +60,11 @@ def make_world(
 
     With `tokens` and `count_tokens`, turns of chatter are put between until the told part
     is about that long. "seen" names were in the default model's training, "unseen" never;
-    "invented" makes keys and values pseudo-words (numbers stay numbers).
+    "invented" makes keys and values pseudo-words (numbers stay numbers). Wordings are plain:
+    each relation's first ones.
     """
     listed = words.UNSEEN_NAMES if names == "unseen" else words.NAMES
-    source = Source(rng, listed, 1.0 if names == "invented" else 0.0)
+    source = Source(rng, listed, 1.0 if names == "invented" else 0.0, plain=1.0)
     drafts = draw_facts(source, facts)
     told = [(source.statement(draft), draft) for draft in drafts]
     turns: list[str] = []

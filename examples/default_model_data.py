@@ -49,6 +49,8 @@ class Leg:
     layers: int = 3
     # Bounds of the share of a row that is mostly questions.
     asked: tuple[float, float] = (0.2, 0.6)
+    # Share of plain wordings.
+    plain: float = 0.0
 
 
 _MIXED = (
@@ -57,6 +59,17 @@ _MIXED = (
     (0.25, 768, 4, 36),
     (0.08, 1536, 4, 40),
     (0.07, 2048, 4, 40),
+)
+_SHORTER = (
+    (0.3, 192, 3, 9),
+    (0.35, 384, 3, 18),
+    (0.25, 768, 4, 36),
+    (0.1, 1280, 4, 40),
+)
+_LONGER = (
+    (0.25, 384, 4, 18),
+    (0.3, 768, 12, 36),
+    (0.45, 1152, 12, 40),
 )
 _SHORT = ((0.5, 128, 2, 6), (0.5, 192, 3, 9))
 _MIDDLE = ((0.3, 128, 2, 6), (0.35, 192, 3, 9), (0.35, 384, 4, 16))
@@ -71,7 +84,12 @@ LEGS = (
     Leg(125, _SHORT, 4096, (1.5e-3, 1.5e-3), 0.5, 0.0, 0.0, 0.0, 0.4, 4.0, 0.0, 4),
     Leg(250, _MIDDLE, 8192, (1.5e-3, 1.5e-3), 0.5, 0.02, 0.3, 0.2, 0.4, 4.0, 0.25, 4, _ASKED),
     Leg(250, _MIXED, 8192, (1.5e-3, 1.2e-3), 0.5, 0.03, 0.7, 0.3, 0.3, 3.0, 0.5, 4, _ASKED),
-    Leg(230, _MIXED, 8192, (1.2e-3, 0.0), 0.5, 0.03, 0.8, 0.5, 0.22, 1.5, 0.45, 4, _ASKED),
+    Leg(25, _MIXED, 8192, (1.2e-3, 1.11e-3), 0.5, 0.03, 0.8, 0.5, 0.22, 1.5, 0.45, 4, _ASKED),
+    # Few wordings at last: with all of them recall stood still at .75.
+    Leg(180, _SHORTER, 8192, (1.4e-3, 1.2e-3), 0.3, 0.0, 0.6, 0.3, 0.25, 2.0, 0.3, 4, _ASKED, 0.85),
+    Leg(400, _SHORTER, 8192, (1.2e-3, 0.0), 0.3, 0.0, 0.8, 0.4, 0.22, 1.5, 0.3, 4, _ASKED, 0.85),
+    # And longer rows, where the recall of 26 to 40 facts lagged.
+    Leg(220, _LONGER, 8192, (7e-4, 0.0), 0.25, 0.0, 0.8, 0.4, 0.22, 1.5, 0.3, 4, _ASKED, 0.9),
 )
 
 
@@ -132,6 +150,7 @@ def training_batch(seed: int, step: int) -> Batch:
             unknown=leg.unknown,
             near=leg.near,
             asked=leg.asked,
+            plain=leg.plain,
         )
         for _ in range(leg.tokens // length)
     ]
