@@ -1,8 +1,8 @@
 """Train the default model from scratch: `python examples/train_default_model.py`.
 
-An hour and a half on two CPU cores that do other work too. A killed run resumes from its last checkpoint and sees the
-same data as if it had never stopped. Load OpenBLAS (Debian: libopenblas0-pthread) to be
-done in hours rather than days.
+An hour and a half on two CPU cores that do other work too. A killed run resumes from its
+last checkpoint and sees the same data as if it had never stopped. Load OpenBLAS (Debian:
+libopenblas0-pthread) to be done in hours rather than days.
 """
 
 import ctypes
