@@ -146,7 +146,9 @@ class Source:
         return text.removesuffix("?") if self.chance(0.6) else text[0].lower() + text[1:]
 
     def _spell(self, text: str) -> str:
-        return text.replace("favourite", "favorite") if self.chance(0.3) else text
+        if self.chance(0.3):
+            return text.replace("favourite", "favorite").replace("colour", "color")
+        return text
 
     def turn(self, statements: Sequence[str]) -> str:
         """The statements as one turn, now and then with an opening or joined by "and"."""

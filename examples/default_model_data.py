@@ -90,6 +90,8 @@ LEGS = (
     Leg(400, _SHORTER, 8192, (1.2e-3, 0.0), 0.3, 0.0, 0.8, 0.4, 0.22, 1.5, 0.3, 4, _ASKED, 0.85),
     # And longer rows, where the recall of 26 to 40 facts lagged.
     Leg(220, _LONGER, 8192, (7e-4, 0.0), 0.25, 0.0, 0.8, 0.4, 0.22, 1.5, 0.3, 4, _ASKED, 0.9),
+    # The American spelling of colours came last.
+    Leg(130, _LONGER, 8192, (5e-4, 0.0), 0.25, 0.0, 0.8, 0.4, 0.25, 1.5, 0.35, 4, _ASKED, 0.9),
 )
 
 
