@@ -25,13 +25,9 @@ from kvactors.actors.messages import (
     ReadLedger,
     ReadStats,
 )
+from kvactors.actors.parameters import check_id, check_parameters, check_system_prompt
 from kvactors.actors.reply import Ticket
-from kvactors.core.errors import (
-    InvalidAgentId,
-    InvalidConfig,
-    SystemStopped,
-    TurnTimeout,
-)
+from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
@@ -40,7 +36,6 @@ from kvactors.persistence.store import DEFAULT_CAP, Store
 
 __all__ = ["AgentSystem", "default_store"]
 
-LONGEST_ID = 255
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
 
@@ -97,20 +92,12 @@ class AgentSystem:
         disk_cap: int | None = DEFAULT_CAP,
         target_latency: float = 0.1,
     ) -> None:
-        if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
-            raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
-        if store is True or not (store is None or store is False or _is_path(store)):
-            raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
-        if not callable(model) and not _is_path(model):
-            raise InvalidConfig(
-                f"model must be a name, a directory or a callable: {type(model).__name__}"
-            )
-        if not _is_number(target_latency) or target_latency <= 0:
-            raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
-        if disk_cap is not None and (not _is_number(disk_cap) or disk_cap < 0):
-            raise InvalidConfig(f"disk_cap must be bytes or None, not {disk_cap!r}")
+        check_parameters(
+            model, store, max_batch=max_batch, target_latency=target_latency, disk_cap=disk_cap
+        )
         stored = store is not False
-        path = Path(store or default_store()).expanduser()
+        unnamed = store is None or isinstance(store, bool)
+        path = default_store() if unnamed else Path(str(store)).expanduser()
         self._open_store = (lambda: Store(path, disk_cap=disk_cap)) if stored else None
         self._on_progress = progress
         options = ModelOptions(
@@ -225,9 +212,8 @@ class AgentSystem:
         `system_prompt` None means as stored. Raises InvalidAgentId, SystemPromptMismatch,
         LedgerUnreadable (for that agent alone), SystemStopped.
         """
-        _check_id(agent_id)
-        if system_prompt is not None and not isinstance(system_prompt, str):
-            raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
+        check_id(agent_id)
+        check_system_prompt(system_prompt)
         with self._lock:
             self._require_running()
             known = self._agents.get(agent_id)
@@ -245,7 +231,7 @@ class AgentSystem:
 
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails."""
-        _check_id(agent_id)
+        check_id(agent_id)
         with self._lock:
             self._require_running()
             agent = self._agents.pop(agent_id, None)
@@ -346,23 +332,6 @@ class AgentSystem:
     def _require_running(self) -> None:
         if self._state != "running":
             raise SystemStopped(f"the system is {self._state}: use it inside `with`")
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike) and bool(str(value))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_id(agent_id: object) -> None:
-    if not isinstance(agent_id, str):
-        raise InvalidAgentId(f"an agent id is a string, not {type(agent_id).__name__}")
-    if not 1 <= len(agent_id) <= LONGEST_ID:
-        raise InvalidAgentId(
-            f"an agent id has 1 to {LONGEST_ID} characters; this one has {len(agent_id)}"
-        )
 
 
 def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:

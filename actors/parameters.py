@@ -1,0 +1,52 @@
+"""What callers may pass to AgentSystem, checked before anything starts."""
+
+import os
+from typing import Any
+
+from kvactors.core.errors import InvalidAgentId, InvalidConfig
+
+__all__ = ["LONGEST_ID", "check_id", "check_parameters", "check_system_prompt"]
+
+LONGEST_ID = 255
+
+
+def check_parameters(
+    model: Any, store: Any, *, max_batch: Any, target_latency: Any, disk_cap: Any
+) -> None:
+    """Raise InvalidConfig for what no later stage checks."""
+    if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
+        raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
+    if store is True or not (store is None or store is False or _is_path(store)):
+        raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
+    if not callable(model) and not _is_path(model):
+        raise InvalidConfig(
+            f"model must be a name, a directory or a callable: {type(model).__name__}"
+        )
+    if not _is_number(target_latency) or target_latency <= 0:
+        raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
+    if disk_cap is not None and (not _is_number(disk_cap) or disk_cap < 0):
+        raise InvalidConfig(f"disk_cap must be bytes or None, not {disk_cap!r}")
+
+
+def check_id(agent_id: object) -> None:
+    """Raise InvalidAgentId unless it is a string of 1 to 255 characters."""
+    if not isinstance(agent_id, str):
+        raise InvalidAgentId(f"an agent id is a string, not {type(agent_id).__name__}")
+    if not 1 <= len(agent_id) <= LONGEST_ID:
+        raise InvalidAgentId(
+            f"an agent id has 1 to {LONGEST_ID} characters; this one has {len(agent_id)}"
+        )
+
+
+def check_system_prompt(system_prompt: object) -> None:
+    """Raise InvalidConfig unless it is text or None."""
+    if system_prompt is not None and not isinstance(system_prompt, str):
+        raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(str(value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
