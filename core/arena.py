@@ -49,7 +49,7 @@ class Arena:
         extent_step: int = EXTENT_STEP,
     ) -> None:
         self.spec = spec
-        self.table = SlotTable(max_slabs)
+        self.table = SlotTable(max_slabs, policy.launch_tokens)
         self.extent_step = extent_step
         self.layers = [
             BatchQuantizedKVCache(

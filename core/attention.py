@@ -22,9 +22,16 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.pools import Pool, make_pool
+from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["DEFAULT_THRESHOLD", "attend", "install", "measure_threshold"]
+__all__ = [
+    "DEFAULT_THRESHOLD",
+    "attend",
+    "install",
+    "measure_launch_tokens",
+    "measure_threshold",
+]
 
 # Query rows per KV head up to which packed is the faster path, until measured: on the CPU
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
@@ -132,11 +139,8 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
     """
     if layer.bits is None or layer.group_size is None:
         return 0
-    pool = make_pool(layer, 1, extent)
+    pool, noise = _random_pool(layer, extent)
     dtype = getattr(mx, layer.dtype)
-    noise = mx.random.normal((1, layer.kv_heads, extent, layer.head_dim), key=mx.random.key(0))
-    pool.write(noise.astype(dtype), noise.astype(dtype), [0], mx.arange(extent)[None])
-    mx.eval(pool.arrays)
     threshold = 1
     for width in (2, 4, 8, 16):
         queries = noise[:, :, :width].astype(dtype)
@@ -148,6 +152,31 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
             break
         threshold = width
     return threshold
+
+
+def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
+    """What one more slab costs a decode step, in tokens of padding read instead.
+
+    A step over few keys is almost all launch; the rest of a long one is reading.
+    """
+    pool, noise = _random_pool(layer, extent)
+    query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
+    packed = layer.bits is not None and layer.group_size is not None
+    short, long = (
+        min(_timed(query, pool, keys, packed) for _ in range(tries)) for keys in (few, extent)
+    )
+    per_token = max(long - short, 1e-9) / (extent - few)
+    return int(min(8192, max(few, (short - few * per_token) / per_token)))
+
+
+def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
+    """A full slot of random keys, and the numbers they were made of."""
+    pool = make_pool(layer, 1, extent)
+    dtype = getattr(mx, layer.dtype)
+    noise = mx.random.normal((1, layer.kv_heads, extent, layer.head_dim), key=mx.random.key(0))
+    pool.write(noise.astype(dtype), noise.astype(dtype), [0], mx.arange(extent)[None])
+    mx.eval(pool.arrays)
+    return pool, noise
 
 
 def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:

@@ -15,7 +15,8 @@ REPRODUCIBLE_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class AttentionPolicy:
-    """Which path a step takes. `threshold` counts query rows per KV head, measured.
+    """Which path a step takes. `threshold` counts query rows per KV head, `launch_tokens` the
+    padding that one more slab is worth; both are measured at load.
 
     `reproducible` decides by position instead of by measurement: whole blocks of 256
     tokens take the dequantizing path, everything else the packed one.
@@ -24,6 +25,7 @@ class AttentionPolicy:
     mode: AttentionMode = "auto"
     threshold: int = DEFAULT_THRESHOLD
     reproducible: bool = False
+    launch_tokens: int = 1024
 
     def packed(self, width: int, repeats: int) -> bool:
         """Whether a step of `width` tokens, `repeats` query heads per KV head, is packed."""

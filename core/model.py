@@ -189,8 +189,9 @@ def _architecture(model: Any) -> str:
 
 def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     mode = check_attention(options.attention)
-    threshold = attention.DEFAULT_THRESHOLD
-    if mode == "auto" and not options.reproducible:
-        threshold = attention.measure_threshold(spec.layers[0])
-        logger.debug("packed attention up to %d query rows per KV head", threshold)
-    return AttentionPolicy(mode, threshold, options.reproducible)
+    if mode != "auto" or options.reproducible:
+        return AttentionPolicy(mode, reproducible=options.reproducible)
+    threshold = attention.measure_threshold(spec.layers[0])
+    launch = attention.measure_launch_tokens(spec.layers[0])
+    logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
+    return AttentionPolicy(mode, threshold, launch_tokens=launch)

@@ -244,3 +244,12 @@ def test_the_fingerprint_tells_weights_precision_and_template_apart() -> None:
         load(tiny_model(seed=0), name="another").fingerprint,
     }
     assert len(others | {first.fingerprint}) == 6
+
+
+def test_paths_and_slabs_are_weighed_by_measurement_at_load() -> None:
+    measured = load(tiny_model()).policy
+    pinned = load(tiny_model(), attention="packed").policy
+
+    assert measured.threshold in (1, 2, 4, 8, 16)
+    assert 64 <= measured.launch_tokens <= 8192
+    assert pinned.packed(width=4096, repeats=8)
