@@ -160,7 +160,19 @@ class Admission:
             return ()
         pieces = cache.slices(ranges_to_save(cache.saved, cache.end))
         cache.saved = cache.end
-        exported = tuple(self._to_bytes(piece, request) for piece in pieces)
+        exported = tuple(
+            ExportedKV(
+                piece.start,
+                piece.end,
+                # The end of the last piece was hashed when the turn ended.
+                cache.identity
+                if piece.end == cache.end
+                else tokens_hash(request.tokens[: piece.end]),
+                self._loaded.layout,
+                to_raw(piece),
+            )
+            for piece in pieces
+        )
         self.backlog += sum(part.nbytes for part in exported)
         return exported
 
@@ -230,10 +242,6 @@ class Admission:
             cache.pieces, cache.end, cache.saved, cache.clean = pieces, end, end, end
             cache.identity = tokens_hash(known[:end])
             request.cache_state = "warm"
-
-    def _to_bytes(self, piece: Piece, request: Request) -> ExportedKV:
-        known = tokens_hash(request.tokens[: piece.end])
-        return ExportedKV(piece.start, piece.end, known, self._loaded.layout, to_raw(piece))
 
 
 def _rank(request: Request) -> tuple[int, int]:

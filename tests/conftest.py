@@ -15,6 +15,7 @@ from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
 from kvactors.core.options import ModelOptions  # noqa: E402
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
+from kvactors.persistence.store import Store  # noqa: E402
 
 LoadGrid = Callable[..., LoadedModel]
 
@@ -47,6 +48,14 @@ def make_engine() -> Callable[..., Engine]:
         return Engine(loaded, EngineConfig(max_batch, budget, stored))
 
     return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An open store of its own."""
+    opened = Store(tmp_path / "store")
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

@@ -11,17 +11,15 @@ import subprocess
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from store_saves import F1, RECORD, kv_save, put
 
 from kvactors.persistence import (
     Files,
     LedgerUnreadable,
     Save,
-    Segment,
     Store,
     StoreAlreadyOpen,
     StoreClosed,
@@ -30,33 +28,7 @@ from kvactors.persistence import (
     atomic,
 )
 from kvactors.persistence.naming import encode_agent_id
-from kvactors.persistence.testing import FailingFiles, Outcomes, example_segment
-
-F1 = "0" * 16
-RECORD: dict[Any, Any] = {
-    "role": "user",
-    "text": "My cat is Biscuit.",
-    "ids": [1, 2, 3],
-    7: b"\x00\xff",
-}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "store")
-    yield opened
-    opened.close()
-
-
-def put(store: Store, *saves: Save) -> Outcomes:
-    outcomes = Outcomes()
-    outcomes.commit(store, *saves)
-    return outcomes
-
-
-def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:
-    return Save(agent, ({"n": segments[-1].end},), fingerprint, segments)
-
+from kvactors.persistence.testing import FailingFiles, example_segment
 
 HOSTILE = [
     "../../etc/passwd", "a/b", "/", "..", ".", "", "CON", "Alice", "alice", "ALICE", "a\0b",

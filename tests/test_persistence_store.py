@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from store_saves import F1, RECORD, kv_save, put
 
 from kvactors.persistence import (
     InvalidFingerprint,
@@ -15,32 +14,9 @@ from kvactors.persistence import (
     Segment,
     Store,
 )
-from kvactors.persistence.testing import CountingFiles, Outcomes, example_segment
+from kvactors.persistence.testing import CountingFiles, example_segment
 
-F1, F2 = "0" * 16, "f" * 32
-RECORD: dict[Any, Any] = {
-    "role": "user",
-    "text": "My cat is Biscuit.",
-    "ids": [1, 2, 3],
-    7: b"\x00\xff",
-}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "store")
-    yield opened
-    opened.close()
-
-
-def put(store: Store, *saves: Save) -> Outcomes:
-    outcomes = Outcomes()
-    outcomes.commit(store, *saves)
-    return outcomes
-
-
-def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:
-    return Save(agent, ({"n": segments[-1].end},), fingerprint, segments)
+F2 = "f" * 32
 
 
 def files_below(root: Path) -> set[str]:

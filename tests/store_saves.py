@@ -1,0 +1,29 @@
+"""What several tests of the store save, and how."""
+
+from typing import Any
+
+from kvactors.persistence.segment import Segment
+from kvactors.persistence.store import Save, Store
+from kvactors.persistence.testing import Outcomes
+
+__all__ = ["F1", "RECORD", "kv_save", "put"]
+
+F1 = "0" * 16
+RECORD: dict[Any, Any] = {
+    "role": "user",
+    "text": "My cat is Biscuit.",
+    "ids": [1, 2, 3],
+    7: b"\x00\xff",
+}
+
+
+def put(store: Store, *saves: Save) -> Outcomes:
+    """Commit the saves; what became of each."""
+    outcomes = Outcomes()
+    outcomes.commit(store, *saves)
+    return outcomes
+
+
+def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:
+    """A save of one record and these segments."""
+    return Save(agent, ({"n": segments[-1].end},), fingerprint, segments)
