@@ -120,7 +120,7 @@ def _open(path: Path | None) -> Iterator[Store | None]:
         out.print(f"No agents are stored in {root}.", soft_wrap=True)
         yield None
         return
-    store = Store(root, disk_cap=None)
+    store = Store(root, max_disk=None)
     try:
         yield store
     finally:

@@ -17,7 +17,10 @@ from pathlib import Path
 
 from kvactors.persistence.naming import TEMP_SUFFIX
 
-__all__ = ["Files", "replace_file", "temp_path"]
+__all__ = ["NO_LINKS", "Files", "replace_file", "temp_path"]
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS}
+"""What a file system without hard links answers."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -70,6 +73,17 @@ class Files:
         except OSError as error:
             if error.errno not in _NO_DIR_SYNC:
                 raise
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; FileExistsError if `target` is there.
+
+        Fails with one of NO_LINKS where the file system has no hard links.
+        """
+        os.link(source, target, follow_symlinks=False)
+
+    def touch(self, path: Path) -> None:
+        """Set a file's time to now, unsynced."""
+        os.utime(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Atomically give `source` the name `target`, replacing what had it."""

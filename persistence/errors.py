@@ -6,8 +6,11 @@
     ├── StoreClosed          the store was closed
     ├── StoreNotWritable     the directory cannot be written
     ├── LedgerUnreadable     one agent's ledger is damaged, missing or too short
+    ├── NewerFormat          a file was written by a newer version of kvactors
+    ├── AgentExists          the child of a fork is stored already
+    ├── AgentNotStored       the parent of a fork is not stored
     ├── KvGap                segments do not continue what is stored
-    ├── DiskCapExceeded      KV does not fit under the disk cap
+    ├── MaxDiskExceeded      KV does not fit under max_disk
     ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
     └── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
 
@@ -20,10 +23,13 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
-    "DiskCapExceeded",
+    "AgentExists",
+    "AgentNotStored",
     "InvalidFingerprint",
     "KvGap",
     "LedgerUnreadable",
+    "MaxDiskExceeded",
+    "NewerFormat",
     "SegmentUnreadable",
     "StoreAlreadyOpen",
     "StoreClosed",
@@ -97,17 +103,51 @@ class KvGap(StoreError):
     """Segments leave a gap, overlap what they do not replace, or are not in order."""
 
 
-class DiskCapExceeded(StoreError):
-    """The KV would not fit under the cap even with every other agent's KV evicted."""
+class NewerFormat(StoreError):
+    """A file of a newer format version. It is neither used, renamed nor written."""
 
-    def __init__(self, needed: int, pinned: int, cap: int) -> None:
+    def __init__(self, path: Path, version: object, known: object) -> None:
         super().__init__(
-            f"KV of {needed} bytes does not fit: {pinned} bytes belong to agents that are being "
-            f"written, and the disk cap is {cap} bytes: raise the cap, or forget agents"
+            f"{path} has format version {version}, and this kvactors reads up to {known}: upgrade "
+            "kvactors to use it (it is left as it is), or delete the agent with `kvactors store rm`"
+        )
+        self.path = path
+        self.version = version
+
+
+class AgentExists(StoreError):
+    """A fork would overwrite an agent."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(
+            f"agent {agent_id!r} is stored already, and a fork makes a new agent: "
+            "choose another id, or forget this agent first"
+        )
+        self.agent_id = agent_id
+
+
+class AgentNotStored(StoreError):
+    """There is no such agent in the store."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(
+            f"agent {agent_id!r} is not stored: check the id (`kvactors agents` lists them), "
+            "or save it first"
+        )
+        self.agent_id = agent_id
+
+
+class MaxDiskExceeded(StoreError):
+    """The KV would not fit under max_disk even with all evicted that may be."""
+
+    def __init__(self, needed: int, held: int, limit: int) -> None:
+        super().__init__(
+            f"{needed} more bytes of KV do not fit: {held} bytes cannot be evicted (being written, "
+            f"or pinned), and max_disk is {limit} bytes: raise max_disk, or unpin or forget agents"
         )
         self.needed = needed
-        self.pinned = pinned
-        self.cap = cap
+        self.held = held
+        self.limit = limit
 
 
 class InvalidFingerprint(StoreError):

@@ -13,6 +13,7 @@ Metadata (all strings): `format` "kvactors-segment", `version` "1", `start`, `en
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from kvactors.persistence.errors import SegmentUnreadable
+from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 
 __all__ = ["RawTensor", "Segment", "encode_segment", "read_segment"]
 
@@ -102,8 +103,9 @@ def _digest(chunks: list[bytes]) -> str:
 def read_segment(path: Path, size: int, digest: str) -> Segment:
     """Read and verify one file of `size` bytes with this xxh3_128 `digest`.
 
-    Raises SegmentUnreadable for whatever is wrong with the content, OSError if the
-    disk fails. No header is believed: nothing larger than the file is ever allocated.
+    Raises SegmentUnreadable for whatever is wrong with the content, NewerFormat for a
+    whole one of a newer version, OSError if the disk fails. No header is believed:
+    nothing larger than the file is ever allocated.
     """
     with open(path, "rb") as file:
         have = file.seek(0, 2)
@@ -119,7 +121,7 @@ def read_segment(path: Path, size: int, digest: str) -> Segment:
             hasher.update(found[name])
     if hasher.hexdigest() != digest:
         raise SegmentUnreadable("the checksum does not match")
-    return _build(header, found)
+    return _build(header, found, path)
 
 
 def _read_header(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> dict[str, Any]:
@@ -182,12 +184,15 @@ def _tensor_bytes(dtype: Any, shape: Any) -> int | None:
     return item * prod(shape)
 
 
-def _build(header: dict[str, Any], found: dict[str, bytes]) -> Segment:
+def _build(header: dict[str, Any], found: dict[str, bytes], path: Path) -> Segment:
     meta = header.get("__metadata__")
     if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
         raise SegmentUnreadable("not a segment of kvactors")
-    if meta.get("version") != VERSION:
-        raise SegmentUnreadable(f"version {meta.get('version')!r}, this program reads {VERSION}")
+    version = str(meta.get("version"))
+    if re.fullmatch("[1-9][0-9]{0,8}", version) and int(version) > int(VERSION):
+        raise NewerFormat(path, version, VERSION)
+    if version != VERSION:
+        raise SegmentUnreadable(f"version {version!r}, this program reads {VERSION}")
     try:
         start, end = int(meta["start"]), int(meta["end"])
         tokens_hash, layout = str(meta["tokens_hash"]), str(meta["layout"])

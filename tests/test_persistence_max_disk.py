@@ -1,11 +1,11 @@
-"""The disk cap: what it evicts, what it never does, what does not fit."""
+"""max_disk: what it evicts, what it never does, what does not fit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kvactors.persistence import (
-    DiskCapExceeded,
+    MaxDiskExceeded,
     Save,
     Segment,
     Store,
@@ -26,16 +26,16 @@ def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:
 
 
 def test_the_cap_evicts_the_least_recently_used_kv_and_never_a_ledger(tmp_path: Path) -> None:
-    store = Store(tmp_path, disk_cap=10_000)
-    for name in "abc":
-        put(store, kv_save(name, example_segment(0, 256)))
+    store = Store(tmp_path, max_disk=10_000)
+    for seed, name in enumerate("abc"):
+        put(store, kv_save(name, example_segment(0, 256, seed=seed)))
     size = store.kv_size // 3
     for age, name in enumerate("abc"):
         store.read_kv(name, F1)
         assert 2500 < size < 3333, age
     store.read_kv("a", F1)
 
-    outcomes = put(store, kv_save("d", example_segment(0, 256)))
+    outcomes = put(store, kv_save("d", example_segment(0, 256, seed=3)))
 
     assert not outcomes.failed
     assert [store.kv_extent(name, F1) for name in "abcd"] == [256, 0, 256, 256]
@@ -46,15 +46,15 @@ def test_the_cap_evicts_the_least_recently_used_kv_and_never_a_ledger(tmp_path: 
 
 
 def test_kv_that_cannot_fit_fails_with_the_numbers_and_evicts_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path, disk_cap=5_000)
+    store = Store(tmp_path, max_disk=5_000)
     put(store, kv_save("a", example_segment(0, 256)))
 
     outcomes = put(store, kv_save("b", example_segment(0, 1000)))
 
     [(_, part, error)] = outcomes.failed
     assert part == "kv"
-    assert isinstance(error, DiskCapExceeded)
-    assert error.needed > error.cap == 5_000
+    assert isinstance(error, MaxDiskExceeded)
+    assert error.needed > error.limit == 5_000
     assert "5000 bytes" in str(error)
     assert store.kv_extent("a", F1) == 256
     assert store.read_ledger("b") == ({"n": 1000},)
@@ -62,15 +62,15 @@ def test_kv_that_cannot_fit_fails_with_the_numbers_and_evicts_nothing(tmp_path: 
 
 
 def test_saves_of_one_group_never_evict_each_other(tmp_path: Path) -> None:
-    store = Store(tmp_path, disk_cap=4_000)
-    first, second = (kv_save(name, example_segment(0, 256)) for name in "ab")
+    store = Store(tmp_path, max_disk=4_000)
+    first, second = (kv_save(n, example_segment(0, 256, seed=ord(n))) for n in "ab")
 
     outcomes = put(store, first, second)
 
     assert outcomes.durable == [first, second]
     assert outcomes.cached == [first]
     assert [(save, type(error)) for save, _, error in outcomes.failed] == [
-        (second, DiskCapExceeded)
+        (second, MaxDiskExceeded)
     ]
     assert store.read_kv("a", F1) == first.segments
     store.close()
@@ -82,7 +82,7 @@ def test_the_cap_counts_again_after_reopening(tmp_path: Path) -> None:
     size = store.kv_size
     store.close()
 
-    again = Store(tmp_path, disk_cap=size)
+    again = Store(tmp_path, max_disk=size)
 
     assert again.kv_size == size
     put(again, kv_save("c", example_segment(0, 8)))
