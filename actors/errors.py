@@ -6,6 +6,9 @@
         ├── StoreAlreadyOpen     this process has it open already
         ├── StoreNotWritable     the directory cannot be written
         ├── LedgerUnreadable     one agent's ledger is damaged
+        ├── NewerFormat          a file was written by a newer version of kvactors
+        ├── AgentExists          an agent of that id is stored already
+        ├── AgentNotStored       no agent of that id is stored
         └── SaveFailed           a turn could not be written; the reason is in `__cause__`
 
 `kvactors.persistence` imports nothing of the rest, so it raises errors of its own; `public`
@@ -16,7 +19,10 @@ from kvactors.core.errors import KvactorsError
 from kvactors.persistence import errors as store
 
 __all__ = [
+    "AgentExists",
+    "AgentNotStored",
     "LedgerUnreadable",
+    "NewerFormat",
     "SaveFailed",
     "StorageError",
     "StoreAlreadyOpen",
@@ -46,6 +52,18 @@ class LedgerUnreadable(StorageError):
     """An agent's ledger is damaged; other agents are not concerned."""
 
 
+class NewerFormat(StorageError):
+    """A file was written by a newer version; it is neither used nor touched."""
+
+
+class AgentExists(StorageError):
+    """An agent of that id is stored already."""
+
+
+class AgentNotStored(StorageError):
+    """No agent of that id is stored."""
+
+
 class SaveFailed(StorageError):
     """A turn was not written; what was stored before it is still valid."""
 
@@ -55,6 +73,9 @@ _PUBLIC: dict[type[BaseException], type[StorageError]] = {
     store.StoreAlreadyOpen: StoreAlreadyOpen,
     store.StoreNotWritable: StoreNotWritable,
     store.LedgerUnreadable: LedgerUnreadable,
+    store.NewerFormat: NewerFormat,
+    store.AgentExists: AgentExists,
+    store.AgentNotStored: AgentNotStored,
 }
 
 

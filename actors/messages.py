@@ -18,10 +18,10 @@ __all__ = [
     "Flush",
     "Forget",
     "ForgetStored",
-    "ListStored",
     "LoadKV",
     "LoadModel",
     "NewTokens",
+    "OpenStore",
     "Prompt",
     "ReadLedger",
     "ReadStats",
@@ -224,5 +224,5 @@ class ForgetStored:
 
 
 @dataclass(frozen=True, slots=True)
-class ListStored:
-    """To the persistence actor, by ask: what the store holds."""
+class OpenStore:
+    """To the persistence actor, by ask: open the store, and so learn what is wrong with it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvactors.persistence.naming import TEMP_SUFFIX
 
-__all__ = ["NO_LINKS", "Files", "replace_file", "temp_path"]
+__all__ = ["NO_LINKS", "Files", "is_empty", "replace_file", "temp_path"]
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS}
 """What a file system without hard links answers."""
@@ -119,6 +119,12 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
             files.unlink(temp)
         raise
     files.sync_dir(path.parent)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a directory has no entry; does not read all of a large one."""
+    with os.scandir(folder) as entries:
+        return next(entries, None) is None
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files, replace_file
+from kvactors.persistence.atomic import Files, is_empty, replace_file
 from kvactors.persistence.commit import DirSyncs
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 from kvactors.persistence.ledger import Mark
@@ -276,7 +276,7 @@ class KvFolders:
             if SEGMENT_NAME.fullmatch(path.name):
                 self.files.unlink(path)
         self.files.rmdir(folder)
-        if not any(folder.parent.iterdir()):
+        if is_empty(folder.parent):
             self.files.rmdir(folder.parent)
 
     def settle(self, key: Key, parents: DirSyncs) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files, temp_path
+from kvactors.persistence.atomic import Files, is_empty, temp_path
 from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.ledger import (
@@ -111,7 +111,7 @@ class Ledgers:
             if path.exists():
                 self.files.unlink(path)
         self.files.sync_dir(folder)
-        if not any(folder.iterdir()):
+        if is_empty(folder):
             self.files.rmdir(folder)
             self.files.sync_dir(self.root)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files
+from kvactors.persistence.atomic import Files, is_empty
 from kvactors.persistence.errors import NewerFormat
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.naming import TEMP_SUFFIX
@@ -77,7 +77,7 @@ def _sweep_kv(files: Files, kv: KvFolders, key: Key) -> None:
     try:
         kv.remove_unnamed(key, kv.manifest(key))
         for folder in (kv.folder(key), kv.folder(key).parent):
-            if not os.listdir(folder):
+            if is_empty(folder):
                 files.rmdir(folder)
     except NewerFormat:
         return  # Whoever reads or writes it is told.
@@ -86,7 +86,7 @@ def _sweep_kv(files: Files, kv: KvFolders, key: Key) -> None:
 
 
 def _close_folder(files: Files, folder: Path) -> None:
-    if any(folder.iterdir()):
-        files.sync_dir(folder)
-    else:
+    if is_empty(folder):
         files.rmdir(folder)
+    else:
+        files.sync_dir(folder)
