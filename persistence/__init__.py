@@ -19,6 +19,7 @@ from kvactors.persistence.errors import (
 )
 from kvactors.persistence.segment import RawTensor, Segment
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Save, Store, StoredAgent
+from kvactors.persistence.verify import Problem
 
 __all__ = [
     "DEFAULT_MAX_DISK",
@@ -30,6 +31,7 @@ __all__ = [
     "LedgerUnreadable",
     "MaxDiskExceeded",
     "NewerFormat",
+    "Problem",
     "RawTensor",
     "Save",
     "Segment",

@@ -206,6 +206,17 @@ class KvFolders:
             if orphan or name.endswith(TEMP_SUFFIX):
                 self.files.unlink(self.folder(key) / name)
 
+    def remove_bad(self, key: Key) -> None:
+        """Delete what was set aside, and the folder if nothing else is in it. Raises OSError."""
+        folder = self.folder(key)
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(BAD_SUFFIX):
+                self.files.unlink(folder / name)
+        if is_empty(folder):
+            self.drop(key)
+        else:
+            self.measure(key)
+
     def measure(self, key: Key) -> None:
         """Take a folder's size and age from the disk; forgets one that is gone."""
         there = self.folder(key).is_dir()

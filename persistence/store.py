@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from kvactors.persistence.naming import check_fingerprint, encode_agent_id
 from kvactors.persistence.recovery import settle_names, sweep_agent
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.usage import Key
+from kvactors.persistence.verify import Problem, verify_agent
 
 __all__ = ["DEFAULT_MAX_DISK", "Save", "Store", "StoredAgent"]
 
@@ -129,10 +130,12 @@ class Store:
     def sweep(self) -> None:
         """Sweep the folders of every agent that was not touched yet. Raises OSError."""
         self._check_open()
-        for encoded in self._names():
+        for encoded in self.agent_folders():
             self._touch(encoded)
 
-    def _names(self) -> list[str]:
+    def agent_folders(self) -> list[str]:
+        """Names of the agents' folders: their encoded ids. Reads none of them."""
+        self._check_open()
         names = {path.name for path in self._ledgers.root.iterdir() if path.is_dir()}
         return sorted(names.union(self._kv.agents()))
 
@@ -149,7 +152,12 @@ class Store:
     def agents(self) -> list[StoredAgent]:
         """Everything stored, by directory name. Reads every ledger, sweeps. Raises OSError."""
         self.sweep()
-        return [describe(self._ledgers, self._kv, name) for name in self._names()]
+        return [describe(self._ledgers, self._kv, name) for name in self.agent_folders()]
+
+    def has(self, agent_id: str) -> bool:
+        """Whether anything is stored of an agent, readable or not."""
+        encoded = self._touch(encode_agent_id(agent_id))
+        return self._ledgers.path(encoded).exists() or bool(self._kv.keys_of(encoded))
 
     def read_ledger(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:
         """The agent's records in order; None if it was never stored.
@@ -291,6 +299,33 @@ class Store:
         """Let this agent's KV be evicted again. Idempotent."""
         self._check_open()
         self._kv.pinned.discard(encode_agent_id(agent_id))
+
+    def verify(self) -> Iterator[Problem]:
+        """Every file that cannot be used. Reads the whole store, changes nothing."""
+        self._check_open()
+        for encoded in self.agent_folders():
+            yield from verify_agent(self._ledgers, self._kv, encoded)
+
+    def gc(self, fingerprints: Collection[str] = ()) -> int:
+        """Delete what crashes left, what was set aside, and all KV under `fingerprints`.
+
+        Gives the bytes of KV that were freed. Raises InvalidFingerprint, OSError.
+        """
+        before = self.kv_size
+        self.sweep()
+        for encoded in self._kv.agents():
+            for key in self._kv.keys_of(encoded):
+                if key.fingerprint in map(check_fingerprint, fingerprints):
+                    self._kv.drop(key)
+                else:
+                    self._kv.remove_bad(key)
+        return before - self.kv_size
+
+    def fingerprints(self) -> list[str]:
+        """Of the models that some agent has KV of."""
+        self._check_open()
+        keys = (key for encoded in self._kv.agents() for key in self._kv.keys_of(encoded))
+        return sorted({key.fingerprint for key in keys})
 
     def forget(self, agent_id: str) -> None:
         """Delete the agent's KV, then its ledger, durably. Raises OSError.
