@@ -1,4 +1,10 @@
-"""The KV part of a commit: segments first, the manifest last."""
+"""The KV part of a commit: segments first, the manifest last.
+
+Segments that the new manifest no longer names (the partial ones of a block that closed, or
+all after a divergence) are deleted when the new manifest is durable, and not before: until
+then a crash may bring the old one back. A crash between the two leaves them as orphans,
+which the agent's next sweep deletes.
+"""
 
 from __future__ import annotations
 

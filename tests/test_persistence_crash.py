@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from kvactors.persistence import Save, Segment, Store, StoreNotWritable
+from kvactors.persistence.manifest import read_manifest
 from kvactors.persistence.testing import (
     CountingFiles,
     FailingFiles,
@@ -60,6 +61,10 @@ def kv_after(saves: list[Save]) -> tuple[Segment, ...]:
 def leftovers(root: Path) -> list[Path]:
     """Temporary files, empty folders, and segments beyond what the manifests name."""
     found = [path for path in root.rglob("*") if path.name.endswith((".tmp", ".bad"))]
+    for path in root.rglob("seg-*"):
+        manifest = read_manifest(path.with_name("manifest.msgpack"))
+        if manifest is None or path.name not in {entry.file for entry in manifest.segments}:
+            found.append(path)
     return found + [
         path for path in root.rglob("*")
         if path.is_dir() and path.parent != root and not any(path.iterdir())
@@ -263,6 +268,26 @@ def test_a_kill_at_any_operation_loses_nothing_that_was_reported(
     assert not leftovers(tmp_path)
     assert len(durable) == 7 or not ended
     heal(store)
+    store.close()
+
+
+def test_a_kill_before_superseded_segments_are_deleted_leaves_them_to_the_sweep(
+    tmp_path: Path,
+) -> None:
+    files = CountingFiles()
+    store = Store(tmp_path / "count", files=files)
+    put(store, *FIRST)
+    put(store, *SECOND)
+    store.close()
+    at = next(o.index for o in files.operations if o.matches("unlink", "*/b-*/seg-*"))
+
+    durable, cached, _ = run_killed(tmp_path / "s", at)
+
+    [old] = (tmp_path / "s").rglob("b-*/seg-0-4-*")
+    store = Store(tmp_path / "s")
+    assert store.read_kv("b", F) == SECOND[1].segments
+    assert not old.exists()
+    check(store, durable, cached)
     store.close()
 
 
