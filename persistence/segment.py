@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
+from kvactors.persistence.reading import NotAFile, open_file, unique
 
 __all__ = ["RawTensor", "Segment", "encode_segment", "read_segment"]
 
@@ -33,7 +34,7 @@ VERSION = "1"
 _FORMAT = "kvactors-segment"
 _LENGTH = struct.Struct("<Q")
 # A 64-layer segment has a header of about 50 kB; a hostile one is refused unread.
-_MAX_HEADER = 16 << 20
+_MAX_HEADER = 2 << 20
 _MAX_DIMS = 16
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -107,7 +108,7 @@ def read_segment(path: Path, size: int, digest: str) -> Segment:
     whole one of a newer version, OSError if the disk fails. No header is believed:
     nothing larger than the file is ever allocated.
     """
-    with open(path, "rb") as file:
+    with _open(path) as file:
         have = file.seek(0, 2)
         if have != size:
             raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
@@ -124,6 +125,13 @@ def read_segment(path: Path, size: int, digest: str) -> Segment:
     return _build(header, found, path)
 
 
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_file(path)
+    except NotAFile as error:
+        raise SegmentUnreadable(str(error)) from error
+
+
 def _read_header(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> dict[str, Any]:
     prefix = file.read(_LENGTH.size)
     if len(prefix) < _LENGTH.size:
@@ -135,7 +143,7 @@ def _read_header(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> dict[str
     hasher.update(prefix)
     hasher.update(raw)
     try:
-        header = json.loads(raw)
+        header = json.loads(raw, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise SegmentUnreadable(f"the header is no JSON: {error}") from error
     if not isinstance(header, dict):

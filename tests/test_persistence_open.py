@@ -228,7 +228,12 @@ def test_opening_looks_into_no_agents_folder(
     put(store, *(kv_save(f"agent {n}", example_segment(0, 4, seed=n)) for n in range(50)))
     store.close()
     looked, scandir = [], os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or scandir(path))
+
+    def look(path: str) -> object:
+        looked.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
     monkeypatch.setattr(kv, "read_manifest", lambda path: pytest.fail(f"read {path}"))
 
     again = Store(tmp_path)
