@@ -2,7 +2,11 @@
 
 from kvactors.actors.dispatcher import MailboxFull
 from kvactors.actors.errors import (
+    AgentExists,
+    AgentNotStored,
+    EncryptionError,
     LedgerUnreadable,
+    NewerFormat,
     SaveFailed,
     StorageError,
     StoreAlreadyOpen,
@@ -28,9 +32,12 @@ from kvactors.core.sampling import Sampling
 
 __all__ = [
     "Agent",
+    "AgentExists",
+    "AgentNotStored",
     "AgentSystem",
     "BlockingCall",
     "ContextExceeded",
+    "EncryptionError",
     "EngineDied",
     "InvalidInput",
     "KvactorsError",
@@ -38,6 +45,7 @@ __all__ = [
     "MailboxFull",
     "MemoryExceeded",
     "ModelError",
+    "NewerFormat",
     "Reply",
     "Sampling",
     "SaveFailed",

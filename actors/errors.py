@@ -7,6 +7,7 @@
         ├── StoreNotWritable     the directory cannot be written
         ├── LedgerUnreadable     one agent's ledger is damaged
         ├── NewerFormat          a file was written by a newer version of kvactors
+        ├── EncryptionError      a key is missing, wrong, or one too many
         ├── AgentExists          an agent of that id is stored already
         ├── AgentNotStored       no agent of that id is stored
         └── SaveFailed           a turn could not be written; the reason is in `__cause__`
@@ -21,6 +22,7 @@ from kvactors.persistence import errors as store
 __all__ = [
     "AgentExists",
     "AgentNotStored",
+    "EncryptionError",
     "LedgerUnreadable",
     "NewerFormat",
     "SaveFailed",
@@ -56,6 +58,10 @@ class NewerFormat(StorageError):
     """A file was written by a newer version; it is neither used nor touched."""
 
 
+class EncryptionError(StorageError):
+    """The store's encryption and the key given do not fit."""
+
+
 class AgentExists(StorageError):
     """An agent of that id is stored already."""
 
@@ -74,6 +80,9 @@ _PUBLIC: dict[type[BaseException], type[StorageError]] = {
     store.StoreNotWritable: StoreNotWritable,
     store.LedgerUnreadable: LedgerUnreadable,
     store.NewerFormat: NewerFormat,
+    store.EncryptionError: EncryptionError,
+    store.EncryptionMismatch: EncryptionError,
+    store.WrongKey: EncryptionError,
     store.AgentExists: AgentExists,
     store.AgentNotStored: AgentNotStored,
 }

@@ -5,27 +5,39 @@ from typing import Any
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig
 
-__all__ = ["LONGEST_ID", "check_id", "check_parameters", "check_system_prompt"]
+__all__ = ["LONGEST_ID", "check_id", "check_parameters", "check_storage", "check_system_prompt"]
 
 LONGEST_ID = 255
+KEY_BYTES = 32
 
 
-def check_parameters(
-    model: Any, store: Any, *, max_batch: Any, target_latency: Any, max_disk: Any
-) -> None:
+def check_parameters(model: Any, *, max_batch: Any, target_latency: Any) -> None:
     """Raise InvalidConfig for what no later stage checks."""
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
         raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
-    if store is True or not (store is None or store is False or _is_path(store)):
-        raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
     if not callable(model) and not _is_path(model):
         raise InvalidConfig(
             f"model must be a name, a directory or a callable: {type(model).__name__}"
         )
     if not _is_number(target_latency) or target_latency <= 0:
         raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
+
+
+def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
+    """Raise InvalidConfig for what the store could not be opened with."""
+    if store is True or not (store is None or store is False or _is_path(store)):
+        raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
     if max_disk is not None and (not _is_number(max_disk) or max_disk < 0):
         raise InvalidConfig(f"max_disk must be bytes or None, not {max_disk!r}")
+    if encryption_key is None:
+        return
+    if store is False:
+        raise InvalidConfig("encryption_key needs a store: nothing is kept with store=False")
+    # What was given is not shown: it may be a key with a slip in it.
+    if not callable(encryption_key) and (
+        not isinstance(encryption_key, bytes) or len(encryption_key) != KEY_BYTES
+    ):
+        raise InvalidConfig(f"encryption_key must be {KEY_BYTES} bytes or a callable")
 
 
 def check_id(agent_id: object) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,13 +26,19 @@ from kvactors.actors.messages import (
     ReadLedger,
     ReadStats,
 )
-from kvactors.actors.parameters import check_id, check_parameters, check_system_prompt
+from kvactors.actors.parameters import (
+    check_id,
+    check_parameters,
+    check_storage,
+    check_system_prompt,
+)
 from kvactors.actors.reply import Ticket
 from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript
+from kvactors.persistence.sealing import EncryptionKey
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Store
 
 __all__ = ["AgentSystem", "default_store"]
@@ -68,6 +75,7 @@ class AgentSystem:
         progress: called on the GPU thread as progress(agent_id, done, total) in prefills.
         model_name: name of the model in messages and, for a callable, in its identity.
         max_disk: bytes of KV on disk before the least recently used is evicted.
+        encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
@@ -90,15 +98,16 @@ class AgentSystem:
         progress: OnProgress | None = None,
         model_name: str | None = None,
         max_disk: int | None = DEFAULT_MAX_DISK,
+        encryption_key: EncryptionKey | None = None,
         target_latency: float = 0.1,
     ) -> None:
-        check_parameters(
-            model, store, max_batch=max_batch, target_latency=target_latency, max_disk=max_disk
-        )
+        check_parameters(model, max_batch=max_batch, target_latency=target_latency)
+        check_storage(store, max_disk, encryption_key)
         stored = store is not False
         unnamed = store is None or isinstance(store, bool)
         path = default_store() if unnamed else Path(str(store)).expanduser()
-        self._open_store = (lambda: Store(path, max_disk=max_disk)) if stored else None
+        opener = partial(Store, path, max_disk=max_disk, encryption_key=encryption_key)
+        self._open_store = opener if stored else None
         self._on_progress = progress
         options = ModelOptions(
             kv_bits=kv_bits,

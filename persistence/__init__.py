@@ -6,6 +6,8 @@ from kvactors.persistence.atomic import Files
 from kvactors.persistence.errors import (
     AgentExists,
     AgentNotStored,
+    EncryptionError,
+    EncryptionMismatch,
     InvalidFingerprint,
     KvGap,
     LedgerUnreadable,
@@ -16,6 +18,7 @@ from kvactors.persistence.errors import (
     StoreError,
     StoreLocked,
     StoreNotWritable,
+    WrongKey,
 )
 from kvactors.persistence.segment import RawTensor, Segment
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Save, Store, StoredAgent
@@ -25,6 +28,8 @@ __all__ = [
     "DEFAULT_MAX_DISK",
     "AgentExists",
     "AgentNotStored",
+    "EncryptionError",
+    "EncryptionMismatch",
     "Files",
     "InvalidFingerprint",
     "KvGap",
@@ -42,4 +47,5 @@ __all__ = [
     "StoreLocked",
     "StoreNotWritable",
     "StoredAgent",
+    "WrongKey",
 ]

@@ -11,6 +11,9 @@
     ├── AgentNotStored       the parent of a fork is not stored
     ├── KvGap                segments do not continue what is stored
     ├── MaxDiskExceeded      KV does not fit under max_disk
+    ├── EncryptionError      the key is no key, or `cryptography` is missing
+    │   ├── EncryptionMismatch   an encrypted store without a key, or a plain one with one
+    │   └── WrongKey             the store was encrypted with another key
     ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
     └── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
 
@@ -25,6 +28,8 @@ from pathlib import Path
 __all__ = [
     "AgentExists",
     "AgentNotStored",
+    "EncryptionError",
+    "EncryptionMismatch",
     "InvalidFingerprint",
     "KvGap",
     "LedgerUnreadable",
@@ -36,6 +41,7 @@ __all__ = [
     "StoreError",
     "StoreLocked",
     "StoreNotWritable",
+    "WrongKey",
 ]
 
 
@@ -148,6 +154,34 @@ class MaxDiskExceeded(StoreError):
         self.needed = needed
         self.held = held
         self.limit = limit
+
+
+class EncryptionError(StoreError):
+    """The encryption key cannot be used."""
+
+
+class EncryptionMismatch(EncryptionError):
+    """An encrypted store was opened without a key, or a plain one with a key."""
+
+    def __init__(self, root: Path, *, encrypted: bool) -> None:
+        super().__init__(
+            f"store {root} is encrypted: pass its encryption_key"
+            if encrypted
+            else f"store {root} is not encrypted: open it without encryption_key, "
+            "or keep encrypted agents in another directory"
+        )
+        self.root = root
+
+
+class WrongKey(EncryptionError):
+    """The store was encrypted with another key."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"store {root} was encrypted with another key than the encryption_key given: "
+            "pass that one (without it nothing of the store can be read)"
+        )
+        self.root = root
 
 
 class InvalidFingerprint(StoreError):

@@ -10,7 +10,7 @@ from kvactors.persistence.atomic import replace_file
 from kvactors.persistence.commit import DirSyncs, Meter
 from kvactors.persistence.errors import AgentExists, AgentNotStored
 from kvactors.persistence.kv import KvFolders
-from kvactors.persistence.ledger import Scan, encode_copy
+from kvactors.persistence.ledger import Scan, encode_copy, payload_checksum
 from kvactors.persistence.ledgers import Ledgers, LedgerState
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest
 from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
@@ -53,23 +53,24 @@ def _copy_ledger(
 ) -> dict[int, tuple[int, int]]:
     """Write the child's ledger; where each length of the parent's stands in it, and the
     checksum that a manifest of that length has."""
-    data, ends = encode_copy(child_id, parent.frames)
-    path = ledgers.path(encode_agent_id(child_id))
+    source, path = (ledgers.path(encode_agent_id(name)) for name in (parent.agent_id, child_id))
+    data, ends = encode_copy(child_id, parent.frames, source, ledgers.sealing)
     if not path.parent.is_dir():
         ledgers.files.mkdir(path.parent)
     replace_file(ledgers.files, path, data)
     ledgers.files.sync_dir(ledgers.root)
     meter.written += len(data)
-    last = parent.frames[-1].checksum
-    ledgers.remember(child_id, LedgerState(len(data), len(ends), last))
-    pairs = zip(parent.frames, ends, strict=True)
-    return {0: (0, 0), **{frame.end: (end, frame.checksum) for frame, end in pairs}}
+    view = memoryview(data)
+    sums = [payload_checksum(view[start:]) for start in (0, *ends[:-1])]
+    ledgers.remember(child_id, LedgerState(len(data), len(ends), sums[-1]))
+    places = zip(parent.frames, ends, sums, strict=True)
+    return {0: (0, 0), **{frame.end: (end, checksum) for frame, end, checksum in places}}
 
 
 def _share(kv: KvFolders, meter: Meter, source: Key, target: Key, manifest: Manifest) -> None:
     """Link or copy the segments, then commit the manifest."""
     copied = 0 if kv.holders.can_link else sum(entry.size for entry in manifest.segments)
-    if not kv.has_room(copied + len(encode_manifest(manifest))):
+    if not kv.has_room(copied + len(encode_manifest(manifest, kv.sealing))):
         _log.warning(
             "max_disk leaves no room: %r starts without KV under model %s and prefills again",
             manifest.agent_id,
@@ -84,7 +85,7 @@ def _share(kv: KvFolders, meter: Meter, source: Key, target: Key, manifest: Mani
         if not _share_one(kv, meter, source, target, entry):
             break
         kept.append(entry)
-    data = encode_manifest(replace(manifest, segments=tuple(kept)))
+    data = encode_manifest(replace(manifest, segments=tuple(kept)), kv.sealing)
     kv.files.sync_dir(folder)
     kv.settle(target, DirSyncs(kv.files))
     replace_file(kv.files, folder / MANIFEST_NAME, data)

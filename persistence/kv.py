@@ -29,6 +29,7 @@ from kvactors.persistence.naming import (
     encode_agent_id,
 )
 from kvactors.persistence.reading import is_empty, is_linked
+from kvactors.persistence.sealing import Sealing
 from kvactors.persistence.segment import Segment, read_segment
 from kvactors.persistence.sharing import Holders
 from kvactors.persistence.usage import DiskUsage, Key, measure_folder
@@ -53,9 +54,12 @@ class Eviction:
 class KvFolders:
     """All KV of a store. Persistence thread only."""
 
-    def __init__(self, files: Files, root: Path, max_disk: int | None) -> None:
+    def __init__(
+        self, files: Files, root: Path, max_disk: int | None, sealing: Sealing | None
+    ) -> None:
         self.files = files
         self.root = root
+        self.sealing = sealing
         self.holders = Holders(root)
         self.max_disk = max_disk
         self.pinned: set[str] = set()  # encoded ids
@@ -102,7 +106,7 @@ class KvFolders:
         if key in self._newer:
             raise self._newer[key]
         try:
-            found = read_manifest(path)
+            found = read_manifest(path, self.sealing)
             if found is None:
                 return None
             if (encode_agent_id(found.agent_id), found.fingerprint) != key:
@@ -164,7 +168,7 @@ class KvFolders:
     def _read_one(self, key: Key, entry: Entry) -> Segment | None:
         path = self.folder(key) / entry.file
         try:
-            segment = read_segment(path, entry.size, entry.digest)
+            segment = read_segment(path, entry.size, entry.digest, self.sealing)
             if (segment.start, segment.end) != (entry.start, entry.end):
                 raise SegmentUnreadable(f"it holds tokens [{segment.start}, {segment.end})")
         except FileNotFoundError:
@@ -196,7 +200,8 @@ class KvFolders:
         """Let the manifest end before a bad segment, so that the next save continues there."""
         kept = replace(found, segments=found.segments[:count])
         try:
-            replace_file(self.files, self.folder(key) / MANIFEST_NAME, encode_manifest(kept))
+            data = encode_manifest(kept, self.sealing)
+            replace_file(self.files, self.folder(key) / MANIFEST_NAME, data)
             self.remove_unnamed(key, kept)
             self.measure(key)
         except OSError as error:

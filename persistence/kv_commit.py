@@ -24,7 +24,7 @@ from kvactors.persistence.naming import (
     encode_agent_id,
     segment_name,
 )
-from kvactors.persistence.segment import Segment, encode_segment
+from kvactors.persistence.segment import Segment, encode_segment, seal_segment
 from kvactors.persistence.usage import Key
 
 __all__ = ["Claims", "KvPart"]
@@ -36,6 +36,7 @@ class _Fresh:
 
     path: Path
     chunks: list[bytes]
+    digest: str
     size: int
     source: Path | None
 
@@ -85,7 +86,7 @@ class KvPart(CommitPart):
             self.ledger.checksum,
             (*kept, *added),
         )
-        self.manifest_bytes = encode_manifest(self.manifest)
+        self.manifest_bytes = encode_manifest(self.manifest, self.kv.sealing)
         written = sum(item.size for item in self.fresh if item.source is None)
         gone = [entry.file for entry in stored.segments[len(kept) :]] if stored else []
         freed = sum(self._frees(name) for name in [*gone, MANIFEST_NAME])
@@ -94,14 +95,14 @@ class KvPart(CommitPart):
         self.kv.make_room(self.key, change, self.eviction)
 
     def _encode(self, segment: Segment) -> Entry:
-        chunks, digest, size = encode_segment(segment)
+        chunks, digest, size = encode_segment(segment, self.kv.sealing)
         name = segment_name(segment.start, segment.end, digest)
         path = self.kv.folder(self.key) / name
         claim = (self.key.fingerprint, name)
         source = self.kv.holders.find(*claim, size) or self.claims.get(claim)
         if source is None:
             self.claims[claim] = path
-        self.fresh.append(_Fresh(path, chunks, size, source))
+        self.fresh.append(_Fresh(path, chunks, digest, size, source))
         return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)
 
     def _frees(self, name: str) -> int:
@@ -126,7 +127,9 @@ class KvPart(CommitPart):
     def _write(self, item: _Fresh) -> None:
         temp = temp_path(item.path)
         self.undo_actions.append(_action(self.kv.files.unlink, temp))
-        self.kv.files.write_temp(temp, item.chunks)
+        fingerprint, sealing = self.key.fingerprint, self.kv.sealing
+        chunks = seal_segment(item.chunks, fingerprint, item.digest, sealing)
+        self.kv.files.write_temp(temp, chunks)
         self.meter.written += item.size
 
     def sync(self) -> None:

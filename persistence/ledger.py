@@ -4,8 +4,11 @@ A file is frame 0 (kind HEADER: the agent's id) and then one frame for each save
 (kind RECORDS: a msgpack list of the save's records, so that a save is there whole or
 not at all). A frame is 40 little-endian bytes and its payload:
 
-    magic "KVAL" | version u8 | kind u8 | 0 u16 | records u32 | payload bytes u32
+    magic "KVAL" | version u8 | kind u8 | flags u16 | records u32 | payload bytes u32
     | sequence u64 | xxh3_64 of the payload u64 | xxh3_64 of the 32 bytes before u64
+
+Flag 1: the payload is sealed (sealing.py), for this agent and this place in its ledger;
+checksums are of the sealed bytes. All frames of a ledger are sealed, or none is.
 
 **Torn or damaged?** Only the last append can be torn: each is synced before the next
 one starts, and a new ledger gets its name only when its first frames are synced. So a
@@ -35,7 +38,9 @@ import msgpack  # type: ignore[import-untyped]
 import xxhash
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.naming import encode_agent_id
 from kvactors.persistence.reading import unpack
+from kvactors.persistence.sealing import BrokenSeal, Sealing, key_id_of
 
 __all__ = [
     "Frame",
@@ -48,11 +53,13 @@ __all__ = [
     "pack",
     "payload_checksum",
     "read_agent_id",
+    "read_key_id",
     "scan",
 ]
 
 VERSION = 1
 HEADER, RECORDS = 0, 1
+_SEALED = 1
 _MAGIC = b"KVAL"
 _FIELDS = struct.Struct("<4sBBHIIQQ")
 _CHECK = struct.Struct("<Q")
@@ -76,6 +83,7 @@ class Frame:
     payload: bytes
     end: int
     checksum: int
+    sealed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,42 +111,75 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def encode_header(agent_id: str) -> bytes:
+def encode_header(agent_id: str, sealing: Sealing | None) -> bytes:
     """Frame 0 of an agent's ledger."""
-    return _encode(HEADER, 0, 0, pack({"agent_id": agent_id}))
+    return _encode(HEADER, 0, 0, pack({"agent_id": agent_id}), agent_id, sealing)
 
 
-def encode_records(records: Sequence[dict[str, Any]], sequence: int) -> bytes:
+def encode_records(
+    records: Sequence[dict[str, Any]], sequence: int, agent_id: str, sealing: Sealing | None
+) -> bytes:
     """Frame number `sequence` with a save's records; TypeError if one is no msgpack map."""
     if not all(isinstance(record, dict) for record in records):
         raise TypeError("a ledger record must be a dict that msgpack can pack")
-    return _encode(RECORDS, len(records), sequence, pack(list(records)))
+    return _encode(RECORDS, len(records), sequence, pack(list(records)), agent_id, sealing)
 
 
-def _encode(kind: int, records: int, sequence: int, payload: bytes) -> bytes:
+def _encode(
+    kind: int, records: int, sequence: int, payload: bytes, agent_id: str, sealing: Sealing | None
+) -> bytes:
+    if sealing is not None:
+        context = _context(encode_agent_id(agent_id), kind, records, sequence)
+        payload = sealing.seal_bytes(context, payload)
+    flags = _SEALED if sealing is not None else 0
     digest = xxhash.xxh3_64_intdigest(payload)
-    fields = _FIELDS.pack(_MAGIC, VERSION, kind, 0, records, len(payload), sequence, digest)
+    fields = _FIELDS.pack(_MAGIC, VERSION, kind, flags, records, len(payload), sequence, digest)
     return fields + _CHECK.pack(xxhash.xxh3_64_intdigest(fields)) + payload
 
 
-def encode_copy(agent_id: str, frames: Sequence[Frame]) -> tuple[bytes, list[int]]:
+def _context(encoded: str, kind: int, records: int, sequence: int) -> bytes:
+    """What a sealed frame is bound to."""
+    return f"ledger {VERSION} {encoded} {kind} {records} {sequence}".encode()
+
+
+def encode_copy(
+    agent_id: str, frames: Sequence[Frame], path: Path, sealing: Sealing | None
+) -> tuple[bytes, list[int]]:
     """A ledger of `agent_id` with the same records, and the offset behind each frame.
 
-    `frames` are those of another agent's ledger, its header first.
+    `frames` are those of another agent's ledger at `path`, its header first. Raises
+    LedgerUnreadable.
     """
-    copies = [encode_header(agent_id)]
+    copies = [encode_header(agent_id, sealing)]
     for number, frame in enumerate(frames[1:], start=1):
-        copies.append(_encode(RECORDS, frame.records, number, frame.payload))
+        payload = _payload(frame, number, path, sealing)
+        copies.append(_encode(RECORDS, frame.records, number, payload, agent_id, sealing))
     return b"".join(copies), list(accumulate(map(len, copies)))
 
 
-def payload_checksum(frame: bytes) -> int:
+def _payload(frame: Frame, number: int, path: Path, sealing: Sealing | None) -> bytes:
+    """A frame's plain payload. Raises LedgerUnreadable."""
+    if frame.sealed != (sealing is not None):
+        what = "sealed, and there is no key" if frame.sealed else "not sealed, as all others are"
+        raise LedgerUnreadable(path, f"frame {number} is {what}")
+    if sealing is None:
+        return frame.payload
+    context = _context(path.parent.name, frame.kind, frame.records, number)
+    try:
+        return sealing.open_bytes(context, frame.payload)
+    except BrokenSeal as error:
+        raise LedgerUnreadable(path, f"frame {number}: {error}") from error
+
+
+def payload_checksum(frame: bytes | memoryview) -> int:
     """The xxh3_64 of a frame's payload, as its header has it."""
     checksum: int = _FIELDS.unpack_from(frame)[7]
     return checksum
 
 
-def scan(data: bytes, path: Path, marks: Iterable[Mark] = ()) -> Scan:
+def scan(
+    data: bytes, path: Path, marks: Iterable[Mark] = (), sealing: Sealing | None = None
+) -> Scan:
     """Check every frame of a ledger file and every mark against it.
 
     Raises LedgerUnreadable, naming `path`, for damage and for a ledger that is not the
@@ -157,7 +198,7 @@ def scan(data: bytes, path: Path, marks: Iterable[Mark] = ()) -> Scan:
         frames.append(frame)
         offset = frame.end
     _check_marks(frames, path, marks)
-    return Scan(read_agent_id(data, path), tuple(frames), torn)
+    return Scan(read_agent_id(data, path, sealing), tuple(frames), torn)
 
 
 def _header(data: bytes, offset: int) -> tuple[Any, ...] | None:
@@ -174,7 +215,7 @@ def _read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | 
     if header is None:
         cut = len(data) - offset < _SIZE
         return "its header is cut off" if cut else "its header fails its checksum"
-    magic, version, kind, _, records, length, number, digest = header
+    magic, version, kind, flags, records, length, number, digest = header
     if magic == _MAGIC and version > VERSION:
         raise NewerFormat(path, version, VERSION)
     if magic != _MAGIC or version != VERSION:
@@ -186,7 +227,8 @@ def _read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | 
         return f"{len(payload)} of its {length} bytes are there"
     if xxhash.xxh3_64_intdigest(payload) != digest:
         return "its payload fails its checksum"
-    return Frame(kind, records, payload, offset + _SIZE + length, digest)
+    end = offset + _SIZE + length
+    return Frame(kind, records, payload, end, digest, bool(flags & _SEALED))
 
 
 def _check_torn(
@@ -223,13 +265,21 @@ def _check_marks(frames: Sequence[Frame], path: Path, marks: Iterable[Mark]) -> 
             raise LedgerUnreadable(path, f"it is not the ledger that {mark.manifest} saw")
 
 
-def read_agent_id(data: bytes, path: Path) -> str:
+def read_key_id(data: bytes, path: Path) -> bytes | None:
+    """The id of the key that sealed frame 0; None: it is plain. Raises LedgerUnreadable."""
+    first = _read_frame(data, 0, 0, path)
+    if isinstance(first, str):
+        raise LedgerUnreadable(path, f"frame 0: {first}")
+    return key_id_of(first.payload) if first.sealed else None
+
+
+def read_agent_id(data: bytes, path: Path, sealing: Sealing | None) -> str:
     """The agent's id from frame 0, whatever follows it; raises LedgerUnreadable."""
     first = _read_frame(data, 0, 0, path)
     if isinstance(first, str):
         raise LedgerUnreadable(path, f"frame 0: {first}")
     try:
-        agent_id = unpack(first.payload)["agent_id"]
+        agent_id = unpack(_payload(first, 0, path, sealing))["agent_id"]
     except (ValueError, TypeError, KeyError) as error:
         raise LedgerUnreadable(path, f"frame 0 names no agent: {error}") from error
     if not isinstance(agent_id, str):
@@ -237,12 +287,14 @@ def read_agent_id(data: bytes, path: Path) -> str:
     return agent_id
 
 
-def decode_records(found: Scan, path: Path) -> tuple[dict[str, Any], ...]:
+def decode_records(
+    found: Scan, path: Path, sealing: Sealing | None = None
+) -> tuple[dict[str, Any], ...]:
     """All records in order; tuples come back as lists. Raises LedgerUnreadable."""
     records: list[dict[str, Any]] = []
     for number, frame in enumerate(found.frames[1:], start=1):
         try:
-            batch = unpack(frame.payload)
+            batch = unpack(_payload(frame, number, path, sealing))
         except ValueError as error:
             raise LedgerUnreadable(path, f"frame {number}: {error}") from error
         if not isinstance(batch, list) or not all(isinstance(item, dict) for item in batch):

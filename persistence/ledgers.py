@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvactors.persistence.atomic import Files, temp_path
 from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
@@ -12,16 +14,22 @@ from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.ledger import (
     Mark,
     Scan,
+    decode_records,
     encode_header,
     encode_records,
     payload_checksum,
     read_agent_id,
+    read_key_id,
     scan,
 )
 from kvactors.persistence.naming import LEDGER_NAME, encode_agent_id
 from kvactors.persistence.reading import NotAFile, is_empty, read_file
+from kvactors.persistence.sealing import Sealing
 
 __all__ = ["LedgerPart", "LedgerState", "Ledgers"]
+
+# More than frame 0 of any ledger takes.
+_FIRST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +44,16 @@ class LedgerState:
 class Ledgers:
     """The folder `agents/`. Persistence thread only."""
 
-    def __init__(self, files: Files, root: Path, marks: Callable[[str], list[Mark]]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        marks: Callable[[str], list[Mark]],
+        sealing: Sealing | None,
+    ) -> None:
         self.files = files
         self.root = root
+        self.sealing = sealing
         self._marks = marks
         self._states: dict[str, LedgerState] = {}
 
@@ -64,13 +79,13 @@ class Ledgers:
                     raise LedgerUnreadable(path, reason) from None
             return None
         known = self._states.get(encoded)
-        return scan(data[: known.length] if known else data, path, marks)
+        return scan(data[: known.length] if known else data, path, marks, self.sealing)
 
-    def _read(self, path: Path) -> bytes:
+    def _read(self, path: Path, limit: int = -1) -> bytes:
         if path.parent.is_symlink():
             raise LedgerUnreadable(path, "its folder is a symbolic link")
         try:
-            return read_file(path)
+            return read_file(path, limit)
         except NotAFile as error:
             raise LedgerUnreadable(path, str(error)) from error
 
@@ -83,11 +98,22 @@ class Ledgers:
             raise LedgerUnreadable(self.path(encoded), reason)
         return found
 
+    def records(self, found: Scan, path: Path) -> tuple[dict[str, Any], ...]:
+        """All records of a ledger. Raises LedgerUnreadable."""
+        return decode_records(found, path, self.sealing)
+
+    def key_ids(self) -> Iterator[bytes | None]:
+        """Of each readable ledger, lazily: the key that sealed it, or None."""
+        for folder in self.root.iterdir():
+            path = folder / LEDGER_NAME
+            with suppress(OSError, LedgerUnreadable, NewerFormat):
+                yield read_key_id(self._read(path, _FIRST), path)
+
     def owner(self, encoded: str) -> str | None:
         """The id in a ledger's first frame, however the rest is; None if it does not tell."""
         path = self.path(encoded)
         try:
-            return read_agent_id(self._read(path), path)
+            return read_agent_id(self._read(path, _FIRST), path, self.sealing)
         except (FileNotFoundError, LedgerUnreadable, NewerFormat):
             return None
 
@@ -151,9 +177,10 @@ class LedgerPart(CommitPart):
         if not self.save.records:
             return
         number = max(1, self.before.frames)
-        data = frame = encode_records(self.save.records, number)
+        sealing, agent_id = self.ledgers.sealing, self.save.agent_id
+        data = frame = encode_records(self.save.records, number, agent_id, sealing)
         if self._is_new:
-            data = encode_header(self.save.agent_id) + frame
+            data = encode_header(agent_id, sealing) + frame
             self._write_new(data)
         else:
             self._append(data)

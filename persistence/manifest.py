@@ -1,8 +1,9 @@
 """The manifest: the commit record of one agent's KV under one fingerprint.
 
 A msgpack array [b"KVAM", version, xxh3_64 of the body, body]; the body is a msgpack
-map. What a manifest does not name does not exist. It also says how long the ledger
-was when it was written: a ledger that is shorter now has lost turns.
+map. In an encrypted store the magic is b"KVAE" and the body is sealed (sealing.py) for its
+agent and fingerprint. What a manifest does not name does not exist. It also says how long
+the ledger was when it was written: a ledger that is shorter now has lost turns.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 from kvactors.persistence.ledger import pack
-from kvactors.persistence.naming import SEGMENT_NAME
+from kvactors.persistence.naming import SEGMENT_NAME, encode_agent_id
 from kvactors.persistence.reading import NotAFile, read_file, unpack
+from kvactors.persistence.sealing import Sealing
 
 __all__ = ["Entry", "Manifest", "decode_manifest", "encode_manifest", "read_manifest"]
 
 VERSION = 1
-_MAGIC = b"KVAM"
+_MAGIC, _SEALED_MAGIC = b"KVAM", b"KVAE"
 # Some 40,000 segments, 10 million tokens.
 _MAX_BYTES = 4 << 20
 _T = TypeVar("_T")
@@ -55,7 +57,7 @@ class Manifest:
         return self.segments[-1].end if self.segments else 0
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest, sealing: Sealing | None = None) -> bytes:
     """The file's bytes."""
     body = pack(
         {
@@ -69,10 +71,19 @@ def encode_manifest(manifest: Manifest) -> bytes:
             ],
         }
     )
-    return pack([_MAGIC, VERSION, xxhash.xxh3_64_intdigest(body), body])
+    if sealing is not None:
+        context = _context(encode_agent_id(manifest.agent_id), manifest.fingerprint)
+        body = sealing.seal_bytes(context, body)
+    magic = _MAGIC if sealing is None else _SEALED_MAGIC
+    return pack([magic, VERSION, xxhash.xxh3_64_intdigest(body), body])
 
 
-def read_manifest(path: Path) -> Manifest | None:
+def _context(encoded: str, fingerprint: str) -> bytes:
+    """What a sealed manifest is bound to."""
+    return f"manifest {VERSION} {encoded} {fingerprint}".encode()
+
+
+def read_manifest(path: Path, sealing: Sealing | None = None) -> Manifest | None:
     """The manifest at `path`, None if there is none.
 
     Raises SegmentUnreadable, NewerFormat, OSError.
@@ -83,30 +94,34 @@ def read_manifest(path: Path) -> Manifest | None:
         return None
     except NotAFile as error:
         raise SegmentUnreadable(f"manifest: {error}") from error
-    return decode_manifest(data, path)
+    return decode_manifest(data, path, sealing)
 
 
-def decode_manifest(data: bytes, path: Path) -> Manifest:
+def decode_manifest(data: bytes, path: Path, sealing: Sealing | None = None) -> Manifest:
     """Checked manifest; raises SegmentUnreadable for anything that is not one.
 
     Raises NewerFormat, naming `path`, for one that a newer version wrote.
     """
     try:
-        return _decode(data, path)
+        return _decode(data, path, sealing)
     except (ValueError, TypeError, KeyError) as error:
         raise SegmentUnreadable(f"manifest: {error}") from error
 
 
-def _decode(data: bytes, path: Path) -> Manifest:
+def _decode(data: bytes, path: Path, sealing: Sealing | None) -> Manifest:
     # A later version may append fields to the outer array, but not change the first two.
     magic, version, *rest = unpack(data)
-    if magic == _MAGIC and type(version) is int and version > VERSION:
+    if magic in (_MAGIC, _SEALED_MAGIC) and type(version) is int and version > VERSION:
         raise NewerFormat(path, version, VERSION)
     digest, body = rest
-    if magic != _MAGIC or version != VERSION:
+    if magic not in (_MAGIC, _SEALED_MAGIC) or version != VERSION:
         raise ValueError(f"version {version!r}, this program reads {VERSION}")
     if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != digest:
         raise ValueError("the checksum does not match")
+    if (magic == _SEALED_MAGIC) != (sealing is not None):
+        raise ValueError("it is encrypted and the store is not, or the other way round")
+    if sealing is not None:
+        body = sealing.open_bytes(_context(path.parent.name, path.parent.parent.name), body)
     fields = unpack(body)
     manifest = Manifest(
         agent_id=_typed(fields["agent_id"], str),

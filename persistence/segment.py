@@ -6,6 +6,9 @@ itself is not called: its `serialize` (0.8) wants raw memory addresses and copie
 tensors into one buffer, `deserialize` copies twice and gives neither the metadata nor
 the order. Read here, each tensor is copied once, from the file into its own bytes.
 
+In an encrypted store the whole file is sealed (sealing.py), for its fingerprint and content,
+so that agents can share it, and its digest is a keyed one.
+
 Metadata (all strings): `format` "kvactors-segment", `version` "1", `start`, `end`,
 `tokens_hash`, `layout`.
 """
@@ -15,17 +18,19 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 from kvactors.persistence.reading import NotAFile, open_file, unique
+from kvactors.persistence.sealing import BrokenSeal, SealedReader, Sealing
 
-__all__ = ["RawTensor", "Segment", "encode_segment", "read_segment"]
+__all__ = ["RawTensor", "Segment", "encode_segment", "read_segment", "seal_segment"]
 
 RawTensor = tuple[str, str, tuple[int, ...], bytes]
 """Name, safetensors dtype ("U32", "F16", "BF16", ...), shape, little-endian bytes."""
@@ -57,8 +62,13 @@ class Segment:
     tensors: tuple[RawTensor, ...]
 
 
-def encode_segment(segment: Segment) -> tuple[list[bytes], str, int]:
+def encode_segment(
+    segment: Segment, sealing: Sealing | None = None
+) -> tuple[list[bytes], str, int]:
     """The file of a segment: its chunks (tensors uncopied), xxh3_128 digest and size in bytes.
+
+    With `sealing` the chunks are still plain (`seal_segment` seals them); the digest is the
+    keyed one, the size that of the sealed file.
 
     Raises SegmentUnreadable if the tensors contradict themselves, before any write.
     """
@@ -80,7 +90,24 @@ def encode_segment(segment: Segment) -> tuple[list[bytes], str, int]:
     if len(header) > _MAX_HEADER:
         raise SegmentUnreadable(f"a header of {len(header)} bytes exceeds {_MAX_HEADER}")
     chunks = [_LENGTH.pack(len(header)) + header, *(data for _, _, _, data in stored)]
-    return chunks, _digest(chunks), len(chunks[0]) + offset
+    digest, size = _digest(chunks), len(chunks[0]) + offset
+    if sealing is not None:
+        return chunks, sealing.content_name(digest), sealing.sealed_size(size)
+    return chunks, digest, size
+
+
+def seal_segment(
+    chunks: list[bytes], fingerprint: str, digest: str, sealing: Sealing | None
+) -> list[bytes]:
+    """What is written of a segment with this (keyed) digest."""
+    if sealing is None:
+        return chunks
+    return list(sealing.seal(_context(fingerprint, digest), chunks))
+
+
+def _context(fingerprint: str, digest: str) -> bytes:
+    """What a sealed segment is bound to."""
+    return f"segment {VERSION} {fingerprint} {digest}".encode()
 
 
 def _metadata(segment: Segment) -> dict[str, str]:
@@ -101,38 +128,48 @@ def _digest(chunks: list[bytes]) -> str:
     return hasher.hexdigest()
 
 
-def read_segment(path: Path, size: int, digest: str) -> Segment:
+def read_segment(path: Path, size: int, digest: str, sealing: Sealing | None = None) -> Segment:
     """Read and verify one file of `size` bytes with this xxh3_128 `digest`.
 
     Raises SegmentUnreadable for whatever is wrong with the content, NewerFormat for a
     whole one of a newer version, OSError if the disk fails. No header is believed:
     nothing larger than the file is ever allocated.
     """
-    with _open(path) as file:
-        have = file.seek(0, 2)
-        if have != size:
-            raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
-        file.seek(0)
-        hasher = xxhash.xxh3_128()
-        header = _read_header(file, size, hasher)
-        order = _check_tensors(header, size - file.tell())
-        found: dict[str, bytes] = {}
-        for begin, end, name in order:
-            found[name] = file.read(end - begin)
-            hasher.update(found[name])
-    if hasher.hexdigest() != digest:
+    try:
+        with open_file(path) as file:
+            have = file.seek(0, 2)
+            if have != size:
+                raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
+            file.seek(0)
+            if sealing is None:
+                return _read(file, size, path, lambda found: found == digest)
+            opened = SealedReader(sealing, _context(path.parent.parent.name, digest), file, size)
+            return _read(
+                opened, opened.size, path, lambda found: sealing.content_name(found) == digest
+            )
+    except (NotAFile, BrokenSeal) as error:
+        raise SegmentUnreadable(str(error)) from error
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _read(file: _Readable, size: int, path: Path, is_right: Callable[[str], bool]) -> Segment:
+    hasher = xxhash.xxh3_128()
+    header, length = _read_header(file, size, hasher)
+    order = _check_tensors(header, size - length)
+    found: dict[str, bytes] = {}
+    for begin, end, name in order:
+        found[name] = file.read(end - begin)
+        hasher.update(found[name])
+    if not is_right(hasher.hexdigest()):
         raise SegmentUnreadable("the checksum does not match")
     return _build(header, found, path)
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        return open_file(path)
-    except NotAFile as error:
-        raise SegmentUnreadable(str(error)) from error
-
-
-def _read_header(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> dict[str, Any]:
+def _read_header(file: _Readable, size: int, hasher: xxhash.xxh3_128) -> tuple[dict[str, Any], int]:
+    """The header, and the bytes that it takes with its length."""
     prefix = file.read(_LENGTH.size)
     if len(prefix) < _LENGTH.size:
         raise SegmentUnreadable("too short for a header")
@@ -148,7 +185,7 @@ def _read_header(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> dict[str
         raise SegmentUnreadable(f"the header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise SegmentUnreadable("the header is no JSON object")
-    return header
+    return header, _LENGTH.size + length
 
 
 def _check_tensors(header: dict[str, Any], size: int) -> list[tuple[int, int, str]]:

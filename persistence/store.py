@@ -14,21 +14,27 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kvactors.persistence.atomic import Files
-from kvactors.persistence.commit import DirSyncs, Meter, Save, rounds, run_steps
-from kvactors.persistence.errors import StoreClosed, StoreNotWritable
+from kvactors.persistence.commit import Meter, Save, rounds
+from kvactors.persistence.errors import (
+    EncryptionMismatch,
+    StoreClosed,
+    StoreNotWritable,
+    WrongKey,
+)
 from kvactors.persistence.fork import fork
-from kvactors.persistence.kv import Eviction, KvFolders
-from kvactors.persistence.kv_commit import Claims, KvPart
-from kvactors.persistence.ledger import decode_records
-from kvactors.persistence.ledgers import LedgerPart, Ledgers
+from kvactors.persistence.group import Done, Evicted, Failed, Reports, commit_group, nobody
+from kvactors.persistence.kv import KvFolders
+from kvactors.persistence.ledgers import Ledgers
 from kvactors.persistence.listing import StoredAgent, describe
 from kvactors.persistence.lock import StoreLock
 from kvactors.persistence.naming import check_fingerprint, encode_agent_id
 from kvactors.persistence.recovery import settle_names, sweep_agent
+from kvactors.persistence.sealing import EncryptionKey, Sealing
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.usage import Key
 from kvactors.persistence.verify import Problem, verify_agent
@@ -38,15 +44,10 @@ __all__ = ["DEFAULT_MAX_DISK", "Save", "Store", "StoredAgent"]
 DEFAULT_MAX_DISK = 64 << 30
 """Bytes that `kv/` may take by default (64 GiB); the ledgers are not counted."""
 
+ASKED = 8
+"""Ledgers whose key is looked at when a store is opened."""
+
 _log = logging.getLogger("kvactors")
-
-Done = Callable[[Save], None]
-Failed = Callable[[Save, str, BaseException], None]
-Evicted = Callable[[str, str], None]
-
-
-def _nobody(agent_id: str, fingerprint: str) -> None:
-    """Nobody has to know of an eviction."""
 
 
 class Store:
@@ -62,19 +63,23 @@ class Store:
         *,
         files: Files | None = None,
         max_disk: int | None = DEFAULT_MAX_DISK,
+        encryption_key: EncryptionKey | None = None,
     ) -> None:
         """Make what is missing, and lock. Agents are only listed: each is checked, and what a
         crash left of it is swept (recovery.py), when it is first read or written.
 
-        `max_disk`: bytes that `kv/` may take, None for no limit. Raises StoreLocked,
+        `max_disk`: bytes that `kv/` may take, None for no limit. `encryption_key`: 32 bytes,
+        or a function that returns them; a store is encrypted as a whole or not. Raises
+        EncryptionError (EncryptionMismatch, WrongKey), StoreLocked,
         StoreAlreadyOpen, StoreNotWritable.
         """
         self.root = Path(os.path.realpath(root))
         self._files = files if files is not None else Files()
         self._meter = Meter()
         self._touched: set[str] = set()
-        self._kv = KvFolders(self._files, self.root / "kv", max_disk)
-        self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks)
+        sealing = None if encryption_key is None else Sealing(encryption_key)
+        self._kv = KvFolders(self._files, self.root / "kv", max_disk, sealing)
+        self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
         try:
             self._make_folder(self.root)
             self._lock = StoreLock(self.root, self._files)
@@ -89,10 +94,21 @@ class Store:
             # Even where they stood: the process that made them may have been killed before it.
             self._sync_name(self.root)
             self._sync_name(self._kv.root)
+            self._check_key()
             settle_names(self._files, self._ledgers.root, self._kv)
         except BaseException:
             self._lock.release()
             raise
+
+    def _check_key(self) -> None:
+        """Raise if the ledgers were written with another key; a few are asked, not one alone."""
+        found = set(islice(self._ledgers.key_ids(), ASKED))
+        mine = self._ledgers.sealing and self._ledgers.sealing.key_id
+        if not found or mine in found:
+            return
+        if mine is None or None in found:
+            raise EncryptionMismatch(self.root, encrypted=mine is None)
+        raise WrongKey(self.root)
 
     def _make_folder(self, path: Path) -> None:
         if path.is_dir():
@@ -172,7 +188,7 @@ class Store:
         path = self._ledgers.path(encode_agent_id(agent_id))
         if found.torn is not None:
             _log.warning("%s ends in a torn write, which is cut: %s", path, found.torn)
-        return decode_records(found, path)
+        return self._ledgers.records(found, path)
 
     def read_kv(self, agent_id: str, fingerprint: str) -> tuple[Segment, ...]:
         """The agent's KV, contiguous from token 0 and verified; () if there is none.
@@ -198,7 +214,7 @@ class Store:
         durable: Done,
         cached: Done,
         failed: Failed,
-        evicted: Evicted = _nobody,
+        evicted: Evicted = nobody,
         busy: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """Write saves of many agents with one group of syncs.
@@ -221,59 +237,9 @@ class Store:
         for save in saves:
             self._touch(encode_agent_id(save.agent_id))
 
-        def last() -> set[str]:
-            return {encode_agent_id(agent_id) for agent_id in busy()}
-
+        reports = Reports(durable, cached, failed, evicted, busy)
         for group in rounds(saves):
-            written = self._commit_ledgers(group, durable, failed)
-            keys = {
-                Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "")
-                for part in written
-            }
-            self._commit_kv(written, Eviction(keys, last, evicted), cached, failed)
-
-    def _commit_ledgers(
-        self, saves: Sequence[Save], durable: Done, failed: Failed
-    ) -> list[LedgerPart]:
-        parents = DirSyncs(self._files)
-        parts = [
-            LedgerPart(save, ledgers=self._ledgers, parents=parents, meter=self._meter)
-            for save in saves
-        ]
-        parts = run_steps(
-            parts, LedgerPart.STEPS, lambda part, error: failed(part.save, "ledger", error)
-        )
-        for part in parts:
-            durable(part.save)
-        return parts
-
-    def _commit_kv(
-        self, written: Sequence[LedgerPart], eviction: Eviction, cached: Done, failed: Failed
-    ) -> None:
-        parents, claims = DirSyncs(self._files), Claims()
-        parts = [
-            KvPart(
-                part.save,
-                kv=self._kv,
-                ledger=part.after,
-                eviction=eviction,
-                claims=claims,
-                parents=parents,
-                meter=self._meter,
-            )
-            for part in written
-            if part.save.fingerprint is not None and part.save.segments
-        ]
-        for ledger_part in written:
-            if ledger_part.save.fingerprint is not None and not ledger_part.save.segments:
-                cached(ledger_part.save)
-        parts = run_steps(parts, KvPart.STEPS, lambda part, error: failed(part.save, "kv", error))
-        for part in parts:
-            try:
-                part.finish()
-            except OSError as error:
-                _log.warning("could not delete what was replaced: %s", error)
-            cached(part.save)
+            commit_group(self._ledgers, self._kv, self._meter, group, reports)
 
     def fork(self, parent_id: str, child_id: str) -> None:
         """Make a new agent that starts with all of another one's stored memory.

@@ -13,6 +13,7 @@ from kvactors.persistence.ledgers import Ledgers
 from kvactors.persistence.manifest import Manifest, read_manifest
 from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
 from kvactors.persistence.reading import NotAFile, read_file
+from kvactors.persistence.sealing import Sealing
 from kvactors.persistence.segment import read_segment
 from kvactors.persistence.usage import Key
 
@@ -39,28 +40,30 @@ def verify_agent(ledgers: Ledgers, kv: KvFolders, encoded: str) -> Iterator[Prob
     for key in kv.keys_of(encoded):
         path = kv.folder(key) / MANIFEST_NAME
         try:
-            manifest = _manifest(path, key)
+            manifest = _manifest(path, key, kv.sealing)
         except (SegmentUnreadable, NewerFormat, OSError) as error:
             yield Problem(agent_id, path, str(error))
             continue
         if manifest is not None:
             marks.append(Mark(manifest.ledger_bytes, manifest.ledger_checksum, str(path)))
-            yield from _segments(agent_id, kv.folder(key), manifest)
-    yield from _ledger(agent_id, ledgers.path(encoded), marks)
+            yield from _segments(agent_id, kv.folder(key), manifest, kv.sealing)
+    yield from _ledger(agent_id, ledgers.path(encoded), marks, ledgers.sealing)
 
 
-def _manifest(path: Path, key: Key) -> Manifest | None:
-    found = read_manifest(path)
+def _manifest(path: Path, key: Key, sealing: Sealing | None) -> Manifest | None:
+    found = read_manifest(path, sealing)
     if found is not None and (encode_agent_id(found.agent_id), found.fingerprint) != key:
         raise SegmentUnreadable(f"it belongs to {found.agent_id!r}")
     return found
 
 
-def _segments(agent_id: str, folder: Path, manifest: Manifest) -> Iterator[Problem]:
+def _segments(
+    agent_id: str, folder: Path, manifest: Manifest, sealing: Sealing | None
+) -> Iterator[Problem]:
     for entry in manifest.segments:
         path = folder / entry.file
         try:
-            segment = read_segment(path, entry.size, entry.digest)
+            segment = read_segment(path, entry.size, entry.digest, sealing)
         except (SegmentUnreadable, NewerFormat, OSError) as error:
             yield Problem(agent_id, path, str(error))
             continue
@@ -68,12 +71,14 @@ def _segments(agent_id: str, folder: Path, manifest: Manifest) -> Iterator[Probl
             yield Problem(agent_id, path, f"it holds tokens [{segment.start}, {segment.end})")
 
 
-def _ledger(agent_id: str, path: Path, marks: list[Mark]) -> Iterator[Problem]:
+def _ledger(
+    agent_id: str, path: Path, marks: list[Mark], sealing: Sealing | None
+) -> Iterator[Problem]:
     try:
-        found = scan(read_file(path), path, marks)
+        found = scan(read_file(path), path, marks, sealing)
         if encode_agent_id(found.agent_id) != path.parent.name:
             yield Problem(agent_id, path, f"it belongs to {found.agent_id!r}")
-        decode_records(found, path)
+        decode_records(found, path, sealing)
     except FileNotFoundError:
         if any(mark.length for mark in marks):
             yield Problem(agent_id, path, "it is missing, and a manifest saw it")

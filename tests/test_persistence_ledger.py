@@ -18,8 +18,8 @@ from kvactors.persistence.testing import Outcomes, example_segment
 F = "ab" * 16
 PATH = Path("ledger.log")
 FRAMES = [
-    encode_header("alice"),
-    *(encode_records([{"turn": n, "text": "word " * n}], n) for n in range(1, 5)),
+    encode_header("alice", None),
+    *(encode_records([{"turn": n, "text": "word " * n}], n, "alice", None) for n in range(1, 5)),
 ]
 DATA = b"".join(FRAMES)
 LAST = len(DATA) - len(FRAMES[-1])
@@ -132,15 +132,15 @@ RECORDS = st.dictionaries(
 
 @given(st.lists(st.lists(RECORDS, max_size=3), max_size=3))
 def test_records_come_back_as_they_were(saves: list[list[dict[str, Any]]]) -> None:
-    frames = [encode_records(records, n) for n, records in enumerate(saves, start=1)]
+    frames = [encode_records(records, n, "alice", None) for n, records in enumerate(saves, start=1)]
 
-    found = scan(b"".join([encode_header("a"), *frames]), PATH)
+    found = scan(b"".join([encode_header("a", None), *frames]), PATH)
 
     assert list(decode_records(found, PATH)) == [record for save in saves for record in save]
 
 
 def test_lone_surrogates_pass() -> None:
-    data = encode_header("\udc80") + encode_records([{"text": "a\ud800b"}], 1)
+    data = encode_header("\udc80", None) + encode_records([{"text": "a\ud800b"}], 1, "alice", None)
 
     assert decode_records(scan(data, PATH), PATH) == ({"text": "a\ud800b"},)
 
@@ -185,7 +185,7 @@ def test_a_damaged_ledger_is_an_error_for_its_agent_alone(tmp_path: Path) -> Non
     path = ledger_of(store, "a")
     store.close()
     data = bytearray(path.read_bytes())
-    data[len(encode_header("a")) + 45] ^= 1
+    data[len(encode_header("a", None)) + 45] ^= 1
     path.write_bytes(data)
 
     again = Store(tmp_path)

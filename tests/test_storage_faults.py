@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvactors.actors import AgentSystem, Sampling, SaveFailed
+from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed
+from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.store import Store
 from kvactors.persistence.testing import FailingFiles, HoldingFiles
 
@@ -129,3 +130,22 @@ def test_an_agent_that_max_disk_evicted_while_hot_is_saved_whole_at_its_next_tur
     warm = open_system().spawn("alice").ask([4], sampling=SHORT).get(timeout=WAIT)
     assert warm.cache == "warm"
     assert warm.usage.reused_tokens == len(transcript.token_ids) - 1
+
+
+def test_an_encrypted_agent_comes_back_warm_with_its_key_and_not_at_all_without(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    key = bytes(range(32))
+    first = open_system(encryption_key=key)
+    first.spawn("alice").ask([1] * 300, sampling=SHORT).get(timeout=WAIT)
+    first.stop()
+
+    with pytest.raises(EncryptionError, match="is encrypted"):
+        open_system()
+    with pytest.raises(EncryptionError, match="another key"):
+        open_system(encryption_key=bytes(32))
+    with pytest.raises(InvalidConfig, match="32 bytes"):
+        open_system(encryption_key=b"short")
+
+    alice = open_system(encryption_key=lambda: key).spawn("alice")
+    assert alice.ask([2], sampling=SHORT).get(timeout=WAIT).cache == "warm"

@@ -1,0 +1,97 @@
+"""One group commit: all ledgers, then all KV, each step for all saves before the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvactors.persistence.commit import DirSyncs, Meter, Save, run_steps
+from kvactors.persistence.kv import Eviction, KvFolders
+from kvactors.persistence.kv_commit import Claims, KvPart
+from kvactors.persistence.ledgers import LedgerPart, Ledgers
+from kvactors.persistence.naming import encode_agent_id
+from kvactors.persistence.usage import Key
+
+__all__ = ["Done", "Evicted", "Failed", "Reports", "commit_group", "nobody"]
+
+_log = logging.getLogger("kvactors")
+
+Done = Callable[[Save], None]
+Failed = Callable[[Save, str, BaseException], None]
+Evicted = Callable[[str, str], None]
+
+
+def nobody(agent_id: str, fingerprint: str) -> None:
+    """Nobody has to know of an eviction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What `Store.commit` was given to call."""
+
+    durable: Done
+    cached: Done
+    failed: Failed
+    evicted: Evicted
+    busy: Callable[[], Iterable[str]]
+
+    def busy_encoded(self) -> set[str]:
+        """Encoded ids of the agents in use."""
+        return {encode_agent_id(agent_id) for agent_id in self.busy()}
+
+
+def commit_group(
+    ledgers: Ledgers, kv: KvFolders, meter: Meter, saves: Sequence[Save], reports: Reports
+) -> None:
+    """Commit saves of different agents. See `Store.commit`."""
+    written = _commit_ledgers(ledgers, meter, saves, reports)
+    with_kv = [part for part in written if part.save.fingerprint is not None]
+    for part in with_kv:
+        if not part.save.segments:
+            reports.cached(part.save)
+    _commit_kv(kv, meter, [part for part in with_kv if part.save.segments], reports)
+
+
+def _commit_ledgers(
+    ledgers: Ledgers, meter: Meter, saves: Sequence[Save], reports: Reports
+) -> list[LedgerPart]:
+    parents = DirSyncs(ledgers.files)
+    parts = [LedgerPart(save, ledgers=ledgers, parents=parents, meter=meter) for save in saves]
+    parts = run_steps(
+        parts, LedgerPart.STEPS, lambda part, error: reports.failed(part.save, "ledger", error)
+    )
+    for part in parts:
+        reports.durable(part.save)
+    return parts
+
+
+def _commit_kv(
+    kv: KvFolders, meter: Meter, written: Sequence[LedgerPart], reports: Reports
+) -> None:
+    parents, claims = DirSyncs(kv.files), Claims()
+    keep = {
+        Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "") for part in written
+    }
+    eviction = Eviction(keep, reports.busy_encoded, reports.evicted)
+    parts = [
+        KvPart(
+            part.save,
+            kv=kv,
+            ledger=part.after,
+            eviction=eviction,
+            claims=claims,
+            parents=parents,
+            meter=meter,
+        )
+        for part in written
+    ]
+    parts = run_steps(
+        parts, KvPart.STEPS, lambda part, error: reports.failed(part.save, "kv", error)
+    )
+    for part in parts:
+        try:
+            part.finish()
+        except OSError as error:
+            _log.warning("could not delete what was replaced: %s", error)
+        reports.cached(part.save)
