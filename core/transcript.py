@@ -4,7 +4,7 @@ It is the truth that the KV cache is computed from. Turns carry their role and t
 another model can render them again, and the token ids that this tokenizer made of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import xxhash
 from kvactors.core.errors import SystemPromptMismatch
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Transcript", "Turn", "tokens_hash"]
+__all__ = ["Transcript", "Turn", "common_prefix", "tokens_hash"]
 
 RECORD_VERSION = 1
 
@@ -37,6 +37,22 @@ class Turn:
 def tokens_hash(tokens: Iterable[int]) -> str:
     """Hash of token ids, to tell whether stored KV belongs to a transcript's beginning."""
     return xxhash.xxh3_128_hexdigest(np.asarray(list(tokens), dtype="<u4").tobytes())
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading token ids two sequences share."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        return shorter
+    # Bisecting over slices compares in C; the loop runs log2(n) times.
+    low, high = 0, shorter - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[:middle] == second[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class Transcript:
