@@ -15,6 +15,7 @@ __all__ = [
     "fp16_flat",
     "q4_blocks",
     "q4_flat",
+    "random_floats",
     "random_q4",
 ]
 
@@ -34,6 +35,16 @@ def random_q4(tokens: int, seed: int = 0) -> list[tuple[Q4, Q4]]:
             "scales": random.normal(size=(HEADS, tokens, 1)).astype(np.float16) / 8,
             "biases": random.normal(size=(HEADS, tokens, 1)).astype(np.float16),
         }
+
+    return [(half(), half()) for _ in range(LAYERS)]
+
+
+def random_floats(tokens: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Keys and values of each layer, float16 [H, D, T]."""
+    random = np.random.default_rng(4)
+
+    def half() -> NDArray[Any]:
+        return random.normal(size=(HEADS, HEAD_DIM, tokens)).astype(np.float16)
 
     return [(half(), half()) for _ in range(LAYERS)]
 

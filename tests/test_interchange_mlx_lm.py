@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from exchange_agents import SHORT, WAIT, stored_kv, tiny_llama
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import (
     KVCache,
@@ -20,18 +21,10 @@ from mlx_lm.models.cache import (
 )
 
 from kvactors.actors import AgentSystem, ImportRejected, ModelMismatch, Sampling, TokensMissing
-from kvactors.actors.messages import WithStore
 from kvactors.core.options import DEFAULT_MODEL
-from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
 
 OpenSystem = Callable[..., AgentSystem]
-SHORT = Sampling(max_tokens=8)
-WAIT = 60
 TOKENS = [index * 7 % 128 for index in range(300)]
-
-
-def tiny_llama() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model(seed=3)), PlainTokenizer()
 
 
 @pytest.fixture
@@ -60,9 +53,8 @@ def save(path: Path, cache: list[Any], **metadata: str) -> None:
 
 def stored(system: AgentSystem, agent_id: str) -> dict[str, mx.array]:
     """An agent's stored arrays by name: [layers, 2, H, T, width], of a model in float32."""
-    work = WithStore(lambda store: store.read_kv(agent_id, system.info.fingerprint))
     parts: dict[str, list[mx.array]] = {}
-    for segment in system._crew.ask(system._crew.persistence, work):
+    for segment in stored_kv(system, agent_id):
         for name, dtype, shape, data in segment.tensors:
             plain = {"U32": np.uint32, "F32": np.float32}[dtype]
             array = mx.array(np.frombuffer(data, plain).reshape(shape))
