@@ -27,7 +27,7 @@ def run_export(
     root = (path or default_store()).expanduser()
     if not (root / "agents").is_dir():
         raise InvalidAgentId(f"no agents are stored in {root}")
-    store = Store(root, disk_cap=None)
+    store = Store(root)
     try:
         with stepping(f"export {printable(agent_id)}") as on_step:
             export_stored(

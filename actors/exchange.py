@@ -19,6 +19,7 @@ from kvactors.actors.messages import EncodeFloats, WithStore
 from kvactors.actors.parameters import check_id
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.transcript import Transcript, Turn, tokens_hash
+from kvactors.persistence.adding import add_agent
 from kvactors.persistence.archive import OnStep, import_archive, is_archive
 from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError
 from kvactors.persistence.fields import TensorTable
@@ -74,6 +75,7 @@ class Exchange:
                 file,
                 format,
                 model=info.name,
+                model_type=info.model_type,
                 fingerprint=info.fingerprint,
                 decode=info.chat.decode,
                 on_step=on_step,
@@ -122,7 +124,7 @@ class Exchange:
             if form == ARCHIVE:
                 raise ImportRejected("file", f"{path} is no archive")
             save = self._read(path, agent_id, form, tokens, on_step)
-        return lambda store: store.add_agent(agent_id, [save])
+        return lambda store: add_agent(store, agent_id, [save])
 
     def _read(
         self,

@@ -1,6 +1,6 @@
 """What a store has of an agent, written to a file. Needs no model, and loads none."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvactors.persistence.format_mlx_lm import SUFFIX
 from kvactors.persistence.formats import ARCHIVE, encode_memory
 from kvactors.persistence.interchange import Memory, parse_layout
 from kvactors.persistence.kv_arrays import layers_of
+from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
 
 __all__ = ["export_stored", "loadable_name", "unwatched"]
@@ -31,6 +32,7 @@ def export_stored(
     form: str,
     *,
     model: str,
+    model_type: str = "",
     fingerprint: str | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
     on_step: OnStep = unwatched,
@@ -46,7 +48,7 @@ def export_stored(
         return
     if form == "mlx-lm" and path.suffix != SUFFIX:
         raise ExportRejected(f"mlx_lm reads only files named *{SUFFIX}, not {path.name}")
-    memory = _stored_memory(store, agent_id, model, fingerprint, decode)
+    memory = _stored_memory(store, agent_id, model, model_type, fingerprint, decode)
     chunks = encode_memory(memory, form)
     with new_file(path) as file:
         for place, chunk in enumerate(chunks, start=1):
@@ -58,6 +60,7 @@ def _stored_memory(
     store: Store,
     agent_id: str,
     model: str,
+    model_type: str,
     fingerprint: str | None,
     decode: Callable[[Sequence[int]], str] | None,
 ) -> Memory:
@@ -65,27 +68,37 @@ def _stored_memory(
     if records is None:
         raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
     chosen = _choose(agent_id, store.fingerprints(agent_id), fingerprint)
-    segments = store.read_kv(agent_id, chosen)
-    if not segments:
-        raise ExportRejected(_no_kv(agent_id))
-    covered = segments[-1].end
-    token_ids = _token_ids(records)
-    if tokens_hash(token_ids[:covered]) != segments[-1].tokens_hash:
-        raise ExportRejected(
-            f"the stored KV is not of the tokens in {agent_id!r}'s ledger (another tokenizer, or "
-            "a memory that was cut): ask it once, or use archive"
-        )
-    layout = parse_layout(segments[0].layout)
     try:
+        token_ids, text = _tokens_and_text(records)
+        segments = _matching(store.read_kv(agent_id, chosen), token_ids)
+        if not segments:
+            raise ExportRejected(_no_kv(agent_id))
+        layout = parse_layout(segments[0].layout)
         layers = layers_of([segment.tensors for segment in segments], layout)
-    except ImportRejected as error:
+    except (KeyError, TypeError, ValueError, ImportRejected) as error:
         raise ExportRejected(
-            f"the KV of {agent_id!r} is not as its layout says: {error}"
+            f"what is stored of {agent_id!r} has another form than this version writes: {error!r}"
         ) from error
-    text = "".join(_texts(records)) if decode is None else decode(token_ids)
     return Memory(
-        agent_id, loadable_name(model), chosen, tuple(token_ids), text, covered, layout, layers
+        agent_id,
+        loadable_name(model),
+        model_type,
+        chosen,
+        tuple(token_ids),
+        text if decode is None else decode(token_ids),
+        segments[-1].end,
+        layout,
+        layers,
     )
+
+
+def _matching(segments: Sequence[Segment], token_ids: Sequence[int]) -> Sequence[Segment]:
+    """The leading segments whose KV is of these tokens: their hashes cover all before them."""
+    for count in range(len(segments), 0, -1):
+        last = segments[count - 1]
+        if last.end <= len(token_ids) and last.tokens_hash == tokens_hash(token_ids[: last.end]):
+            return segments[:count]
+    return ()
 
 
 def _choose(agent_id: str, stored: Sequence[str], asked: str | None) -> str:
@@ -103,21 +116,17 @@ def _choose(agent_id: str, stored: Sequence[str], asked: str | None) -> str:
 
 def _no_kv(agent_id: str) -> str:
     return (
-        f"no KV of {agent_id!r} under this model is stored: ask it once, or use archive, which "
-        "needs none"
+        f"no KV of {agent_id!r} that fits its tokens is stored under this model: ask it once, or "
+        "use archive, which needs none"
     )
 
 
-def _token_ids(records: Sequence[dict[str, Any]]) -> list[int]:
-    """All token ids of ledger records (their form: kvactors.core.transcript)."""
-    data = b"".join(turn["tokens"] for record in records for turn in record["turns"])
-    return [int(token) for token in np.frombuffer(data, dtype="<u4")]
-
-
-def _texts(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for record in records:
-        yield record.get("system") or ""
-        yield from (turn["text"] for turn in record["turns"])
+def _tokens_and_text(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+    """All token ids and text of ledger records (their form: kvactors.core.transcript)."""
+    turns = [turn for record in records for turn in record["turns"]]
+    ids = np.frombuffer(b"".join(turn["tokens"] for turn in turns), dtype="<u4")
+    system = next((record["system"] for record in records if "system" in record), "")
+    return ids.tolist(), "".join([system, *(turn["text"] for turn in turns)])
 
 
 def loadable_name(model: str) -> str:

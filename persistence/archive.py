@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kvactors.persistence.adding import add_agent
 from kvactors.persistence.atomic import new_file
 from kvactors.persistence.commit import Save
 from kvactors.persistence.errors import (
@@ -113,7 +114,7 @@ def import_archive(
         # ever in memory.
         for place, _ in enumerate(reader.saves(agent_id), start=1):
             on_step(place, steps)
-        store.add_agent(agent_id, reader.saves(agent_id))
+        add_agent(store, agent_id, reader.saves(agent_id))
         on_step(steps, steps)
 
 

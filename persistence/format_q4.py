@@ -93,6 +93,7 @@ def encode_blocks(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
     return tensors, {
         **memory.metadata(),
         "fingerprint": memory.fingerprint,
+        "model_type": memory.model_type,
         "num_layers": str(len(memory.layout)),
         "num_attention_heads": str(first.kv_heads),
         "head_dim": str(first.head_dim),

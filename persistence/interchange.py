@@ -91,6 +91,8 @@ class Memory:
     agent_id: str
     model: str
     """The model's name."""
+    model_type: str
+    """Its architecture; "" where no model is loaded that could tell."""
     fingerprint: str
     """Identity of the KV (design, Persistence)."""
     token_ids: tuple[int, ...]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from kvactors.persistence.atomic import Files
 from kvactors.persistence.commit import DirSyncs, Meter, Save, rounds, run_steps
-from kvactors.persistence.errors import AgentExists, LedgerUnreadable, StoreClosed, StoreNotWritable
+from kvactors.persistence.errors import LedgerUnreadable, StoreClosed, StoreNotWritable
 from kvactors.persistence.kv import Key, KvFolders
 from kvactors.persistence.kv_commit import KvPart
 from kvactors.persistence.ledger import decode_records
@@ -260,32 +260,6 @@ class Store:
         """The models under which the store has KV of an agent."""
         self._check_open()
         return [key.fingerprint for key in self._kv.keys_of(encode_agent_id(agent_id))]
-
-    def add_agent(self, agent_id: str, saves: Iterable[Save]) -> None:
-        """Commit the saves of an agent that is new, one by one: all of them, or none.
-
-        Raises AgentExists, whatever a save fails with, and what `saves` raises itself.
-        """
-        self._check_open()
-        if self._ledgers.path(encode_agent_id(agent_id)).exists() or self.fingerprints(agent_id):
-            raise AgentExists(agent_id)
-        try:
-            for save in saves:
-                self._commit_or_raise(save)
-        except BaseException:
-            self.forget(agent_id)
-            raise
-
-    def _commit_or_raise(self, save: Save) -> None:
-        errors: list[BaseException] = []
-        self.commit(
-            [save],
-            durable=lambda _: None,
-            cached=lambda _: None,
-            failed=lambda _save, _part, error: errors.append(error),
-        )
-        if errors:
-            raise errors[0]
 
     def forget(self, agent_id: str) -> None:
         """Delete the agent's KV, then its ledger, durably. Raises OSError.

@@ -1,5 +1,6 @@
 """Agents to files and back: the seeds' formats, through AgentSystem."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from exchange_agents import SHORT, WAIT, stored_kv, system_with_alice, tiny_llama
 from exchange_files import (
     HEAD_DIM,
+    HEADS,
     LAYERS,
     fp16_flat,
     q4_blocks,
@@ -94,6 +96,41 @@ def test_only_the_archive_keeps_the_turns_and_the_rest_become_a_raw_one(
     assert whole.turns == system.spawn("alice").transcript().turns
     (turn,) = raw.turns
     assert (turn.role, turn.raw, turn.text) == ("user", True, whole.text)
+
+
+def test_exports_have_the_names_shapes_and_metadata_of_the_seeds(
+    system: AgentSystem, tmp_path: Path
+) -> None:
+    tokens = system.spawn("alice").transcript().token_ids
+    covered = len(tokens) - 1
+    shapes, metadata = {}, {}
+    for form in ("q4-flat", "q4-blocks", "fp16-flat"):
+        system.export_agent("alice", tmp_path / form, format=form)
+        with safe_open(tmp_path / form, framework="numpy") as file:
+            metadata[form] = file.metadata()
+            names = list(file.keys())
+            shapes[form] = {name: file.get_slice(name).get_shape() for name in names}
+
+    flat, blocks, half = shapes.values()
+    assert [len(found) for found in (flat, blocks, half)] == [12, 24, 4]
+    assert flat["layer_1_v_weights"] == [1, covered, HEADS, HEAD_DIM // 8]
+    assert flat["layer_1_v_biases"] == [1, covered, HEADS, HEAD_DIM // 64]
+    assert blocks["cache.layers.1.key_cache.0.data"] == [HEADS, 256, HEAD_DIM // 8]
+    assert blocks["cache.layers.1.value_cache.1.scales"] == [HEADS, covered - 256, 1]
+    assert half["k_layer_1"] == [HEADS, HEAD_DIM, covered]
+    for found in metadata.values():
+        assert found["total_tokens"] == str(covered)
+        assert json.loads(found["token_sequence"]) == list(tokens)
+    assert metadata["q4-flat"]["agent_id"] == "alice"
+    assert metadata["q4-flat"]["prompt_text"] == system.spawn("alice").transcript().text
+    assert metadata["q4-blocks"]["model_type"] == "llama"
+    assert metadata["q4-blocks"]["num_blocks"] == "2"
+    assert json.loads(metadata["fp16-flat"]["model_tag"]) == {
+        "n_layers": LAYERS,
+        "n_kv_heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "block_tokens": 256,
+    }
 
 
 def test_what_is_exported_again_is_the_same_file(system: AgentSystem, tmp_path: Path) -> None:

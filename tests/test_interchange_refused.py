@@ -24,7 +24,10 @@ from kvactors.actors import (
     ModelMismatch,
     TokensMissing,
 )
+from kvactors.actors.messages import WithStore
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.persistence import Save, Store
+from kvactors.persistence.adding import add_agent
 
 OpenSystem = Callable[..., AgentSystem]
 FORMS = ("q4-flat", "q4-blocks", "fp16-flat", "mlx-lm")
@@ -353,3 +356,21 @@ def test_without_a_store_there_is_nothing_to_move(open_system: OpenSystem, path:
 
     with pytest.raises(InvalidInput, match="store=False"):
         system.export_agent("alice", path)
+
+
+def test_kv_that_is_not_of_the_ledger_s_tokens_is_not_exported(
+    system: AgentSystem, path: Path
+) -> None:
+    def swap(store: Store) -> None:
+        (record,) = store.read_ledger("alice") or ()
+        other = {**record, "turns": [{**record["turns"][0], "tokens": b"\x01\x00\x00\x00" * 400}]}
+        kv = store.read_kv("alice", system.info.fingerprint)
+        add_agent(store, "swapped", [Save("swapped", (other,), system.info.fingerprint, kv)])
+        add_agent(store, "strange", [Save("strange", ({},), system.info.fingerprint, kv)])
+
+    system._crew.ask(system._crew.persistence, WithStore(swap))
+
+    for agent_id, expected in (("swapped", "fits its tokens"), ("strange", "another form")):
+        with pytest.raises(ExportRejected, match=expected):
+            system.export_agent(agent_id, path, format="q4-flat")
+    assert not path.exists()
