@@ -2,12 +2,17 @@
 
 from kvactors.actors.dispatcher import MailboxFull
 from kvactors.actors.errors import (
+    AgentExists,
+    ExportRejected,
+    ImportRejected,
     LedgerUnreadable,
+    ModelMismatch,
     SaveFailed,
     StorageError,
     StoreAlreadyOpen,
     StoreLocked,
     StoreNotWritable,
+    TokensMissing,
 )
 from kvactors.actors.handle import Agent, TranscriptView
 from kvactors.actors.reply import Reply, Timing, Usage
@@ -28,16 +33,20 @@ from kvactors.core.sampling import Sampling
 
 __all__ = [
     "Agent",
+    "AgentExists",
     "AgentSystem",
     "BlockingCall",
     "ContextExceeded",
     "EngineDied",
+    "ExportRejected",
+    "ImportRejected",
     "InvalidInput",
     "KvactorsError",
     "LedgerUnreadable",
     "MailboxFull",
     "MemoryExceeded",
     "ModelError",
+    "ModelMismatch",
     "Reply",
     "Sampling",
     "SaveFailed",
@@ -47,6 +56,7 @@ __all__ = [
     "StoreNotWritable",
     "SystemStopped",
     "Timing",
+    "TokensMissing",
     "TranscriptView",
     "TurnFailed",
     "TurnTimeout",

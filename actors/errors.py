@@ -6,7 +6,12 @@
         ├── StoreAlreadyOpen     this process has it open already
         ├── StoreNotWritable     the directory cannot be written
         ├── LedgerUnreadable     one agent's ledger is damaged
-        └── SaveFailed           a turn could not be written; the reason is in `__cause__`
+        ├── SaveFailed           a turn could not be written; the reason is in `__cause__`
+        ├── ExportRejected       an agent has no form in a format, or the file is there
+        ├── AgentExists          an import never writes over an agent
+        └── ImportRejected       a file that cannot become an agent; `field` says what is wrong
+            ├── ModelMismatch    its KV belongs to another model
+            └── TokensMissing    it does not say which tokens its KV is of
 
 `kvactors.persistence` imports nothing of the rest, so it raises errors of its own; `public`
 turns them into these.
@@ -16,12 +21,17 @@ from kvactors.core.errors import KvactorsError
 from kvactors.persistence import errors as store
 
 __all__ = [
+    "AgentExists",
+    "ExportRejected",
+    "ImportRejected",
     "LedgerUnreadable",
+    "ModelMismatch",
     "SaveFailed",
     "StorageError",
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
+    "TokensMissing",
     "public",
 ]
 
@@ -50,11 +60,38 @@ class SaveFailed(StorageError):
     """A turn was not written; what was stored before it is still valid."""
 
 
+class ExportRejected(StorageError):
+    """An agent cannot be written in this format, or not to this file. Nothing was written."""
+
+
+class AgentExists(StorageError):
+    """An import needs an id that is free."""
+
+
+class ImportRejected(StorageError):
+    """A file cannot become an agent. Nothing was stored; `field` names what is wrong."""
+
+    field = ""
+
+
+class ModelMismatch(ImportRejected):
+    """The KV of a file was not computed by the loaded model, or not with its settings."""
+
+
+class TokensMissing(ImportRejected):
+    """A file has KV but not the token ids that it is of."""
+
+
 _PUBLIC: dict[type[BaseException], type[StorageError]] = {
     store.StoreLocked: StoreLocked,
     store.StoreAlreadyOpen: StoreAlreadyOpen,
     store.StoreNotWritable: StoreNotWritable,
     store.LedgerUnreadable: LedgerUnreadable,
+    store.ExportRejected: ExportRejected,
+    store.AgentExists: AgentExists,
+    store.ImportRejected: ImportRejected,
+    store.ModelMismatch: ModelMismatch,
+    store.TokensMissing: TokensMissing,
 }
 
 
@@ -65,5 +102,7 @@ def public(error: BaseException) -> KvactorsError:
     kind = _PUBLIC.get(type(error), SaveFailed)
     text = str(error) if isinstance(error, store.StoreError) else f"{type(error).__name__}: {error}"
     raised = kind(text)
+    if isinstance(raised, ImportRejected) and isinstance(error, store.ImportRejected):
+        raised.field = error.field
     raised.__cause__ = error
     return raised

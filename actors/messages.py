@@ -1,6 +1,6 @@
 """Every message between the actors: immutable, without logic, a line under each field."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,11 +10,13 @@ from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
-from kvactors.persistence.store import Save
+from kvactors.persistence.segment import RawTensor
+from kvactors.persistence.store import Save, Store
 
 __all__ = [
     "Cancel",
     "CancelTurn",
+    "EncodeFloats",
     "Flush",
     "Forget",
     "ForgetStored",
@@ -33,6 +35,7 @@ __all__ = [
     "TurnAborted",
     "TurnFinished",
     "Wire",
+    "WithStore",
 ]
 
 
@@ -157,6 +160,16 @@ class ReadStats:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeFloats:
+    """To the GPU actor, by ask: float KV of one layer as the model stores it, RawTensors."""
+
+    layer: int
+    """Which layer."""
+    floats: RawTensor
+    """[2, kv_heads, tokens, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """To the GPU actor: what the store had for an agent, maybe nothing."""
 
@@ -226,3 +239,14 @@ class ForgetStored:
 @dataclass(frozen=True, slots=True)
 class ListStored:
     """To the persistence actor, by ask: what the store holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithStore:
+    """To the persistence actor, by ask: do something with the store, all saves written before.
+
+    For what is long and rare (import and export); answers what `work` returns.
+    """
+
+    work: Callable[[Store], Any]
+    """Runs on the persistence actor's thread."""

@@ -14,6 +14,7 @@ from kvactors.actors.agent import AgentActor, Wiring
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
 from kvactors.actors.errors import LedgerUnreadable
+from kvactors.actors.exchange import Exchange
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import Launch, ModelInfo, callable_name, parse_budget
@@ -47,7 +48,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem:
+class AgentSystem(Exchange):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:

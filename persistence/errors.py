@@ -9,7 +9,13 @@
     ├── KvGap                segments do not continue what is stored
     ├── DiskCapExceeded      KV does not fit under the disk cap
     ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
-    └── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
+    ├── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
+    ├── TensorFileUnreadable bytes that are no safetensors container
+    ├── ExportRejected       an agent's KV has no form in a format, or the file is there
+    ├── AgentExists          an import never writes over an agent
+    └── ImportRejected       a file that cannot become an agent; `field` names what is wrong
+        ├── ModelMismatch    its KV belongs to another model
+        └── TokensMissing    it does not say which tokens its KV is of
 
 Errors of the operating system (disk full, I/O) stay `OSError`: they are handed to
 `failed` of `Store.commit` as they came, so that their errno can be read.
@@ -20,16 +26,22 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "AgentExists",
     "DiskCapExceeded",
+    "ExportRejected",
+    "ImportRejected",
     "InvalidFingerprint",
     "KvGap",
     "LedgerUnreadable",
+    "ModelMismatch",
     "SegmentUnreadable",
     "StoreAlreadyOpen",
     "StoreClosed",
     "StoreError",
     "StoreLocked",
     "StoreNotWritable",
+    "TensorFileUnreadable",
+    "TokensMissing",
 ]
 
 
@@ -122,3 +134,37 @@ class InvalidFingerprint(StoreError):
 
 class SegmentUnreadable(StoreError):
     """A segment or manifest cannot be used; the store sets the file aside."""
+
+
+class TensorFileUnreadable(StoreError):
+    """Bytes that are no safetensors container; the message says where they stop being one."""
+
+
+class ExportRejected(StoreError):
+    """An agent cannot be written in this format, or not to this file. Nothing was written."""
+
+
+class AgentExists(StoreError):
+    """An import needs an id that is free."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(
+            f"agent {agent_id!r} exists, and an import never writes over one: import under "
+            "another id, or forget the agent first"
+        )
+
+
+class ImportRejected(StoreError):
+    """A file cannot become an agent. Nothing was stored; `field` names what is wrong."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+
+
+class ModelMismatch(ImportRejected):
+    """The KV of a file was not computed by the loaded model, or not with its settings."""
+
+
+class TokensMissing(ImportRejected):
+    """A file has KV but not the token ids that it is of."""

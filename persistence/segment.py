@@ -1,10 +1,4 @@
-"""Segments: KV of a token range as one immutable safetensors file.
-
-The 8-byte length, the JSON header and the offsets are written and checked here, and
-the tests hold them against the safetensors library in both directions. The library
-itself is not called: its `serialize` (0.8) wants raw memory addresses and copies all
-tensors into one buffer, `deserialize` copies twice and gives neither the metadata nor
-the order. Read here, each tensor is copied once, from the file into its own bytes.
+"""Segments: KV of a token range as one immutable safetensors file (tensor_file.py).
 
 Metadata (all strings): `format` "kvactors-segment", `version` "1", `start`, `end`,
 `tokens_hash`, `layout`.
@@ -12,34 +6,19 @@ Metadata (all strings): `format` "kvactors-segment", `version` "1", `start`, `en
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import xxhash
 
-from kvactors.persistence.errors import SegmentUnreadable
+from kvactors.persistence.errors import SegmentUnreadable, TensorFileUnreadable
+from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
-__all__ = ["RawTensor", "Segment", "encode_segment", "read_segment"]
-
-RawTensor = tuple[str, str, tuple[int, ...], bytes]
-"""Name, safetensors dtype ("U32", "F16", "BF16", ...), shape, little-endian bytes."""
+__all__ = ["RawTensor", "Segment", "decode_segment", "encode_segment", "read_segment"]
 
 VERSION = "1"
 _FORMAT = "kvactors-segment"
-_LENGTH = struct.Struct("<Q")
-# A 64-layer segment has a header of about 50 kB; a hostile one is refused unread.
-_MAX_HEADER = 16 << 20
-_MAX_DIMS = 16
-_ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +39,14 @@ def encode_segment(segment: Segment) -> tuple[list[bytes], str, int]:
 
     Raises SegmentUnreadable if the tensors contradict themselves, before any write.
     """
-    entries: dict[str, Any] = {"__metadata__": _metadata(segment)}
-    for name, dtype, shape, data in segment.tensors:
-        if name in entries or _tensor_bytes(dtype, list(shape)) != len(data):
-            raise SegmentUnreadable(
-                f"tensor {name!r} is named twice or its {len(data)} bytes are not {dtype} {shape}"
-            )
-        entries[name] = {"dtype": dtype, "shape": list(shape)}
-    # Wide items first keeps every tensor aligned; the header keeps the caller's order.
-    stored = sorted(segment.tensors, key=lambda tensor: -_ITEM_BYTES[tensor[1]])
-    offset = 0
-    for name, _, _, data in stored:
-        entries[name]["data_offsets"] = [offset, offset + len(data)]
-        offset += len(data)
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    if len(header) > _MAX_HEADER:
-        raise SegmentUnreadable(f"a header of {len(header)} bytes exceeds {_MAX_HEADER}")
-    chunks = [_LENGTH.pack(len(header)) + header, *(data for _, _, _, data in stored)]
-    return chunks, _digest(chunks), len(chunks[0]) + offset
+    try:
+        chunks = encode_tensors(segment.tensors, _metadata(segment))
+    except TensorFileUnreadable as error:
+        raise SegmentUnreadable(str(error)) from error
+    hasher = xxhash.xxh3_128()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return chunks, hasher.hexdigest(), sum(map(len, chunks))
 
 
 def _metadata(segment: Segment) -> dict[str, str]:
@@ -92,99 +60,34 @@ def _metadata(segment: Segment) -> dict[str, str]:
     }
 
 
-def _digest(chunks: list[bytes]) -> str:
-    hasher = xxhash.xxh3_128()
-    for chunk in chunks:
-        hasher.update(chunk)
-    return hasher.hexdigest()
-
-
 def read_segment(path: Path, size: int, digest: str) -> Segment:
     """Read and verify one file of `size` bytes with this xxh3_128 `digest`.
 
     Raises SegmentUnreadable for whatever is wrong with the content, OSError if the
-    disk fails. No header is believed: nothing larger than the file is ever allocated.
+    disk fails.
     """
     with open(path, "rb") as file:
         have = file.seek(0, 2)
         if have != size:
             raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
         file.seek(0)
-        hasher = xxhash.xxh3_128()
-        header = _read_header(file, size, hasher)
-        order = _check_tensors(header, size - file.tell())
-        found: dict[str, bytes] = {}
-        for begin, end, name in order:
-            found[name] = file.read(end - begin)
-            hasher.update(found[name])
+        return decode_segment(file, size, digest)
+
+
+def decode_segment(file: BinaryIO, size: int, digest: str) -> Segment:
+    """`read_segment` of an open file that has `size` bytes left."""
+    hasher = xxhash.xxh3_128()
+    try:
+        metadata, tensors = read_tensors(file, size, hasher.update)
+    except TensorFileUnreadable as error:
+        raise SegmentUnreadable(str(error)) from error
     if hasher.hexdigest() != digest:
         raise SegmentUnreadable("the checksum does not match")
-    return _build(header, found)
+    return _build(metadata, tensors)
 
 
-def _read_header(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> dict[str, Any]:
-    prefix = file.read(_LENGTH.size)
-    if len(prefix) < _LENGTH.size:
-        raise SegmentUnreadable("too short for a header")
-    (length,) = _LENGTH.unpack(prefix)
-    if length > min(_MAX_HEADER, size - _LENGTH.size):
-        raise SegmentUnreadable(f"a header of {length} bytes in a file of {size}")
-    raw = file.read(length)
-    hasher.update(prefix)
-    hasher.update(raw)
-    try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise SegmentUnreadable(f"the header is no JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise SegmentUnreadable("the header is no JSON object")
-    return header
-
-
-def _check_tensors(header: dict[str, Any], size: int) -> list[tuple[int, int, str]]:
-    """(begin, end, name) of each tensor in file order; they cover `size` bytes exactly."""
-    order = []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = _offsets(name, entry)
-        if _tensor_bytes(entry.get("dtype"), entry.get("shape")) != end - begin:
-            raise SegmentUnreadable(f"tensor {name!r}: dtype and shape do not fit its bytes")
-        order.append((begin, end, name))
-    order.sort()
-    position = 0
-    for begin, end, name in order:
-        if begin != position:
-            raise SegmentUnreadable(f"tensor {name!r} begins at {begin}, not at {position}")
-        position = end
-    if position != size:
-        raise SegmentUnreadable(f"tensors cover {position} of {size} bytes")
-    return order
-
-
-def _offsets(name: str, entry: Any) -> tuple[int, int]:
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(offsets, list) or [type(item) for item in offsets] != [int, int]:
-        raise SegmentUnreadable(f"tensor {name!r} has no offsets")
-    begin, end = offsets
-    if not 0 <= begin <= end:
-        raise SegmentUnreadable(f"tensor {name!r} spans [{begin}, {end})")
-    return begin, end
-
-
-def _tensor_bytes(dtype: Any, shape: Any) -> int | None:
-    """Bytes of a tensor, or None if dtype or shape is not one."""
-    item = _ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
-    if item is None or not isinstance(shape, list) or len(shape) > _MAX_DIMS:
-        return None
-    if not all(type(dim) is int and 0 <= dim < 1 << 48 for dim in shape):
-        return None
-    return item * prod(shape)
-
-
-def _build(header: dict[str, Any], found: dict[str, bytes]) -> Segment:
-    meta = header.get("__metadata__")
-    if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
+def _build(meta: dict[str, Any], tensors: tuple[RawTensor, ...]) -> Segment:
+    if meta.get("format") != _FORMAT:
         raise SegmentUnreadable("not a segment of kvactors")
     if meta.get("version") != VERSION:
         raise SegmentUnreadable(f"version {meta.get('version')!r}, this program reads {VERSION}")
@@ -193,9 +96,4 @@ def _build(header: dict[str, Any], found: dict[str, bytes]) -> Segment:
         tokens_hash, layout = str(meta["tokens_hash"]), str(meta["layout"])
     except (KeyError, ValueError, TypeError) as error:
         raise SegmentUnreadable(f"metadata: {error!r}") from error
-    tensors = tuple(
-        (name, str(entry["dtype"]), tuple(entry["shape"]), found[name])
-        for name, entry in header.items()
-        if name != "__metadata__"
-    )
     return Segment(start, end, tokens_hash, layout, tensors)

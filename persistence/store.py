@@ -256,6 +256,11 @@ class Store:
                 _log.warning("could not delete what was replaced: %s", error)
             cached(part.save)
 
+    def fingerprints(self, agent_id: str) -> list[str]:
+        """The models under which the store has KV of an agent."""
+        self._check_open()
+        return [key.fingerprint for key in self._kv.keys_of(encode_agent_id(agent_id))]
+
     def forget(self, agent_id: str) -> None:
         """Delete the agent's KV, then its ledger, durably. Raises OSError.
 
