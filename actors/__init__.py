@@ -10,7 +10,7 @@ from kvactors.actors.errors import (
     StoreNotWritable,
 )
 from kvactors.actors.handle import Agent, TranscriptView
-from kvactors.actors.reply import Reply, Timing, Usage
+from kvactors.actors.reply import Reply, Rewound, Timing, Usage
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
     BlockingCall,
@@ -20,6 +20,7 @@ from kvactors.core.errors import (
     KvactorsError,
     MemoryExceeded,
     ModelError,
+    RewindOutOfRange,
     SystemStopped,
     TurnFailed,
     TurnTimeout,
@@ -39,6 +40,8 @@ __all__ = [
     "MemoryExceeded",
     "ModelError",
     "Reply",
+    "RewindOutOfRange",
+    "Rewound",
     "Sampling",
     "SaveFailed",
     "StorageError",
