@@ -35,12 +35,12 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class StoredTranscript:
-    """What ledger records add up to. `forgotten` counts turns that they hold and that a
+    """What ledger records add up to. `taken_back` counts turns that they hold and that a
     rewind or a diverging prompt took back, whole or in part."""
 
     system: str | None
     turns: list[StoredTurn]
-    forgotten: int
+    taken_back: int
 
     @property
     def tokens(self) -> int:
@@ -50,11 +50,11 @@ class StoredTranscript:
 
 def read_transcript(records: Iterable[dict[str, Any]]) -> StoredTranscript:
     """Replay ledger records (their form: kvactors.core.transcript)."""
-    system, turns, forgotten = None, list[StoredTurn](), 0
+    system, turns, taken_back = None, list[StoredTurn](), 0
     for record in records:
         system = record.get("system", system)
         gone = turns[record.get("keep", len(turns)) :]
-        forgotten += len(gone)
+        taken_back += len(gone)
         turns = turns[: len(turns) - len(gone)]
         turns += [
             StoredTurn(
@@ -62,7 +62,7 @@ def read_transcript(records: Iterable[dict[str, Any]]) -> StoredTranscript:
             )
             for turn in record["turns"]
         ]
-    return StoredTranscript(system, turns, forgotten)
+    return StoredTranscript(system, turns, taken_back)
 
 
 def show_agents(path: Path | None) -> None:
@@ -103,8 +103,8 @@ def show_transcript(agent_id: str, path: Path | None) -> None:
     for turn in stored.turns:
         cut = f", {turn.finish}" if turn.finish not in (None, "stop") else ""
         _say(turn.role, turn.text, f" ({turn.tokens} tokens{cut})")
-    forgotten = f", {stored.forgotten} forgotten by rewinds" if stored.forgotten else ""
-    out.print(f"{len(stored.turns)} turns, {stored.tokens} tokens{forgotten}", style="dim")
+    gone = f" ({stored.taken_back} turns were taken back)" if stored.taken_back else ""
+    out.print(f"{len(stored.turns)} turns, {stored.tokens} tokens{gone}", style="dim")
 
 
 def _say(role: str, text: str, note: str) -> None:

@@ -196,7 +196,7 @@ class Transcript:
         self.system_prompt = record.get("system", self.system_prompt)
         own = record["tokenizer"] == self.tokenizer_id
         entries = record["turns"]
-        for entry, following in zip(entries, [*entries[1:], None], strict=True):
+        for entry, following in zip(entries, [*entries[1:], None], strict=False):
             answered = following is not None and following["finish"] is not None
             self.turns.append(self._own(entry) if own else self._foreign(entry, answered))
 
