@@ -26,6 +26,7 @@ __all__ = ["Transcript", "Turn", "tokens_hash"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
+PROBE = "kvactors probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +135,16 @@ class Transcript:
         return Turn("assistant", text, ids, text + self.chat.decode(ended), finish=finish)
 
     def head(self, turn: Turn, characters: int) -> Turn:
-        """The tokens of a turn that lie within the first characters of its rendered text."""
+        """The tokens of one of its turns that lie within the first characters of that turn's
+        rendered text."""
         ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
-        return _cut(turn, ends, token_boundary(ends, characters))
+        return self._cut(turn, ends, token_boundary(ends, characters))
 
     def cut(self, turn: Turn, tokens: int) -> Turn:
-        """The first `tokens` tokens of a turn; a character whose last token goes is no longer
-        part of its text."""
-        return _cut(turn, token_ends(self.chat.decode, turn.token_ids, turn.rendered), tokens)
+        """The first `tokens` tokens of one of its turns. A character whose last token goes is
+        no longer part of its text."""
+        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
+        return self._cut(turn, ends, tokens)
 
     # -- what is remembered ------------------------------------------------------------
 
@@ -188,6 +191,26 @@ class Transcript:
                 return whole[len(last.rendered) :] + unanswered
         return ""
 
+    def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
+        following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
+        characters = max((end for end in ends[:tokens] if end < following), default=0)
+        return replace(
+            turn,
+            text=turn.text[: max(0, characters - self._start_of_text(turn))],
+            token_ids=turn.token_ids[:tokens],
+            rendered=turn.rendered[:characters],
+            finish="cut" if turn.is_answer else None,
+        )
+
+    def _start_of_text(self, turn: Turn) -> int:
+        """Where a turn's text begins in what was rendered of it."""
+        if turn.is_answer or turn.raw:
+            return 0
+        before = [] if turn is self.turns[0] else self.turns[:1]
+        head, _, _ = self._frame(turn.role, PROBE, True, before).partition(PROBE)
+        place = turn.rendered.find(head)
+        return place + len(head) if place >= 0 else len(turn.rendered)
+
     def _replay(self, record: dict[str, Any]) -> None:
         keep = record.get("keep", len(self.turns))
         if not 0 <= keep <= len(self.turns):
@@ -215,20 +238,6 @@ class Transcript:
         if finish is not None:
             return self.given_answer(text, finish)
         return self.render(role, text, answer=answered)
-
-
-def _cut(turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
-    following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
-    characters = max((end for end in ends[:tokens] if end < following), default=0)
-    start = 0 if turn.is_answer else turn.rendered.rfind(turn.text)
-    rendered = turn.rendered[:characters]
-    return replace(
-        turn,
-        text=rendered if start < 0 else turn.text[: max(0, characters - start)],
-        token_ids=turn.token_ids[:tokens],
-        rendered=rendered,
-        finish="cut" if turn.is_answer else None,
-    )
 
 
 def _entry(turn: Turn) -> dict[str, Any]:

@@ -62,6 +62,17 @@ def test_a_cut_turn_keeps_the_part_of_its_text_that_its_tokens_stand_for() -> No
     assert len(answer.token_ids) == len(before) + 1
 
 
+@pytest.mark.parametrize("template", ["none", "chatml", "default system"])
+def test_a_question_that_only_lost_what_follows_it_keeps_its_text(template: str) -> None:
+    chat = chat_format("bytes", template)
+    transcript = talk(chat, "a", "be", "a", system="a cab")
+    tail = len(chat.encode("<|end|>\n<|start|>assistant\n")) if template != "none" else 0
+
+    cut = [transcript.cut(turn, len(turn.token_ids) - tail) for turn in transcript.turns[::2]]
+
+    assert [turn.text for turn in cut] == ["a", "a"]
+
+
 @pytest.mark.parametrize("kept_tokens", range(1, 25))
 def test_wherever_it_is_cut_the_next_question_is_well_formed(kept_tokens: int) -> None:
     chat = chat_format("bytes", "chatml")
