@@ -41,6 +41,12 @@ def text_of(transcript: Transcript, draft: Draft) -> str:
     return "".join(t.rendered for t in [*transcript.turns[: draft.keep], *draft.turns])
 
 
+def decoded(transcript: Transcript, draft: Draft) -> str:
+    """What the model reads."""
+    turns = [*transcript.turns[: draft.keep], *draft.turns]
+    return transcript.chat.decode([token for turn in turns for token in turn.token_ids])
+
+
 def true_ends(algorithm: str, text: str) -> list[int]:
     """Where each token ends, as the tokenizer itself says when it splits the text."""
     encoding = build(algorithm).encode(text, add_special_tokens=False)
@@ -112,6 +118,8 @@ def test_an_edited_text_keeps_the_tokens_whose_characters_match(
 
     assert (draft.match, draft.keep) == ("diverge", 0)
     assert text_of(transcript, draft) == prompt
+    if algorithm == "bytes":
+        assert decoded(transcript, draft) == prompt
     first = draft.turns[0]
     cut_off = text.startswith(first.rendered) and first.token_ids == tuple(
         transcript.token_ids[: len(first.token_ids)]
@@ -204,6 +212,17 @@ def test_the_threshold_is_a_parameter() -> None:
     assert [[turn.text for turn in draft.turns] for draft in drafts] == [["abc", "XY"], ["abcXY"]]
 
 
+@pytest.mark.parametrize("algorithm", ["default", "bytes", "unigram"])
+def test_an_edit_inside_a_word_adds_no_space(algorithm: str) -> None:
+    chat = chat_format(algorithm)
+    transcript = remembering(chat, raw_turn(chat, "Hello, be calm now"))
+
+    draft = match_text(transcript, "Hello, be called now", threshold=0)
+
+    assert decoded(transcript, draft) == "Hello, be called now"
+    assert len(draft.turns) == 2
+
+
 def test_composed_and_combining_letters_are_different_characters() -> None:
     chat = chat_format("bytes")
     transcript = remembering(chat, raw_turn(chat, "caf\u00e9"))
@@ -286,6 +305,8 @@ def test_edited_messages_keep_what_matches_and_become_what_was_asked(
     ends = token_ends(chat.decode, old.token_ids, old.rendered)
     whole = sum(end <= common for end in ends)
     assert new.token_ids[:whole] == old.token_ids[:whole]
+    if algorithm == "bytes":
+        assert decoded(transcript, draft) == text_of(transcript, draft)
     if role == "user" and knows(chat, old.rendered):
         assert_kept(algorithm, old.rendered, whole, common)
 
