@@ -6,7 +6,7 @@ from kvactors.core.errors import ContextExceeded, EmptyPrompt
 from kvactors.core.events import Finished
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript, Turn, common_prefix
 
 __all__ = ["make_answer", "make_draft", "make_request", "most_tokens"]
 
@@ -78,8 +78,6 @@ def most_tokens(request: Request) -> int:
 
 def _remembered(transcript: Transcript, draft: Draft, tokens: list[int]) -> int:
     """How many of these tokens, from the first on, are the transcript's too."""
-    known = transcript.token_ids
     if draft.keep == len(transcript.turns):
-        return len(known)
-    pairs = enumerate(zip(known, tokens, strict=False))
-    return next((i for i, (old, new) in pairs if old != new), min(len(known), len(tokens)))
+        return sum(len(turn.token_ids) for turn in transcript.turns)
+    return common_prefix(transcript.token_ids, tokens)

@@ -22,6 +22,7 @@ from kvactors.actors import Agent, AgentSystem, Reply, Sampling
 from kvactors.bench.report import print_json, print_table
 from kvactors.bench.worlds import make_world
 from kvactors.core.model import DEFAULT_MODEL
+from kvactors.core.transcript import common_prefix
 
 __all__ = ["main"]
 
@@ -188,9 +189,7 @@ class _Text:
 
 def _cached(known: Sequence[int], prompt: Sequence[int]) -> int:
     """Tokens of a prompt that a cache of `known` has: the last one sampled was never fed."""
-    pairs = enumerate(zip(known[:-1], prompt[:-1], strict=False))
-    most = max(0, min(len(known), len(prompt)) - 1)
-    return next((i for i, (old, new) in pairs if old != new), most)
+    return common_prefix(known[:-1], prompt[:-1])
 
 
 if __name__ == "__main__":

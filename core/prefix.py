@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvactors.core.errors import InvalidInput
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript, Turn, common_prefix
 
 __all__ = ["THRESHOLD", "Draft", "MatchKind", "Message", "match_messages", "match_text"]
 
@@ -57,7 +57,7 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
         if prompt.startswith(turn.hidden, place):
             place += len(turn.hidden)
         index += 1
-    inside = _common_prefix(turns[index].rendered, prompt[place:]) if index < len(turns) else 0
+    inside = common_prefix(turns[index].rendered, prompt[place:]) if index < len(turns) else 0
     kind = _kind(turns, index, inside, more=place < len(prompt))
     if kind == "exact":
         return Draft(_unanswered(turns), (), kind, system)
@@ -102,7 +102,7 @@ def match_messages(
     if same < len(said):
         rendered = _rendering(target, said)
         if same < len(turns):
-            inside = _common_prefix(turns[same].rendered, rendered)
+            inside = common_prefix(turns[same].rendered, rendered)
     kind = _kind(turns, same, inside, more=same < len(said))
     if not _enough(turns, same, inside, threshold):
         same = inside = 0
@@ -201,15 +201,3 @@ def _unanswered(turns: Sequence[Turn]) -> int:
 
 def _raw(text: str, token_ids: Sequence[int]) -> Turn:
     return Turn("user", text, tuple(token_ids), text, raw=True)
-
-
-def _common_prefix(first: str, second: str) -> int:
-    # Bisecting over slices compares in C; the loop runs log2(n) times.
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[:middle] == second[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

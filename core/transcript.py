@@ -22,7 +22,7 @@ from kvactors.core.errors import SystemPromptMismatch
 from kvactors.core.offsets import token_boundary, token_ends
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Transcript", "Turn", "tokens_hash"]
+__all__ = ["Transcript", "Turn", "common_prefix", "tokens_hash"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -60,6 +60,22 @@ class Turn:
 def tokens_hash(tokens: Iterable[int]) -> str:
     """Hash of token ids, to tell whether stored KV belongs to a transcript's beginning."""
     return xxhash.xxh3_128_hexdigest(np.asarray(list(tokens), dtype="<u4").tobytes())
+
+
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many leading items two sequences share: token ids, or the characters of strings."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        return shorter
+    # Bisecting over slices compares in C; the loop runs log2(n) times.
+    low, high = 0, shorter - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[:middle] == second[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class Transcript:

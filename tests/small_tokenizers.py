@@ -50,6 +50,7 @@ def build(algorithm: str) -> Tokenizer:
     """A tokenizer; the trained ones know every one of LETTERS. WordPiece loses case and spaces."""
     if algorithm == "default":
         return Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json"))
+    trainer: Any
     options: dict[str, Any] = {"special_tokens": SPECIALS, "show_progress": False}
     if algorithm == "bytes":
         tokenizer = Tokenizer(models.BPE())

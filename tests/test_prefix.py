@@ -1,7 +1,5 @@
 """Prefix matching is immune to how a tokenizer splits text: four tokenizers, random cuts."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ from kvactors.core.offsets import token_ends
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.template import ChatFormat
 from kvactors.core.testing import PlainTokenizer
-from kvactors.core.transcript import Transcript
+from kvactors.core.transcript import Transcript, common_prefix
 
 WORDS = ("Hello", "world", "abc,", "be", "a", "decade", "calm!")
 texts = st.text(st.sampled_from(LETTERS), min_size=1, max_size=40) | st.lists(
@@ -30,11 +28,6 @@ texts = st.text(st.sampled_from(LETTERS), min_size=1, max_size=40) | st.lists(
 every_tokenizer = pytest.mark.parametrize("algorithm", ALGORITHMS)
 every_template = pytest.mark.parametrize("template", ["chatml", "default system", "drops thinking"])
 quick = settings(deadline=None, max_examples=60)
-
-
-def common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def text_of(transcript: Transcript, draft: Draft) -> str:
@@ -68,6 +61,15 @@ def assert_kept(algorithm: str, text: str, tokens: int, common: int) -> None:
         possible = max((end for end in ends if end <= common), default=0)
         # A token of nothing but white space may wait for the one after it.
         assert not text[reached:possible].strip()
+
+
+@given(st.text("ab", max_size=8), st.text("ab", max_size=8))
+def test_the_common_prefix_is_the_longest(first: str, second: str) -> None:
+    common = common_prefix(first, second)
+
+    assert first[:common] == second[:common]
+    assert first[common : common + 1] != second[common : common + 1] or common == len(first)
+    assert common_prefix(list(first), list(second)) == common
 
 
 # -- where tokens end ----------------------------------------------------------------------
@@ -125,7 +127,7 @@ def test_an_edited_text_keeps_the_tokens_whose_characters_match(
         transcript.token_ids[: len(first.token_ids)]
     )
     tokens = len(first.token_ids) if cut_off else 0
-    assert_kept(algorithm, text, tokens, common_length(text, prompt))
+    assert_kept(algorithm, text, tokens, common_prefix(text, prompt))
 
 
 @every_tokenizer
@@ -301,7 +303,7 @@ def test_edited_messages_keep_what_matches_and_become_what_was_asked(
     old, new = transcript.turns[place], draft.turns[0]
     shown = changed if role == "assistant" else new.rendered
     assert shown in new.rendered
-    common = common_length(old.rendered, shown)
+    common = common_prefix(old.rendered, shown)
     ends = token_ends(chat.decode, old.token_ids, old.rendered)
     whole = sum(end <= common for end in ends)
     assert new.token_ids[:whole] == old.token_ids[:whole]

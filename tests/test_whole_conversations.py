@@ -11,6 +11,7 @@ from small_tokenizers import build, chat_format
 from kvactors.actors import Agent, AgentSystem, Reply, RewindOutOfRange, Sampling, TurnFailed
 from kvactors.core.errors import EmptyPrompt, InvalidInput
 from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.transcript import common_prefix
 from kvactors.persistence.store import Store
 
 OpenSystem = Callable[..., AgentSystem]
@@ -48,11 +49,6 @@ def as_if_told_at_once(system: AgentSystem, agent: Agent, reply: Reply) -> tuple
     tokens = agent.transcript().token_ids
     prompt = tokens[: len(tokens) - len(reply.token_ids)]
     return ask(system.spawn("told at once"), list(prompt)).token_ids
-
-
-def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 # -- what is answered ----------------------------------------------------------------------
@@ -351,7 +347,7 @@ def test_edited_messages_reuse_the_tokens_before_the_edit(
 
     reply = ask(alice, messages=[{"role": "user", "content": LONG + "X"}], threshold=0)
 
-    assert reply.usage.reused_tokens == shared(before, alice.transcript().token_ids) > 50
+    assert reply.usage.reused_tokens == common_prefix(before, alice.transcript().token_ids) > 50
 
 
 def test_a_rewound_agent_reuses_what_is_left_of_its_cache(
@@ -366,7 +362,7 @@ def test_a_rewound_agent_reuses_what_is_left_of_its_cache(
     reply = ask(alice, "Hello hello")
 
     assert reply.cache == "hot"
-    assert reply.usage.reused_tokens == shared(before, alice.transcript().token_ids) > 50
+    assert reply.usage.reused_tokens == common_prefix(before, alice.transcript().token_ids) > 50
 
 
 def test_a_rewound_agent_reuses_its_cache_after_a_restart(
