@@ -120,20 +120,16 @@ class Transcript:
 
     # -- turns that are not part of it yet ---------------------------------------------
 
-    def render(
-        self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
-    ) -> Turn:
-        """A text turn behind the turns `after` (default: all), closing of the last included.
-
-        `answer`: the assistant is to answer it.
-        """
-        rendered = self.rendering(role, text, answer=answer, after=after)
+    def render(self, role: str, text: str, *, answer: bool) -> Turn:
+        """A text turn behind the last one, whose closing it begins with. `answer`: the
+        assistant is to answer it."""
+        rendered = self.rendering(role, text, answer=answer)
         return Turn(role, text, tuple(self.chat.encode(rendered)), rendered)
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
     ) -> str:
-        """The text of such a turn, not tokenized."""
+        """The text of such a turn behind the turns `after` (default: all), not tokenized."""
         after = self.turns if after is None else after
         return self._closing(after) + self._frame(role, text, answer, after)
 
