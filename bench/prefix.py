@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append((regime.name, count.prompts, count.by_tokens, count.by_characters))
     table = [(*row, row[2] / row[3]) for row in rows]
     print_table(
-        f"Tokens prefilled again, conversations sent whole: {turns} turns each, {worlds} of each kind.",
+        f"Tokens prefilled again, sent whole: {worlds} conversations a row, {turns} turns each.",
         ("client", "prompt tokens", "by tokens", "by characters", "ratio"),
         table,
     )
