@@ -15,7 +15,7 @@ from kvactors.actors.errors import (
     TokensMissing,
 )
 from kvactors.actors.handle import Agent, TranscriptView
-from kvactors.actors.reply import Reply, Timing, Usage
+from kvactors.actors.reply import Reply, Rewound, Timing, Usage
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
     BlockingCall,
@@ -25,6 +25,7 @@ from kvactors.core.errors import (
     KvactorsError,
     MemoryExceeded,
     ModelError,
+    RewindOutOfRange,
     SystemStopped,
     TurnFailed,
     TurnTimeout,
@@ -48,6 +49,8 @@ __all__ = [
     "ModelError",
     "ModelMismatch",
     "Reply",
+    "RewindOutOfRange",
+    "Rewound",
     "Sampling",
     "SaveFailed",
     "StorageError",

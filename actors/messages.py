@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from kvactors.actors.launch import Launch
 from kvactors.actors.reply import Ticket
+from kvactors.actors.said import Said
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
@@ -14,6 +15,7 @@ from kvactors.persistence.segment import RawTensor
 from kvactors.persistence.store import Save, Store
 
 __all__ = [
+    "Ask",
     "Cancel",
     "CancelTurn",
     "EncodeFloats",
@@ -28,6 +30,7 @@ __all__ = [
     "ReadLedger",
     "ReadStats",
     "Restored",
+    "Rewind",
     "SaveTurn",
     "Saved",
     "Step",
@@ -40,17 +43,15 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class Ask:
     """To an agent: one turn to take. Goes into the bounded prompt lane."""
 
     ticket: Ticket
     """Who waits for it."""
     role: str
     """Role of the new turn: user, or what `observe` was given."""
-    text: str | None
-    """What is said, or None for token ids."""
-    token_ids: tuple[int, ...] | None
-    """Token ids to append as they are."""
+    said: Said
+    """What the turn adds, or the whole conversation that it ends."""
     sampling: Sampling
     """How to decode."""
     answer: bool
@@ -60,9 +61,33 @@ class Prompt:
 
     def reject(self) -> None:
         """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(
-            SystemStopped(f"agent {self.ticket.agent_id!r} stopped before this turn began")
-        )
+        self.ticket.reject(_stopped(self.ticket))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """To an agent: forget the end of its transcript. Goes into the bounded prompt lane."""
+
+    ticket: Ticket
+    """Who waits for it."""
+    turns: int | None
+    """How many of the last turns to forget, or None."""
+    to_token: int | None
+    """How many tokens to keep, or None."""
+    in_prompt_lane: Literal[True] = True
+    """Sorts it into the lane that a running turn shuts."""
+
+    def reject(self) -> None:
+        """Fail whoever waits: the agent stopped first."""
+        self.ticket.reject(_stopped(self.ticket))
+
+
+Prompt = Ask | Rewind
+"""What goes into an agent's prompt lane."""
+
+
+def _stopped(ticket: Ticket) -> SystemStopped:
+    return SystemStopped(f"agent {ticket.agent_id!r} stopped before this turn began")
 
 
 @dataclass(frozen=True, slots=True)
