@@ -164,7 +164,7 @@ class Exchange:
         )
         text = info.chat.decode(found.token_ids)
         transcript = Transcript(info.chat, info.tokenizer_id)
-        record = transcript.extend([Turn("user", text, found.token_ids, raw=True)])
+        record = transcript.extend([Turn("user", text, found.token_ids, text, raw=True)])
         return Save(agent_id, (record,), info.fingerprint, segments)
 
     def _encoded(self, index: int, layer: LayerLayout, arrays: Arrays) -> Arrays:

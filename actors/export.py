@@ -123,7 +123,9 @@ def _no_kv(agent_id: str) -> str:
 
 def _tokens_and_text(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
     """All token ids and text of ledger records (their form: kvactors.core.transcript)."""
-    turns = [turn for record in records for turn in record["turns"]]
+    turns: list[dict[str, Any]] = []
+    for record in records:
+        turns = [*turns[: record.get("keep", len(turns))], *record["turns"]]
     ids = np.frombuffer(b"".join(turn["tokens"] for turn in turns), dtype="<u4")
     system = next((record["system"] for record in records if "system" in record), "")
     return ids.tolist(), "".join([system, *(turn["text"] for turn in turns)])

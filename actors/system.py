@@ -313,7 +313,7 @@ class AgentSystem(Exchange):
             raise LedgerUnreadable(
                 f"the ledger of {agent_id!r} holds records of another form: {error}"
             ) from error
-        if transcript.turns:
+        if records:
             transcript.require_system_prompt(system_prompt)
         else:
             transcript.system_prompt = system_prompt

@@ -6,7 +6,10 @@ from kvactors.core.errors import ContextExceeded, EmptyPrompt
 from kvactors.core.events import Finished
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
-from kvactors.core.transcript import Transcript, Turn, common_prefix
+from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
+
+# Tokens of a system prompt from which on it is worth waiting for who prefills it.
+LEAST_SHARED = 64
 
 __all__ = ["make_answer", "make_draft", "make_request", "most_tokens"]
 
@@ -27,9 +30,16 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
 
 
 def make_request(
-    agent_id: str, transcript: Transcript, draft: Draft, ask: Ask, context: int
+    agent_id: str,
+    transcript: Transcript,
+    draft: Draft,
+    ask: Ask,
+    context: int,
+    *,
+    isolated: bool = False,
 ) -> Request:
-    """The request that runs a draft. Raises EmptyPrompt, ContextExceeded."""
+    """The request that runs a draft. An `isolated` one shares no system prompt's KV. Raises
+    EmptyPrompt, ContextExceeded."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
@@ -42,6 +52,7 @@ def make_request(
             f"{len(tokens) + max_tokens} exceed the context of {context} tokens"
         )
     chat = transcript.chat
+    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
@@ -56,6 +67,8 @@ def make_request(
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
         priority=0 if ask.answer else -1,
+        shared=len(shared),
+        beginning=tokens_hash(shared) if shared else "",
     )
 
 
@@ -74,6 +87,12 @@ def make_answer(
 def most_tokens(request: Request) -> int:
     """Tokens that the transcript may have when the turn ends."""
     return request.prompt + (request.sampling.max_tokens if request.generate else 0)
+
+
+def _shared_beginning(transcript: Transcript, tokens: list[int]) -> list[int]:
+    """The tokens of a first turn that every agent with this system prompt has too."""
+    shared = common_prefix(transcript.beginning(), tokens)
+    return tokens[:shared] if shared >= LEAST_SHARED else []
 
 
 def _remembered(transcript: Transcript, draft: Draft, tokens: list[int]) -> int:

@@ -118,6 +118,13 @@ class Transcript:
                 "system_prompt unset, or forget the agent first"
             )
 
+    def beginning(self) -> list[int]:
+        """Token ids that the system prompt contributes to any first turn."""
+        if self.system_prompt is None:
+            return []
+        first = self.chat.opening("user", PROBE, system=self.system_prompt, answer=True)
+        return self.chat.encode(first.partition(PROBE)[0])
+
     # -- turns that are not part of it yet ---------------------------------------------
 
     def render(self, role: str, text: str, *, answer: bool) -> Turn:
