@@ -176,6 +176,43 @@ def import_agent(
     run_import(file, agent, form, model, tokens, store)
 
 
+care = typer.Typer(no_args_is_help=True, help="Check and clean what is stored.")
+app.add_typer(care, name="store")
+
+
+@care.command()
+def verify(store: StoreDir = None) -> None:
+    """Check every ledger, manifest and segment; status 1 if something is bad."""
+    from kvactors.actors.cli_care import verify_store
+
+    raise typer.Exit(0 if verify_store(store) else 1)
+
+
+@care.command()
+def gc(
+    store: StoreDir = None,
+    fingerprint: Annotated[
+        list[str] | None,
+        typer.Option(help="Also delete all KV of this model (the first digits are enough)."),
+    ] = None,
+) -> None:
+    """Delete what crashes left and what was set aside."""
+    from kvactors.actors.cli_care import clean_store
+
+    clean_store(store, fingerprint or [])
+
+
+@care.command()
+def rm(
+    agent: Annotated[str, typer.Argument(help="Who is forgotten for good.")],
+    store: StoreDir = None,
+) -> None:
+    """Delete an agent: its ledger and its KV."""
+    from kvactors.actors.cli_care import remove_agent
+
+    remove_agent(agent, store)
+
+
 @app.command()
 def info(
     model: Annotated[

@@ -14,10 +14,18 @@ from rich.text import Text
 from kvactors.actors.cli_console import out, printable
 from kvactors.actors.system import default_store
 from kvactors.core.errors import InvalidAgentId
-from kvactors.persistence.errors import LedgerUnreadable
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.store import Store, StoredAgent
 
-__all__ = ["StoredTranscript", "StoredTurn", "read_transcript", "show_agents", "show_transcript"]
+__all__ = [
+    "StoredTranscript",
+    "StoredTurn",
+    "no_agent",
+    "opened",
+    "read_transcript",
+    "show_agents",
+    "show_transcript",
+]
 
 TOKEN_BYTES = 4
 SHOWN_FINGERPRINT = 8
@@ -67,36 +75,32 @@ def read_transcript(records: Iterable[dict[str, Any]]) -> StoredTranscript:
 
 def show_agents(path: Path | None) -> None:
     """A table of everything stored."""
-    with _open(path) as store:
+    with opened(path) as store:
         if store is None:
             return
         found = store.agents()
         table = Table(box=None, pad_edge=False)
         for name in ("agent", "models"):
             table.add_column(name, overflow="fold")
-        for name in ("turns", "tokens", "bytes", "last used"):
+        for name in ("turns", "tokens", "bytes", "shared", "last used"):
             table.add_column(name, justify="right", no_wrap=True)
         for agent in found:
             table.add_row(*_row(store, agent))
         out.print(table)
         kept = sum(agent.ledger_bytes for agent in found)
-        cached = sum(sum(agent.kv_bytes.values()) for agent in found)
         out.print(
             f"\nagents in {store.root}: {len(found)}, {decimal(kept)} of ledgers, "
-            f"{decimal(cached)} of KV",
+            f"{decimal(store.kv_size)} of KV",
             soft_wrap=True,
         )
 
 
 def show_transcript(agent_id: str, path: Path | None) -> None:
     """The turns of one agent. Raises InvalidAgentId if it is not stored."""
-    with _open(path) as store:
+    with opened(path) as store:
         records = None if store is None else store.read_ledger(agent_id)
     if records is None:
-        root = path or default_store()
-        raise InvalidAgentId(
-            f"no agent {agent_id!r} in {root}: `kvactors agents --store {root}` lists what there is"
-        )
+        raise no_agent(agent_id, path)
     stored = read_transcript(records)
     if stored.system is not None:
         _say("system", stored.system, "")
@@ -105,6 +109,14 @@ def show_transcript(agent_id: str, path: Path | None) -> None:
         _say(turn.role, turn.text, f" ({turn.tokens} tokens{cut})")
     gone = f" ({stored.taken_back} turns were taken back)" if stored.taken_back else ""
     out.print(f"{len(stored.turns)} turns, {stored.tokens} tokens{gone}", style="dim")
+
+
+def no_agent(agent_id: str, path: Path | None) -> InvalidAgentId:
+    """The error for an id that is not stored."""
+    root = path or default_store()
+    return InvalidAgentId(
+        f"no agent {agent_id!r} in {root}: `kvactors agents --store {root}` lists what there is"
+    )
 
 
 def _say(role: str, text: str, note: str) -> None:
@@ -118,18 +130,25 @@ def _row(store: Store, agent: StoredAgent) -> list[Text]:
     try:
         stored = read_transcript(store.read_ledger(agent.agent_id) or ())
         counts = [str(len(stored.turns)), str(stored.tokens)]
-    except LedgerUnreadable:
+    except (LedgerUnreadable, NewerFormat, KeyError, TypeError):
         counts = ["unreadable", "-"]
     models = " ".join(name[:SHOWN_FINGERPRINT] for name in sorted(agent.kv_bytes)) or "none"
     size = agent.ledger_bytes + sum(agent.kv_bytes.values())
     used = datetime.fromtimestamp(agent.last_used).isoformat(" ", "seconds")
     style = "red" if agent.problem else ""
-    cells = [printable(agent.agent_id), models, *counts, decimal(size), used]
+    cells = [
+        printable(agent.agent_id),
+        models,
+        *counts,
+        decimal(size),
+        decimal(agent.shared_bytes),
+        used,
+    ]
     return [Text(cell, style=style) for cell in cells]
 
 
 @contextmanager
-def _open(path: Path | None) -> Iterator[Store | None]:
+def opened(path: Path | None) -> Iterator[Store | None]:
     """The store, locked while it is read; None, and a line, where there is none.
 
     Looking must not make a store: opening one would.
@@ -139,7 +158,7 @@ def _open(path: Path | None) -> Iterator[Store | None]:
         out.print(f"No agents are stored in {root}.", soft_wrap=True)
         yield None
         return
-    store = Store(root, disk_cap=None)
+    store = Store(root, max_disk=None)
     try:
         yield store
     finally:

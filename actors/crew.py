@@ -12,7 +12,7 @@ from pykka import ActorDeadError, Timeout
 from kvactors.actors.dispatcher import Dispatcher
 from kvactors.actors.gpu import GpuActor, OnProgress
 from kvactors.actors.launch import Launch, ModelInfo
-from kvactors.actors.messages import ListStored, LoadModel, Wire
+from kvactors.actors.messages import LoadModel, OpenStore, Wire
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.timer import Timer
@@ -58,7 +58,7 @@ class Crew:
             self.persistence = PersistenceActor.start(
                 writer, open_store, self.gpu, self.outstanding
             )
-            self.persistence.ask(ListStored())
+            self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))
         info: ModelInfo = self.gpu.ask(LoadModel(launch))
         return info

@@ -6,9 +6,11 @@
         ├── StoreAlreadyOpen     this process has it open already
         ├── StoreNotWritable     the directory cannot be written
         ├── LedgerUnreadable     one agent's ledger is damaged
+        ├── NewerFormat          a file was written by a newer version of kvactors
+        ├── AgentExists          an agent of that id is stored already
+        ├── AgentNotStored       no agent of that id is stored
         ├── SaveFailed           a turn could not be written; the reason is in `__cause__`
         ├── ExportRejected       an agent has no form in a format, or the file is there
-        ├── AgentExists          an import never writes over an agent
         └── ImportRejected       a file that cannot become an agent; `field` says what is wrong
             ├── ModelMismatch    its KV belongs to another model
             └── TokensMissing    it does not say which tokens its KV is of
@@ -22,10 +24,12 @@ from kvactors.persistence import errors as store
 
 __all__ = [
     "AgentExists",
+    "AgentNotStored",
     "ExportRejected",
     "ImportRejected",
     "LedgerUnreadable",
     "ModelMismatch",
+    "NewerFormat",
     "SaveFailed",
     "StorageError",
     "StoreAlreadyOpen",
@@ -56,16 +60,24 @@ class LedgerUnreadable(StorageError):
     """An agent's ledger is damaged; other agents are not concerned."""
 
 
+class NewerFormat(StorageError):
+    """A file was written by a newer version; it is neither used nor touched."""
+
+
+class AgentExists(StorageError):
+    """An agent of that id is stored already."""
+
+
+class AgentNotStored(StorageError):
+    """No agent of that id is stored."""
+
+
 class SaveFailed(StorageError):
     """A turn was not written; what was stored before it is still valid."""
 
 
 class ExportRejected(StorageError):
     """An agent cannot be written in this format, or not to this file. Nothing was written."""
-
-
-class AgentExists(StorageError):
-    """An import needs an id that is free."""
 
 
 class ImportRejected(StorageError):
@@ -87,8 +99,10 @@ _PUBLIC: dict[type[BaseException], type[StorageError]] = {
     store.StoreAlreadyOpen: StoreAlreadyOpen,
     store.StoreNotWritable: StoreNotWritable,
     store.LedgerUnreadable: LedgerUnreadable,
-    store.ExportRejected: ExportRejected,
+    store.NewerFormat: NewerFormat,
     store.AgentExists: AgentExists,
+    store.AgentNotStored: AgentNotStored,
+    store.ExportRejected: ExportRejected,
     store.ImportRejected: ImportRejected,
     store.ModelMismatch: ModelMismatch,
     store.TokensMissing: TokensMissing,

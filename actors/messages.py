@@ -22,10 +22,10 @@ __all__ = [
     "Flush",
     "Forget",
     "ForgetStored",
-    "ListStored",
     "LoadKV",
     "LoadModel",
     "NewTokens",
+    "OpenStore",
     "Prompt",
     "ReadLedger",
     "ReadStats",
@@ -262,8 +262,8 @@ class ForgetStored:
 
 
 @dataclass(frozen=True, slots=True)
-class ListStored:
-    """To the persistence actor, by ask: what the store holds."""
+class OpenStore:
+    """To the persistence actor, by ask: open the store, and so learn what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ class Outstanding:
         with self._changed:
             return list(self._turns.values())
 
+    def agents(self) -> set[str]:
+        """Ids of the agents that have a turn or a save pending."""
+        with self._changed:
+            return {t.agent_id for t in (*self._turns.values(), *self._saves.values())}
+
     def fail_turns(self, error: BaseException) -> None:
         """Settle every turn with an error."""
         for ticket in self.turns():

@@ -19,7 +19,7 @@ LONGEST_ID = 255
 
 
 def check_parameters(
-    model: Any, store: Any, *, max_batch: Any, target_latency: Any, disk_cap: Any
+    model: Any, store: Any, *, max_batch: Any, target_latency: Any, max_disk: Any
 ) -> None:
     """Raise InvalidConfig for what no later stage checks."""
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
@@ -32,8 +32,8 @@ def check_parameters(
         )
     if not _is_number(target_latency) or target_latency <= 0:
         raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
-    if disk_cap is not None and (not _is_number(disk_cap) or disk_cap < 0):
-        raise InvalidConfig(f"disk_cap must be bytes or None, not {disk_cap!r}")
+    if max_disk is not None and (not _is_number(max_disk) or max_disk < 0):
+        raise InvalidConfig(f"max_disk must be bytes or None, not {max_disk!r}")
 
 
 def check_id(agent_id: object) -> None:

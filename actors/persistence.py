@@ -15,8 +15,8 @@ from kvactors.actors.errors import public
 from kvactors.actors.messages import (
     Flush,
     ForgetStored,
-    ListStored,
     LoadKV,
+    OpenStore,
     ReadLedger,
     Restored,
     Saved,
@@ -66,8 +66,8 @@ class PersistenceActor(PooledActor):
             return self._read(message.agent_id)
         elif isinstance(message, ForgetStored):
             self._forget(message.agent_id)
-        elif isinstance(message, ListStored):
-            return self._opened().agents()
+        elif isinstance(message, OpenStore):
+            self._opened()
         elif isinstance(message, WithStore):
             return self._work(message)
         return None
@@ -157,8 +157,20 @@ class PersistenceActor(PooledActor):
                 self._unwritten[save.agent_id] = save.records
             self._settle(open_saves.pop(save.agent_id), error)
 
+        def evicted(agent_id: str, fingerprint: str) -> None:
+            # The engine may hold this KV and think it is on disk: its next save is of all.
+            if any(save.fingerprint == fingerprint for save in saves):
+                self._tell_gpu(Saved(agent_id, 0, 0, False))
+
         try:
-            self._opened().commit(saves, durable=durable, cached=cached, failed=failed)
+            self._opened().commit(
+                saves,
+                durable=durable,
+                cached=cached,
+                failed=failed,
+                evicted=evicted,
+                busy=self._outstanding.agents,
+            )
         except Exception as error:
             logger.exception("a group of saves failed")
             for save in saves:

@@ -33,7 +33,7 @@ from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript
-from kvactors.persistence.store import DEFAULT_CAP, Store
+from kvactors.persistence.store import DEFAULT_MAX_DISK, Store
 
 __all__ = ["AgentSystem", "default_store"]
 
@@ -68,7 +68,7 @@ class AgentSystem(Exchange):
         template_kwargs: passed to the chat template.
         progress: called on the GPU thread as progress(agent_id, done, total) in prefills.
         model_name: name of the model in messages and, for a callable, in its identity.
-        disk_cap: bytes of KV on disk before the least recently used is evicted.
+        max_disk: bytes of KV on disk before the least recently used is evicted.
         target_latency: seconds between two tokens of an agent while others prefill.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
@@ -90,16 +90,16 @@ class AgentSystem(Exchange):
         template_kwargs: dict[str, Any] | None = None,
         progress: OnProgress | None = None,
         model_name: str | None = None,
-        disk_cap: int | None = DEFAULT_CAP,
+        max_disk: int | None = DEFAULT_MAX_DISK,
         target_latency: float = 0.1,
     ) -> None:
         check_parameters(
-            model, store, max_batch=max_batch, target_latency=target_latency, disk_cap=disk_cap
+            model, store, max_batch=max_batch, target_latency=target_latency, max_disk=max_disk
         )
         stored = store is not False
         unnamed = store is None or isinstance(store, bool)
         path = default_store() if unnamed else Path(str(store)).expanduser()
-        self._open_store = (lambda: Store(path, disk_cap=disk_cap)) if stored else None
+        self._open_store = (lambda: Store(path, max_disk=max_disk)) if stored else None
         self._on_progress = progress
         options = ModelOptions(
             kv_bits=kv_bits,

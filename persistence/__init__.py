@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from kvactors.persistence.atomic import Files
 from kvactors.persistence.errors import (
-    DiskCapExceeded,
+    AgentExists,
+    AgentNotStored,
     InvalidFingerprint,
     KvGap,
     LedgerUnreadable,
+    MaxDiskExceeded,
+    NewerFormat,
     StoreAlreadyOpen,
     StoreClosed,
     StoreError,
@@ -15,15 +18,20 @@ from kvactors.persistence.errors import (
     StoreNotWritable,
 )
 from kvactors.persistence.segment import RawTensor, Segment
-from kvactors.persistence.store import DEFAULT_CAP, Save, Store, StoredAgent
+from kvactors.persistence.store import DEFAULT_MAX_DISK, Save, Store, StoredAgent
+from kvactors.persistence.verify import Problem
 
 __all__ = [
-    "DEFAULT_CAP",
-    "DiskCapExceeded",
+    "DEFAULT_MAX_DISK",
+    "AgentExists",
+    "AgentNotStored",
     "Files",
     "InvalidFingerprint",
     "KvGap",
     "LedgerUnreadable",
+    "MaxDiskExceeded",
+    "NewerFormat",
+    "Problem",
     "RawTensor",
     "Save",
     "Segment",

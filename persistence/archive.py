@@ -28,6 +28,7 @@ from kvactors.persistence.errors import (
     ExportRejected,
     ImportRejected,
     LedgerUnreadable,
+    NewerFormat,
     SegmentUnreadable,
 )
 from kvactors.persistence.ledger import (
@@ -164,8 +165,8 @@ class _Reader:
 
     def _manifest(self, name: str) -> Manifest:
         try:
-            manifest = decode_manifest(self._read(name))
-        except SegmentUnreadable as error:
+            manifest = decode_manifest(self._read(name), Path(name))
+        except (NewerFormat, SegmentUnreadable) as error:
             raise ImportRejected(name, str(error)) from error
         if PurePosixPath(name) != PurePosixPath("kv", manifest.fingerprint, MANIFEST_NAME):
             raise ImportRejected(name, f"it is of fingerprint {manifest.fingerprint!r:.80}")
@@ -201,7 +202,7 @@ class _Reader:
             raise ImportRejected(name, f"not the {entry.size} bytes that its manifest says")
         with self._archive.open(self._members[name]) as file:
             # ZipExtFile is a BinaryIO in all but name.
-            segment = decode_segment(file, entry.size, entry.digest)  # type: ignore[arg-type]
+            segment = decode_segment(file, entry.size, entry.digest, Path(name))  # type: ignore[arg-type]
         if (segment.start, segment.end) != (entry.start, entry.end):
             raise ImportRejected(name, f"it holds tokens [{segment.start}, {segment.end})")
         return segment

@@ -20,7 +20,10 @@ from typing import BinaryIO
 from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.naming import TEMP_SUFFIX
 
-__all__ = ["Files", "new_file", "replace_file", "temp_path"]
+__all__ = ["NO_LINKS", "Files", "is_empty", "new_file", "replace_file", "temp_path"]
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS}
+"""What a file system without hard links answers."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -73,6 +76,17 @@ class Files:
         except OSError as error:
             if error.errno not in _NO_DIR_SYNC:
                 raise
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; FileExistsError if `target` is there.
+
+        Fails with one of NO_LINKS where the file system has no hard links.
+        """
+        os.link(source, target, follow_symlinks=False)
+
+    def touch(self, path: Path) -> None:
+        """Set a file's time to now, unsynced."""
+        os.utime(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Atomically give `source` the name `target`, replacing what had it."""
@@ -130,6 +144,12 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             files.unlink(temp)
         raise
     files.sync_dir(path.parent)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a directory has no entry; does not read all of a large one."""
+    with os.scandir(folder) as entries:
+        return next(entries, None) is None
 
 
 def _write_all(fd: int, data: bytes) -> None:

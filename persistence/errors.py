@@ -6,13 +6,15 @@
     ├── StoreClosed          the store was closed
     ├── StoreNotWritable     the directory cannot be written
     ├── LedgerUnreadable     one agent's ledger is damaged, missing or too short
+    ├── NewerFormat          a file was written by a newer version of kvactors
+    ├── AgentExists          a fork or an import would overwrite an agent
+    ├── AgentNotStored       the parent of a fork is not stored
     ├── KvGap                segments do not continue what is stored
-    ├── DiskCapExceeded      KV does not fit under the disk cap
+    ├── MaxDiskExceeded      KV does not fit under max_disk
     ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
     ├── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
     ├── TensorFileUnreadable bytes that are no safetensors container
     ├── ExportRejected       an agent's KV has no form in a format, or the file is there
-    ├── AgentExists          an import never writes over an agent
     └── ImportRejected       a file that cannot become an agent; `field` names what is wrong
         ├── ModelMismatch    its KV belongs to another model
         └── TokensMissing    it does not say which tokens its KV is of
@@ -27,13 +29,15 @@ from pathlib import Path
 
 __all__ = [
     "AgentExists",
-    "DiskCapExceeded",
+    "AgentNotStored",
     "ExportRejected",
     "ImportRejected",
     "InvalidFingerprint",
     "KvGap",
     "LedgerUnreadable",
+    "MaxDiskExceeded",
     "ModelMismatch",
+    "NewerFormat",
     "SegmentUnreadable",
     "StoreAlreadyOpen",
     "StoreClosed",
@@ -109,17 +113,51 @@ class KvGap(StoreError):
     """Segments leave a gap, overlap what they do not replace, or are not in order."""
 
 
-class DiskCapExceeded(StoreError):
-    """The KV would not fit under the cap even with every other agent's KV evicted."""
+class NewerFormat(StoreError):
+    """A file of a newer format version. It is neither used, renamed nor written."""
 
-    def __init__(self, needed: int, pinned: int, cap: int) -> None:
+    def __init__(self, path: Path, version: object, known: object) -> None:
         super().__init__(
-            f"KV of {needed} bytes does not fit: {pinned} bytes belong to agents that are being "
-            f"written, and the disk cap is {cap} bytes: raise the cap, or forget agents"
+            f"{path} has format version {version}, and this kvactors reads up to {known}: upgrade "
+            "kvactors to use it (it is left as it is), or delete the agent with `kvactors store rm`"
+        )
+        self.path = path
+        self.version = version
+
+
+class AgentExists(StoreError):
+    """A fork or an import would overwrite an agent."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(
+            f"agent {agent_id!r} exists, and forks and imports make new agents only: "
+            "choose another id, or forget this agent first"
+        )
+        self.agent_id = agent_id
+
+
+class AgentNotStored(StoreError):
+    """There is no such agent in the store."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(
+            f"agent {agent_id!r} is not stored: check the id (`kvactors agents` lists them), "
+            "or save it first"
+        )
+        self.agent_id = agent_id
+
+
+class MaxDiskExceeded(StoreError):
+    """The KV would not fit under max_disk even with all evicted that may be."""
+
+    def __init__(self, needed: int, held: int, limit: int) -> None:
+        super().__init__(
+            f"{needed} more bytes of KV do not fit: {held} bytes cannot be evicted (being written, "
+            f"or pinned), and max_disk is {limit} bytes: raise max_disk, or unpin or forget agents"
         )
         self.needed = needed
-        self.pinned = pinned
-        self.cap = cap
+        self.held = held
+        self.limit = limit
 
 
 class InvalidFingerprint(StoreError):
@@ -142,16 +180,6 @@ class TensorFileUnreadable(StoreError):
 
 class ExportRejected(StoreError):
     """An agent cannot be written in this format, or not to this file. Nothing was written."""
-
-
-class AgentExists(StoreError):
-    """An import needs an id that is free."""
-
-    def __init__(self, agent_id: str) -> None:
-        super().__init__(
-            f"agent {agent_id!r} exists, and an import never writes over one: import under "
-            "another id, or forget the agent first"
-        )
 
 
 class ImportRejected(StoreError):

@@ -1,21 +1,24 @@
-"""The folder `kv/`: reading, setting aside, and the disk cap.
+"""The folder `kv/`: reading, setting aside, and the disk limit.
 
 Everything in it is a cache of the ledgers. What is bad is set aside: renamed to
-`<name>.bad` beside it, with a warning that names the file; `forget` and eviction
-delete such files.
+`<name>.bad` beside it, with a warning that names the file; `forget`, eviction and
+`kvactors store gc` delete such files. What a newer version wrote is neither used nor
+touched.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import os
+from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-from kvactors.persistence.atomic import Files, replace_file
+from kvactors.persistence.atomic import Files, is_empty, replace_file
 from kvactors.persistence.commit import DirSyncs
-from kvactors.persistence.errors import DiskCapExceeded, SegmentUnreadable
+from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 from kvactors.persistence.ledger import Mark
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest, read_manifest
 from kvactors.persistence.naming import (
@@ -26,42 +29,48 @@ from kvactors.persistence.naming import (
     encode_agent_id,
 )
 from kvactors.persistence.segment import Segment, read_segment
+from kvactors.persistence.sharing import Holders
+from kvactors.persistence.usage import DiskUsage, Key, measure_folder
 
-__all__ = ["Key", "KvFolders", "Usage"]
+__all__ = ["Eviction", "KvFolders"]
 
 _log = logging.getLogger("kvactors")
 
 
-class Key(NamedTuple):
-    """One agent's KV under one model."""
-
-    agent: str  # encoded id
-    fingerprint: str
-
-
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a folder costs. Sizes of files in bytes; epoch seconds."""
+class Eviction:
+    """Who must, and who should, not be evicted by a commit; and who is told."""
 
-    size: int
-    last_used: float
+    keep: Set[Key]
+    """Never: what this commit writes."""
+    last: Callable[[], Set[str]]
+    """Encoded ids of agents in use: only after all others."""
+    evicted: Callable[[str, str], None]
+    """Called with agent id and fingerprint, before the KV is deleted."""
 
 
 class KvFolders:
     """All KV of a store. Persistence thread only."""
 
-    def __init__(self, files: Files, root: Path, cap: int | None) -> None:
+    def __init__(self, files: Files, root: Path, max_disk: int | None) -> None:
         self.files = files
         self.root = root
-        self._cap = cap
-        self._usage: dict[Key, Usage] = {}
+        self.holders = Holders(root)
+        self.max_disk = max_disk
+        self.pinned: set[str] = set()  # encoded ids
         self._by_agent: dict[str, set[str]] = {}
         self._settled: set[Key] = set()
-        self.size = 0
+        self._newer: dict[Key, NewerFormat] = {}
 
     def folder(self, key: Key) -> Path:
         """Where a key's files stand."""
         return self.root / key.fingerprint / key.agent
+
+    def list_names(self) -> None:
+        """Learn which agents have a folder, without looking into it. Raises OSError."""
+        for fingerprint in _folder_names(self.root):
+            for agent in _folder_names(self.root / fingerprint):
+                self._by_agent.setdefault(agent, set()).add(fingerprint)
 
     def keys_of(self, encoded: str) -> list[Key]:
         """The KV that an agent has, by fingerprint."""
@@ -71,29 +80,50 @@ class KvFolders:
         """Encoded ids of the agents that have a KV folder."""
         return sorted(self._by_agent)
 
-    def usage(self, key: Key) -> Usage | None:
-        """What a key costs; None if it has nothing."""
-        return self._usage.get(key)
+    @cached_property
+    def disk(self) -> DiskUsage:
+        """What every folder costs; all are measured when it is first asked for."""
+        found = DiskUsage()
+        for agent in self.agents():
+            for key in self.keys_of(agent):
+                found.note(key, measure_folder(self.folder(key)))
+        return found
 
     def manifest(self, key: Key) -> Manifest | None:
-        """The commit record, or None; one that cannot be used is set aside. Raises OSError."""
+        """The commit record, or None; one that cannot be used is set aside.
+
+        Raises NewerFormat, OSError.
+        """
         path = self.folder(key) / MANIFEST_NAME
+        if key in self._newer:
+            raise self._newer[key]
         try:
             found = read_manifest(path)
             if found is None:
                 return None
             if (encode_agent_id(found.agent_id), found.fingerprint) != key:
                 raise SegmentUnreadable(f"manifest: it belongs to {found.agent_id!r}")
+        except NewerFormat as error:
+            self._newer[key] = error
+            raise
         except SegmentUnreadable as error:
             self._set_aside(path, str(error))
             return None
         return found
 
+    def usable(self, key: Key) -> Manifest | None:
+        """`manifest`, and None, with a warning, for one of a newer version."""
+        try:
+            return self.manifest(key)
+        except NewerFormat as error:
+            _log.warning("%s; its tokens will be prefilled again", error)
+            return None
+
     def marks(self, encoded: str) -> list[Mark]:
         """What the agent's manifests say about its ledger."""
         marks = []
         for key in self.keys_of(encoded):
-            found = self.manifest(key)
+            found = self.usable(key)
             if found is not None:
                 name = f"kv/{key.fingerprint}/{key.agent}/{MANIFEST_NAME}"
                 marks.append(Mark(found.ledger_bytes, found.ledger_checksum, name))
@@ -102,20 +132,30 @@ class KvFolders:
     def read(self, agent_id: str, fingerprint: str) -> tuple[Segment, ...]:
         """Every usable segment from token 0 on; what is bad ends it and is set aside."""
         key = Key(encode_agent_id(agent_id), fingerprint)
-        found = self.manifest(key)
+        found = self.usable(key)
         if found is None or found.agent_id != agent_id:
             return ()
         segments: list[Segment] = []
         for entry in found.segments:
-            segment = self._read_one(key, entry)
+            try:
+                segment = self._read_one(key, entry)
+            except NewerFormat as error:
+                _log.warning("%s; its tokens will be prefilled again", error)
+                self._newer[key] = error
+                return ()
             if segment is None:
                 self._keep_first(key, found, len(segments))
                 break
             segments.append(segment)
-        usage = self._usage.get(key)
-        if usage is not None:
-            self._note(key, replace(usage, last_used=time.time()))
+        self._touch(key)
         return tuple(segments)
+
+    def _touch(self, key: Key) -> None:
+        """Note the use of a key, on disk too: the order of eviction outlives the process."""
+        with suppress(OSError):
+            self.files.touch(self.folder(key) / MANIFEST_NAME)
+        if "disk" in self.__dict__:
+            self.disk.touch(key)
 
     def _read_one(self, key: Key, entry: Entry) -> Segment | None:
         path = self.folder(key) / entry.file
@@ -132,6 +172,7 @@ class KvFolders:
         except SegmentUnreadable as error:
             self._set_aside(path, str(error))
             return None
+        self.holders.note(key, entry.file)
         return segment
 
     def _set_aside(self, path: Path, reason: str) -> None:
@@ -160,64 +201,75 @@ class KvFolders:
     def remove_unnamed(self, key: Key, manifest: Manifest | None) -> None:
         """Delete temporary files, and segments that the (durable) manifest does not name."""
         named = {entry.file for entry in manifest.segments} if manifest else set()
-        for path in sorted(self.folder(key).iterdir()):
-            orphan = SEGMENT_NAME.fullmatch(path.name) and path.name not in named
-            if orphan or path.name.endswith(TEMP_SUFFIX):
-                self.files.unlink(path)
+        for name in sorted(os.listdir(self.folder(key))):
+            orphan = SEGMENT_NAME.fullmatch(name) and name not in named
+            if orphan or name.endswith(TEMP_SUFFIX):
+                self.files.unlink(self.folder(key) / name)
+
+    def remove_bad(self, key: Key) -> None:
+        """Delete what was set aside, and the folder if nothing else is in it. Raises OSError."""
+        folder = self.folder(key)
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(BAD_SUFFIX):
+                self.files.unlink(folder / name)
+        if is_empty(folder):
+            self.drop(key)
+        else:
+            self.measure(key)
 
     def measure(self, key: Key) -> None:
         """Take a folder's size and age from the disk; forgets one that is gone."""
-        size, newest = 0, 0.0
-        folder = self.folder(key)
-        for path in folder.iterdir() if folder.is_dir() else ():
-            status = path.stat()
-            size += status.st_size
-            newest = max(newest, status.st_mtime)
-        self._note(key, Usage(size, newest) if folder.is_dir() else None)
-
-    def _note(self, key: Key, usage: Usage | None) -> None:
-        before = self._usage.pop(key, None)
-        self.size -= before.size if before else 0
-        if usage is not None:
-            self._usage[key] = usage
-            self.size += usage.size
+        there = self.folder(key).is_dir()
+        if there:
             self._by_agent.setdefault(key.agent, set()).add(key.fingerprint)
         elif key.agent in self._by_agent:
             self._by_agent[key.agent].discard(key.fingerprint)
             if not self._by_agent[key.agent]:
                 del self._by_agent[key.agent]
+        if "disk" in self.__dict__:
+            self.disk.note(key, measure_folder(self.folder(key)))
 
-    def make_room(self, key: Key, size: int, pinned: set[Key]) -> None:
-        """Evict until `key` may take `size` bytes, least recently used first; reserves them.
+    def make_room(self, key: Key, change: int, eviction: Eviction) -> None:
+        """Evict until `key` may take `change` more bytes; counts them as taken.
 
-        Pinned keys are never evicted. Raises DiskCapExceeded before evicting anything if
-        it cannot succeed; OSError if an eviction fails. Bytes that this commit replaces
-        are not counted, so `kv/` may exceed the cap by them until it is done.
+        Raises MaxDiskExceeded before evicting anything if it cannot succeed; OSError if
+        an eviction fails.
         """
-        before = self._usage.get(key)
-        if self._cap is not None:
-            excess = self.size - (before.size if before else 0) + size - self._cap
-            self._evict(key, size, excess, pinned)
-        self._note(key, Usage(size, time.time()))
-
-    def _evict(self, key: Key, size: int, excess: int, pinned: set[Key]) -> None:
-        if excess <= 0:
+        if self.max_disk is None:
             return
-        free = [other for other in self._usage if other != key and other not in pinned]
-        evictable = sum(self._usage[other].size for other in free)
-        if excess > evictable:
-            assert self._cap is not None
-            raise DiskCapExceeded(size, excess - evictable + self._cap - size, self._cap)
-        for other in sorted(free, key=lambda item: self._usage[item].last_used):
-            if excess <= 0:
-                return
-            excess -= self._usage[other].size
-            _log.info("disk cap: evicting KV %s", self.folder(other))
+        for other, name in self._victims(change, self.max_disk, eviction):
+            _log.warning(
+                "max_disk of %d bytes is reached: the KV of %r under model %s is evicted; "
+                "its next turn prefills again",
+                self.max_disk,
+                name,
+                other.fingerprint[:8],
+            )
+            eviction.evicted(name, other.fingerprint)
             self.drop(other)
+        self.disk.reserve(key, change)
+
+    def _victims(self, change: int, limit: int, eviction: Eviction) -> list[tuple[Key, str]]:
+        """Keys to evict and their agents' ids. What a newer version wrote is never one."""
+        pinned = {key for agent in self.pinned for key in self.keys_of(agent)}
+        while True:
+            keep = {*eviction.keep, *pinned, *self._newer}
+            known = len(self._newer)
+            found = []
+            for key in self.disk.victims(change, limit, keep, eviction.last):
+                manifest = self.usable(key)
+                found.append((key, manifest.agent_id if manifest else key.agent))
+            if len(self._newer) == known:
+                return found
+
+    def has_room(self, size: int) -> bool:
+        """Whether `size` more bytes fit without an eviction."""
+        return self.max_disk is None or self.disk.size + size <= self.max_disk
 
     def drop(self, key: Key) -> None:
         """Delete all of a key's KV, manifest first and durably. Raises OSError."""
         self._settled.discard(key)
+        self._newer.pop(key, None)
         try:
             if self.folder(key).is_dir():
                 self._delete(self.folder(key))
@@ -235,7 +287,7 @@ class KvFolders:
             if SEGMENT_NAME.fullmatch(path.name):
                 self.files.unlink(path)
         self.files.rmdir(folder)
-        if not any(folder.parent.iterdir()):
+        if is_empty(folder.parent):
             self.files.rmdir(folder.parent)
 
     def settle(self, key: Key, parents: DirSyncs) -> None:
@@ -244,3 +296,8 @@ class KvFolders:
             parents.sync(self.folder(key).parent)
             parents.sync(self.root)
             self._settled.add(key)
+
+
+def _folder_names(root: Path) -> list[str]:
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))

@@ -1,4 +1,10 @@
-"""The KV part of a commit: segments first, the manifest last."""
+"""The KV part of a commit: segments first, the manifest last.
+
+Segments that the new manifest no longer names (the partial ones of a block that closed, or
+all after a divergence) are deleted when the new manifest is durable, and not before: until
+then a crash may bring the old one back. A crash between the two leaves them as orphans,
+which the agent's next sweep deletes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from pathlib import Path
 from kvactors.persistence.atomic import temp_path
 from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
 from kvactors.persistence.errors import KvGap
-from kvactors.persistence.kv import Key, KvFolders
+from kvactors.persistence.kv import Eviction, KvFolders
 from kvactors.persistence.ledgers import LedgerState
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest
 from kvactors.persistence.naming import (
@@ -19,8 +25,23 @@ from kvactors.persistence.naming import (
     segment_name,
 )
 from kvactors.persistence.segment import Segment, encode_segment
+from kvactors.persistence.usage import Key
 
-__all__ = ["KvPart"]
+__all__ = ["Claims", "KvPart"]
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """A segment to store. `source`: a file with the same content, linked instead."""
+
+    path: Path
+    chunks: list[bytes]
+    size: int
+    source: Path | None
+
+
+Claims = dict[tuple[str, str], Path]
+"""Fingerprint and name of segments that an earlier save of the group writes, and where."""
 
 
 @dataclass(slots=True)
@@ -29,10 +50,11 @@ class KvPart(CommitPart):
 
     kv: KvFolders = field(kw_only=True)
     ledger: LedgerState = field(kw_only=True)
-    pinned: set[Key] = field(kw_only=True)
+    eviction: Eviction = field(kw_only=True)
+    claims: Claims = field(kw_only=True)
     parents: DirSyncs = field(kw_only=True)
     meter: Meter = field(kw_only=True)
-    fresh: list[tuple[Path, list[bytes]]] = field(init=False, default_factory=list)
+    fresh: list[_Fresh] = field(init=False, default_factory=list)
     manifest: Manifest = field(init=False)
     manifest_bytes: bytes = field(init=False, default=b"")
 
@@ -48,7 +70,9 @@ class KvPart(CommitPart):
     def plan(self) -> None:
         """Encode the files, check that they continue what is stored, and make room.
 
-        Raises InvalidFingerprint, KvGap, SegmentUnreadable, DiskCapExceeded, OSError.
+        Bytes that the commit replaces count as free, so `kv/` may exceed the limit by them
+        until it is done. Raises InvalidFingerprint, KvGap, NewerFormat, SegmentUnreadable,
+        MaxDiskExceeded, OSError.
         """
         check_fingerprint(self.save.fingerprint or "")
         stored = self.kv.manifest(self.key)
@@ -62,40 +86,68 @@ class KvPart(CommitPart):
             (*kept, *added),
         )
         self.manifest_bytes = encode_manifest(self.manifest)
-        size = len(self.manifest_bytes) + sum(entry.size for entry in self.manifest.segments)
+        written = sum(item.size for item in self.fresh if item.source is None)
+        gone = [entry.file for entry in stored.segments[len(kept) :]] if stored else []
+        freed = sum(self._frees(name) for name in [*gone, MANIFEST_NAME])
         self.undo_actions.append(lambda: self.kv.measure(self.key))
-        self.kv.make_room(self.key, size, self.pinned)
+        change = len(self.manifest_bytes) + written - freed
+        self.kv.make_room(self.key, change, self.eviction)
 
     def _encode(self, segment: Segment) -> Entry:
         chunks, digest, size = encode_segment(segment)
         name = segment_name(segment.start, segment.end, digest)
-        self.fresh.append((self.kv.folder(self.key) / name, chunks))
+        path = self.kv.folder(self.key) / name
+        claim = (self.key.fingerprint, name)
+        source = self.kv.holders.find(*claim, size) or self.claims.get(claim)
+        if source is None:
+            self.claims[claim] = path
+        self.fresh.append(_Fresh(path, chunks, size, source))
         return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)
 
+    def _frees(self, name: str) -> int:
+        """Bytes that deleting one of the agent's files gives back."""
+        try:
+            status = (self.kv.folder(self.key) / name).lstat()
+        except FileNotFoundError:
+            return 0
+        return status.st_size if status.st_nlink == 1 else 0
+
     def write(self) -> None:
-        """Write the segments under temporary names, unsynced."""
+        """Write the segments that nobody has under temporary names, unsynced."""
         files, folder = self.kv.files, self.kv.folder(self.key)
         for path in (folder.parent, folder):
             if not path.is_dir():
                 self.undo_actions.append(_action(files.rmdir, path))
                 files.mkdir(path)
-        for path, chunks in self.fresh:
-            temp = temp_path(path)
-            self.undo_actions.append(_action(files.unlink, temp))
-            files.write_temp(temp, chunks)
-            self.meter.written += sum(map(len, chunks))
+        for item in self.fresh:
+            if item.source is None:
+                self._write(item)
+
+    def _write(self, item: _Fresh) -> None:
+        temp = temp_path(item.path)
+        self.undo_actions.append(_action(self.kv.files.unlink, temp))
+        self.kv.files.write_temp(temp, item.chunks)
+        self.meter.written += item.size
 
     def sync(self) -> None:
         """Put the segments on the medium."""
-        for path, _ in self.fresh:
-            self.kv.files.sync(temp_path(path))
+        for item in self.fresh:
+            if item.source is None:
+                self.kv.files.sync(temp_path(item.path))
 
     def publish(self) -> None:
         """Give the segments their names. No manifest names them yet."""
-        for path, _ in self.fresh:
-            if not path.exists():
-                self.undo_actions.append(_action(self.kv.files.unlink, path))
-            self.kv.files.rename(temp_path(path), path)
+        for item in self.fresh:
+            if not item.path.exists():
+                self.undo_actions.append(_action(self.kv.files.unlink, item.path))
+            if item.source is not None:
+                self.undo_actions.append(_action(self.kv.files.unlink, temp_path(item.path)))
+                if self.kv.holders.link(self.kv.files, item.source, item.path):
+                    continue
+                # Whoever has it could not give it: the save that was to write it failed.
+                self._write(item)
+                self.kv.files.sync(temp_path(item.path))
+            self.kv.files.rename(temp_path(item.path), item.path)
 
     def sync_folders(self) -> None:
         """Make the names durable before a manifest can refer to them."""
@@ -138,9 +190,14 @@ class KvPart(CommitPart):
 
     def finish(self) -> None:
         """Delete what the commit replaced. Raises OSError, and the next sweep does it."""
+        for item in self.fresh:
+            if item.source is None:
+                self.kv.holders.note(self.key, item.path.name)
         try:
             self.kv.remove_unnamed(self.key, self.manifest)
         finally:
+            for folder in {item.source.parent for item in self.fresh if item.source}:
+                self.kv.measure(Key(folder.name, folder.parent.name))
             self.kv.measure(self.key)
 
 

@@ -27,19 +27,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 import xxhash
 
-from kvactors.persistence.errors import LedgerUnreadable
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 
 __all__ = [
     "Frame",
     "Mark",
     "Scan",
     "decode_records",
+    "encode_copy",
     "encode_header",
     "encode_records",
     "pack",
@@ -127,6 +129,17 @@ def _encode(kind: int, records: int, sequence: int, payload: bytes) -> bytes:
     return fields + _CHECK.pack(xxhash.xxh3_64_intdigest(fields)) + payload
 
 
+def encode_copy(agent_id: str, frames: Sequence[Frame]) -> tuple[bytes, list[int]]:
+    """A ledger of `agent_id` with the same records, and the offset behind each frame.
+
+    `frames` are those of another agent's ledger, its header first.
+    """
+    copies = [encode_header(agent_id)]
+    for number, frame in enumerate(frames[1:], start=1):
+        copies.append(_encode(RECORDS, frame.records, number, frame.payload))
+    return b"".join(copies), list(accumulate(map(len, copies)))
+
+
 def payload_checksum(frame: bytes) -> int:
     """The xxh3_64 of a frame's payload, as its header has it."""
     checksum: int = _FIELDS.unpack_from(frame)[7]
@@ -137,7 +150,8 @@ def scan(data: bytes, path: Path, marks: Iterable[Mark] = ()) -> Scan:
     """Check every frame of a ledger file and every mark against it.
 
     Raises LedgerUnreadable, naming `path`, for damage and for a ledger that is not the
-    one its manifests were written for. Does not decode the records.
+    one its manifests were written for, NewerFormat for frames of a newer version. Does not
+    decode the records.
     """
     marks = tuple(marks)
     frames: list[Frame] = []
@@ -169,6 +183,8 @@ def _read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | 
         cut = len(data) - offset < _SIZE
         return "its header is cut off" if cut else "its header fails its checksum"
     magic, version, kind, _, records, length, number, digest = header
+    if magic == _MAGIC and version > VERSION:
+        raise NewerFormat(path, version, VERSION)
     if magic != _MAGIC or version != VERSION:
         raise LedgerUnreadable(path, f"frame {sequence} has version {version}, not {VERSION}")
     if number != sequence or (kind == HEADER) != (sequence == 0):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files, temp_path
+from kvactors.persistence.atomic import Files, is_empty, temp_path
 from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
-from kvactors.persistence.errors import LedgerUnreadable
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.ledger import (
     Mark,
     Scan,
@@ -46,7 +46,8 @@ class Ledgers:
         return self.root / encoded / LEDGER_NAME
 
     def load(self, encoded: str) -> Scan | None:
-        """Read and check one ledger; None if it never was. Raises LedgerUnreadable, OSError.
+        """Read and check one ledger; None if it never was. Raises LedgerUnreadable, NewerFormat,
+        OSError.
 
         What lies behind the last frame that this process made durable is a failed append
         that could not be taken back: it is not read, and the next append cuts it.
@@ -78,7 +79,7 @@ class Ledgers:
         path = self.path(encoded)
         try:
             return read_agent_id(path.read_bytes(), path)
-        except (FileNotFoundError, LedgerUnreadable):
+        except (FileNotFoundError, LedgerUnreadable, NewerFormat):
             return None
 
     def is_known(self, agent_id: str) -> bool:
@@ -110,7 +111,7 @@ class Ledgers:
             if path.exists():
                 self.files.unlink(path)
         self.files.sync_dir(folder)
-        if not any(folder.iterdir()):
+        if is_empty(folder):
             self.files.rmdir(folder)
             self.files.sync_dir(self.root)
 

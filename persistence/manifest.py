@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from kvactors.persistence.errors import SegmentUnreadable
+from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 from kvactors.persistence.ledger import pack, unpack
 from kvactors.persistence.naming import SEGMENT_NAME
 
@@ -71,25 +71,35 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest at `path`, None if there is none; raises SegmentUnreadable or OSError."""
+    """The manifest at `path`, None if there is none.
+
+    Raises SegmentUnreadable, NewerFormat, OSError.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return None
-    return decode_manifest(data)
+    return decode_manifest(data, path)
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """Checked manifest; raises SegmentUnreadable for anything that is not one."""
+def decode_manifest(data: bytes, path: Path) -> Manifest:
+    """Checked manifest; raises SegmentUnreadable for anything that is not one.
+
+    Raises NewerFormat, naming `path`, for one that a newer version wrote.
+    """
     try:
-        return _decode(data)
+        return _decode(data, path)
     except (ValueError, TypeError, KeyError) as error:
         raise SegmentUnreadable(f"manifest: {error}") from error
 
 
-def _decode(data: bytes) -> Manifest:
-    magic, version, digest, body = unpack(data)
+def _decode(data: bytes, path: Path) -> Manifest:
+    # A later version may append fields to the outer array, but not change the first two.
+    magic, version, *rest = unpack(data)
+    if magic == _MAGIC and type(version) is int and version > VERSION:
+        raise NewerFormat(path, version, VERSION)
+    digest, body = rest
     if magic != _MAGIC or version != VERSION:
         raise ValueError(f"version {version!r}, this program reads {VERSION}")
     if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != digest:

@@ -63,6 +63,12 @@ class PowerLossFiles(Files):
         super().sync_dir(path)
         self._settle([change for change in self._changes if change.folder == path])
 
+    def link(self, source: Path, target: Path) -> None:
+        super().link(source, target)
+        if source in self._durable:
+            self._durable[target] = self._durable[source]
+        self._changed(target, lambda: self._remove(target))
+
     def rename(self, source: Path, target: Path) -> None:
         replaced = self._save(target)
         super().rename(source, target)

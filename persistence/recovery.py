@@ -1,4 +1,4 @@
-"""What a crash can leave, and how it is swept when a store opens.
+"""What a crash can leave, and how it is swept.
 
     agents/<id>/ledger.log.tmp     a new ledger that was never named         deleted
     agents/<id>/                   empty: made, or forgotten, half-way       removed
@@ -6,47 +6,52 @@
     kv/<f>/<id>/*.tmp              never named                               deleted
     kv/<f>/<id>/seg-*              not in the manifest                       deleted
     kv/<f>/<id>/manifest.msgpack   cannot be read           set aside, with a warning
+    kv/<f>/<id>/manifest.msgpack   of a newer version    left alone, with its segments
     kv/<f>/<id>/, kv/<f>/          empty                                     removed
 
-Files of other names are not ours and are left alone. A step that fails is logged: a
-leftover that cannot be deleted must not keep the store from opening.
+Opening a store only lists the names of folders. An agent's own folders are swept when it
+is first read or written, all of them by `Store.sweep`; what is left until then counts as
+disk space. Files of other names are not ours and are left alone. A step that fails is
+logged: a leftover that cannot be deleted must not keep the store from opening.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files
-from kvactors.persistence.kv import Key, KvFolders
+from kvactors.persistence.atomic import Files, is_empty
+from kvactors.persistence.errors import NewerFormat
+from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.naming import TEMP_SUFFIX
+from kvactors.persistence.usage import Key
 
-__all__ = ["sweep"]
+__all__ = ["settle_names", "sweep_agent"]
 
 _log = logging.getLogger("kvactors")
 
 
-def sweep(files: Files, agents: Path, kv: KvFolders) -> None:
-    """Remove what a crash left and take stock of the KV. Raises OSError if unreadable.
+def settle_names(files: Files, agents: Path, kv: KvFolders) -> None:
+    """Make the names of all folders durable, and learn them. Raises OSError if unreadable.
 
-    Syncs the parent directories too: the process before may have been killed between
-    making an entry and making it durable.
+    The process before may have been killed between making an entry and making it durable.
     """
-    for folder in _folders(agents):
-        _attempt(folder, partial(_sweep_agent, files, folder))
-    for fingerprint in _folders(kv.root):
-        for folder in _folders(fingerprint):
-            key = Key(folder.name, fingerprint.name)
-            _attempt(folder, partial(_sweep_kv, files, kv, key))
-        _attempt(fingerprint, partial(_close_folder, files, fingerprint))
+    kv.list_names()
+    for path in sorted(kv.root.iterdir()):
+        if path.is_dir():
+            _attempt(path, partial(_close_folder, files, path))
     for root in (agents, kv.root):
         _attempt(root, partial(files.sync_dir, root))
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    yield from sorted(path for path in root.iterdir() if path.is_dir())
+def sweep_agent(files: Files, agents: Path, kv: KvFolders, encoded: str) -> None:
+    """Remove what a crash left of one agent. Never raises OSError."""
+    _attempt(agents / encoded, partial(_sweep_ledger, files, agents / encoded))
+    for key in kv.keys_of(encoded):
+        _attempt(kv.folder(key), partial(_sweep_kv, files, kv, key))
 
 
 def _attempt(path: Path, act: Callable[[], None]) -> None:
@@ -56,25 +61,32 @@ def _attempt(path: Path, act: Callable[[], None]) -> None:
         _log.warning("could not sweep %s: %s", path, error)
 
 
-def _sweep_agent(files: Files, folder: Path) -> None:
-    for path in sorted(folder.iterdir()):
-        if path.name.endswith(TEMP_SUFFIX):
-            files.unlink(path)
-    if not any(folder.iterdir()):
+def _sweep_ledger(files: Files, folder: Path) -> None:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    left = [name for name in names if name.endswith(TEMP_SUFFIX)]
+    for name in left:
+        files.unlink(folder / name)
+    if len(left) == len(names):
         files.rmdir(folder)
 
 
 def _sweep_kv(files: Files, kv: KvFolders, key: Key) -> None:
     try:
         kv.remove_unnamed(key, kv.manifest(key))
-        if not any(kv.folder(key).iterdir()):
-            files.rmdir(kv.folder(key))
+        for folder in (kv.folder(key), kv.folder(key).parent):
+            if is_empty(folder):
+                files.rmdir(folder)
+    except NewerFormat:
+        return  # Whoever reads or writes it is told.
     finally:
         kv.measure(key)
 
 
 def _close_folder(files: Files, folder: Path) -> None:
-    if any(folder.iterdir()):
-        files.sync_dir(folder)
-    else:
+    if is_empty(folder):
         files.rmdir(folder)
+    else:
+        files.sync_dir(folder)

@@ -6,13 +6,14 @@ Metadata (all strings): `format` "kvactors-segment", `version` "1", `start`, `en
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import xxhash
 
-from kvactors.persistence.errors import SegmentUnreadable, TensorFileUnreadable
+from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, TensorFileUnreadable
 from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
 __all__ = ["RawTensor", "Segment", "decode_segment", "encode_segment", "read_segment"]
@@ -63,19 +64,19 @@ def _metadata(segment: Segment) -> dict[str, str]:
 def read_segment(path: Path, size: int, digest: str) -> Segment:
     """Read and verify one file of `size` bytes with this xxh3_128 `digest`.
 
-    Raises SegmentUnreadable for whatever is wrong with the content, OSError if the
-    disk fails.
+    Raises SegmentUnreadable for whatever is wrong with the content, NewerFormat for a
+    whole one of a newer version, OSError if the disk fails.
     """
     with open(path, "rb") as file:
         have = file.seek(0, 2)
         if have != size:
             raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
         file.seek(0)
-        return decode_segment(file, size, digest)
+        return decode_segment(file, size, digest, path)
 
 
-def decode_segment(file: BinaryIO, size: int, digest: str) -> Segment:
-    """`read_segment` of an open file that has `size` bytes left."""
+def decode_segment(file: BinaryIO, size: int, digest: str, path: Path) -> Segment:
+    """`read_segment` of an open file that has `size` bytes left; `path` is for messages."""
     hasher = xxhash.xxh3_128()
     try:
         metadata, tensors = read_tensors(file, size, hasher.update)
@@ -83,14 +84,17 @@ def decode_segment(file: BinaryIO, size: int, digest: str) -> Segment:
         raise SegmentUnreadable(str(error)) from error
     if hasher.hexdigest() != digest:
         raise SegmentUnreadable("the checksum does not match")
-    return _build(metadata, tensors)
+    return _build(metadata, tensors, path)
 
 
-def _build(meta: dict[str, Any], tensors: tuple[RawTensor, ...]) -> Segment:
+def _build(meta: dict[str, Any], tensors: tuple[RawTensor, ...], path: Path) -> Segment:
     if meta.get("format") != _FORMAT:
         raise SegmentUnreadable("not a segment of kvactors")
-    if meta.get("version") != VERSION:
-        raise SegmentUnreadable(f"version {meta.get('version')!r}, this program reads {VERSION}")
+    version = str(meta.get("version"))
+    if re.fullmatch("[1-9][0-9]{0,8}", version) and int(version) > int(VERSION):
+        raise NewerFormat(path, version, VERSION)
+    if version != VERSION:
+        raise SegmentUnreadable(f"version {version!r}, this program reads {VERSION}")
     try:
         start, end = int(meta["start"]), int(meta["end"])
         tokens_hash, layout = str(meta["tokens_hash"]), str(meta["layout"])

@@ -12,51 +12,41 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvactors.persistence.atomic import Files
 from kvactors.persistence.commit import DirSyncs, Meter, Save, rounds, run_steps
-from kvactors.persistence.errors import LedgerUnreadable, StoreClosed, StoreNotWritable
-from kvactors.persistence.kv import Key, KvFolders
-from kvactors.persistence.kv_commit import KvPart
+from kvactors.persistence.errors import StoreClosed, StoreNotWritable
+from kvactors.persistence.fork import fork
+from kvactors.persistence.kv import Eviction, KvFolders
+from kvactors.persistence.kv_commit import Claims, KvPart
 from kvactors.persistence.ledger import decode_records
 from kvactors.persistence.ledgers import LedgerPart, Ledgers
+from kvactors.persistence.listing import StoredAgent, describe
 from kvactors.persistence.lock import StoreLock
 from kvactors.persistence.naming import check_fingerprint, encode_agent_id
-from kvactors.persistence.recovery import sweep
+from kvactors.persistence.recovery import settle_names, sweep_agent
 from kvactors.persistence.segment import Segment
+from kvactors.persistence.usage import Key
+from kvactors.persistence.verify import Problem, verify_agent
 
-__all__ = ["DEFAULT_CAP", "Save", "Store", "StoredAgent"]
+__all__ = ["DEFAULT_MAX_DISK", "Save", "Store", "StoredAgent"]
 
-DEFAULT_CAP = 64 << 30
+DEFAULT_MAX_DISK = 64 << 30
 """Bytes that `kv/` may take by default (64 GiB); the ledgers are not counted."""
 
 _log = logging.getLogger("kvactors")
 
 Done = Callable[[Save], None]
 Failed = Callable[[Save, str, BaseException], None]
+Evicted = Callable[[str, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAgent:
-    """What the store knows about an agent. Sizes in bytes."""
-
-    agent_id: str
-    """The id; its directory's name where neither ledger nor manifest can tell."""
-    records: int
-    ledger_bytes: int
-    kv_bytes: dict[str, int]
-    """By fingerprint; with the manifest and what was set aside."""
-    kv_tokens: dict[str, int]
-    """By fingerprint."""
-    last_used: float
-    """Epoch seconds of the newest file."""
-    problem: str | None
-    """Why the ledger cannot be read."""
+def _nobody(agent_id: str, fingerprint: str) -> None:
+    """Nobody has to know of an eviction."""
 
 
 class Store:
@@ -71,17 +61,19 @@ class Store:
         root: str | os.PathLike[str],
         *,
         files: Files | None = None,
-        disk_cap: int | None = DEFAULT_CAP,
+        max_disk: int | None = DEFAULT_MAX_DISK,
     ) -> None:
-        """Make what is missing, lock, and sweep what a crash left (recovery.py).
+        """Make what is missing, and lock. Agents are only listed: each is checked, and what a
+        crash left of it is swept (recovery.py), when it is first read or written.
 
-        `disk_cap`: bytes that `kv/` may take, None for no limit. Raises StoreLocked,
+        `max_disk`: bytes that `kv/` may take, None for no limit. Raises StoreLocked,
         StoreAlreadyOpen, StoreNotWritable.
         """
         self.root = Path(os.path.realpath(root))
         self._files = files if files is not None else Files()
         self._meter = Meter()
-        self._kv = KvFolders(self._files, self.root / "kv", disk_cap)
+        self._touched: set[str] = set()
+        self._kv = KvFolders(self._files, self.root / "kv", max_disk)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks)
         try:
             self._make_folder(self.root)
@@ -97,7 +89,7 @@ class Store:
             # Even where they stood: the process that made them may have been killed before it.
             self._sync_name(self.root)
             self._sync_name(self._kv.root)
-            sweep(self._files, self._ledgers.root, self._kv)
+            settle_names(self._files, self._ledgers.root, self._kv)
         except BaseException:
             self._lock.release()
             raise
@@ -127,6 +119,26 @@ class Store:
         if not self._lock.is_ours:
             raise StoreClosed(self.root)
 
+    def _touch(self, encoded: str) -> str:
+        """Sweep an agent's folders, once, before they are used."""
+        self._check_open()
+        if encoded not in self._touched:
+            self._touched.add(encoded)
+            sweep_agent(self._files, self._ledgers.root, self._kv, encoded)
+        return encoded
+
+    def sweep(self) -> None:
+        """Sweep the folders of every agent that was not touched yet. Raises OSError."""
+        self._check_open()
+        for encoded in self.agent_folders():
+            self._touch(encoded)
+
+    def agent_folders(self) -> list[str]:
+        """Names of the agents' folders: their encoded ids. Reads none of them."""
+        self._check_open()
+        names = {path.name for path in self._ledgers.root.iterdir() if path.is_dir()}
+        return sorted(names.union(self._kv.agents()))
+
     @property
     def bytes_written(self) -> int:
         """Bytes of ledger frames, segments and manifests written since it was opened."""
@@ -134,43 +146,26 @@ class Store:
 
     @property
     def kv_size(self) -> int:
-        """Bytes that `kv/` takes: what the disk cap bounds."""
-        return self._kv.size
+        """Bytes that `kv/` takes: what max_disk bounds. A shared file counts once."""
+        return self._kv.disk.size
 
     def agents(self) -> list[StoredAgent]:
-        """Everything stored, by directory name. Reads every ledger. Raises OSError."""
-        self._check_open()
-        names = {path.name for path in self._ledgers.root.iterdir() if path.is_dir()}
-        return [self._describe(name) for name in sorted(names.union(self._kv.agents()))]
+        """Everything stored, by directory name. Reads every ledger, sweeps. Raises OSError."""
+        self.sweep()
+        return [describe(self._ledgers, self._kv, name) for name in self.agent_folders()]
 
-    def _describe(self, encoded: str) -> StoredAgent:
-        path = self._ledgers.path(encoded)
-        agent_id, records, problem, size = encoded, 0, None, 0
-        times = [0.0]
-        if path.exists():
-            size, times = path.stat().st_size, [path.stat().st_mtime]
-        kv_bytes, kv_tokens = {}, {}
-        for key in self._kv.keys_of(encoded):
-            usage, manifest = self._kv.usage(key), self._kv.manifest(key)
-            agent_id = manifest.agent_id if manifest else agent_id
-            kv_bytes[key.fingerprint] = usage.size if usage else 0
-            kv_tokens[key.fingerprint] = manifest.tokens if manifest else 0
-            times.append(usage.last_used if usage else 0.0)
-        try:
-            found = self._ledgers.load(encoded)
-            records = found.records if found else 0
-        except LedgerUnreadable as error:
-            problem = error.reason
-        agent_id = self._ledgers.owner(encoded) or agent_id
-        return StoredAgent(agent_id, records, size, kv_bytes, kv_tokens, max(times), problem)
+    def has(self, agent_id: str) -> bool:
+        """Whether anything is stored of an agent, readable or not."""
+        encoded = self._touch(encode_agent_id(agent_id))
+        return self._ledgers.path(encoded).exists() or bool(self._kv.keys_of(encoded))
 
     def read_ledger(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:
         """The agent's records in order; None if it was never stored.
 
         A torn last frame is left out (and cut when the ledger is next appended to), with
-        a warning. Raises LedgerUnreadable, OSError.
+        a warning. Raises LedgerUnreadable, NewerFormat, OSError.
         """
-        self._check_open()
+        self._touch(encode_agent_id(agent_id))
         found = self._ledgers.load_of(agent_id)
         if found is None:
             return None
@@ -184,19 +179,28 @@ class Store:
 
         What cannot be used (checksum, version, truncated) is set aside with a warning on
         the logger "kvactors"; what precedes it is returned, and what follows is deleted,
-        since it cannot be reached any more. Raises InvalidFingerprint.
+        since it cannot be reached any more. KV of a newer format is left as it is, with a
+        warning. Raises InvalidFingerprint.
         """
-        self._check_open()
+        self._touch(encode_agent_id(agent_id))
         return self._kv.read(agent_id, check_fingerprint(fingerprint))
 
     def kv_extent(self, agent_id: str, fingerprint: str) -> int:
         """Tokens whose KV is stored, by the manifest; reads no segment."""
-        self._check_open()
-        key = Key(encode_agent_id(agent_id), check_fingerprint(fingerprint))
-        manifest = self._kv.manifest(key)
+        key = Key(self._touch(encode_agent_id(agent_id)), check_fingerprint(fingerprint))
+        manifest = self._kv.usable(key)
         return manifest.tokens if manifest and manifest.agent_id == agent_id else 0
 
-    def commit(self, saves: Sequence[Save], *, durable: Done, cached: Done, failed: Failed) -> None:
+    def commit(
+        self,
+        saves: Sequence[Save],
+        *,
+        durable: Done,
+        cached: Done,
+        failed: Failed,
+        evicted: Evicted = _nobody,
+        busy: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         """Write saves of many agents with one group of syncs.
 
         Phase 1 appends all ledger frames and syncs them: `durable(save)`. Phase 2 writes
@@ -206,15 +210,31 @@ class Store:
         and its earlier state as they are; without its ledger part its KV part is not
         tried. The callbacks run on this thread and must not raise.
 
-        Several saves of one agent are committed one after another, in order.
+        Over max_disk, KV is evicted: that of the least recently used agents first, of the
+        agents that `busy()` gives last, of pinned ones never. `evicted(agent_id,
+        fingerprint)` is called before the files are deleted.
+
+        A segment that another agent is known to have is linked, not written. Several saves
+        of one agent are committed one after another, in order.
         """
         self._check_open()
-        for group in rounds(saves):
-            self._commit_round(group, durable, cached, failed)
+        for save in saves:
+            self._touch(encode_agent_id(save.agent_id))
 
-    def _commit_round(
-        self, saves: Sequence[Save], durable: Done, cached: Done, failed: Failed
-    ) -> None:
+        def last() -> set[str]:
+            return {encode_agent_id(agent_id) for agent_id in busy()}
+
+        for group in rounds(saves):
+            written = self._commit_ledgers(group, durable, failed)
+            keys = {
+                Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "")
+                for part in written
+            }
+            self._commit_kv(written, Eviction(keys, last, evicted), cached, failed)
+
+    def _commit_ledgers(
+        self, saves: Sequence[Save], durable: Done, failed: Failed
+    ) -> list[LedgerPart]:
         parents = DirSyncs(self._files)
         parts = [
             LedgerPart(save, ledgers=self._ledgers, parents=parents, meter=self._meter)
@@ -225,20 +245,19 @@ class Store:
         )
         for part in parts:
             durable(part.save)
-        self._commit_kv(parts, cached, failed)
+        return parts
 
-    def _commit_kv(self, written: Sequence[LedgerPart], cached: Done, failed: Failed) -> None:
-        parents = DirSyncs(self._files)
-        pinned = {
-            Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "")
-            for part in written
-        }
+    def _commit_kv(
+        self, written: Sequence[LedgerPart], eviction: Eviction, cached: Done, failed: Failed
+    ) -> None:
+        parents, claims = DirSyncs(self._files), Claims()
         parts = [
             KvPart(
                 part.save,
                 kv=self._kv,
                 ledger=part.after,
-                pinned=pinned,
+                eviction=eviction,
+                claims=claims,
                 parents=parents,
                 meter=self._meter,
             )
@@ -256,17 +275,67 @@ class Store:
                 _log.warning("could not delete what was replaced: %s", error)
             cached(part.save)
 
-    def fingerprints(self, agent_id: str) -> list[str]:
-        """The models under which the store has KV of an agent."""
+    def fork(self, parent_id: str, child_id: str) -> None:
+        """Make a new agent that starts with all of another one's stored memory.
+
+        The child has a ledger of its own with the parent's records, and every segment of the
+        parent as a hard link (a copy where there are none), under every fingerprint. Either
+        may be forgotten first. Durable on return; a crash leaves no child, or one that is
+        whole but may be cold. Where max_disk leaves no room the child is cold.
+
+        Raises AgentNotStored, AgentExists, LedgerUnreadable, NewerFormat, OSError; then
+        there is no child.
+        """
+        for agent_id in (parent_id, child_id):
+            self._touch(encode_agent_id(agent_id))
+        fork(self._ledgers, self._kv, self._meter, parent_id, child_id)
+
+    def pin(self, agent_id: str) -> None:
+        """Never evict this agent's KV, until `unpin` or `close`. Idempotent."""
         self._check_open()
-        return [key.fingerprint for key in self._kv.keys_of(encode_agent_id(agent_id))]
+        self._kv.pinned.add(encode_agent_id(agent_id))
+
+    def unpin(self, agent_id: str) -> None:
+        """Let this agent's KV be evicted again. Idempotent."""
+        self._check_open()
+        self._kv.pinned.discard(encode_agent_id(agent_id))
+
+    def verify(self) -> Iterator[Problem]:
+        """Every file that cannot be used. Reads the whole store, changes nothing."""
+        self._check_open()
+        for encoded in self.agent_folders():
+            yield from verify_agent(self._ledgers, self._kv, encoded)
+
+    def gc(self, fingerprints: Collection[str] = ()) -> int:
+        """Delete what crashes left, what was set aside, and all KV under `fingerprints`.
+
+        Gives the bytes of KV that were freed. Raises InvalidFingerprint, OSError.
+        """
+        before = self.kv_size
+        self.sweep()
+        for encoded in self._kv.agents():
+            for key in self._kv.keys_of(encoded):
+                if key.fingerprint in map(check_fingerprint, fingerprints):
+                    self._kv.drop(key)
+                else:
+                    self._kv.remove_bad(key)
+        return before - self.kv_size
+
+    def fingerprints(self, agent_id: str | None = None) -> list[str]:
+        """Of the models under which there is KV: of one agent, or of any."""
+        self._check_open()
+        if agent_id is not None:
+            self._touch(encode_agent_id(agent_id))
+            return [key.fingerprint for key in self._kv.keys_of(encode_agent_id(agent_id))]
+        keys = (key for encoded in self._kv.agents() for key in self._kv.keys_of(encoded))
+        return sorted({key.fingerprint for key in keys})
 
     def forget(self, agent_id: str) -> None:
         """Delete the agent's KV, then its ledger, durably. Raises OSError.
 
         A crash in between leaves an agent that is whole but cold: forget it again.
         """
-        self._check_open()
-        for key in self._kv.keys_of(encode_agent_id(agent_id)):
+        encoded = self._touch(encode_agent_id(agent_id))
+        for key in self._kv.keys_of(encoded):
             self._kv.drop(key)
         self._ledgers.remove(agent_id)

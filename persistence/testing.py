@@ -101,6 +101,9 @@ class WrappedFiles(Files):
     def sync_dir(self, path: Path) -> None:
         self._pass("sync_dir", path, lambda: self.inner.sync_dir(path))
 
+    def link(self, source: Path, target: Path) -> None:
+        self._pass("link", target, lambda: self.inner.link(source, target))
+
     def rename(self, source: Path, target: Path) -> None:
         self._pass("rename", target, lambda: self.inner.rename(source, target))
 

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerFast
 
-from kvactors.core.model import DEFAULT_MODEL
+from kvactors.core.options import DEFAULT_MODEL
 from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn
 

@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from kvactors.persistence import Save, Segment, Store, StoreNotWritable
+from kvactors.persistence.manifest import read_manifest
 from kvactors.persistence.testing import (
     CountingFiles,
     FailingFiles,
@@ -60,6 +61,10 @@ def kv_after(saves: list[Save]) -> tuple[Segment, ...]:
 def leftovers(root: Path) -> list[Path]:
     """Temporary files, empty folders, and segments beyond what the manifests name."""
     found = [path for path in root.rglob("*") if path.name.endswith((".tmp", ".bad"))]
+    for path in root.rglob("seg-*"):
+        manifest = read_manifest(path.with_name("manifest.msgpack"))
+        if manifest is None or path.name not in {entry.file for entry in manifest.segments}:
+            found.append(path)
     return found + [
         path for path in root.rglob("*")
         if path.is_dir() and path.parent != root and not any(path.iterdir())
@@ -121,6 +126,7 @@ def test_a_disk_error_at_any_operation_spoils_nothing_and_heals(
         heal(store)
         store.close()
         again = Store(root)
+        again.sweep()
         assert not leftovers(root)
         assert len(durable) >= len(cached) >= len(FIRST)
         assert again.read_kv("a", F) == (example_segment(0, 9, seed=9),)
@@ -164,7 +170,7 @@ def test_forgetting_that_fails_at_any_operation_can_be_repeated(tmp_path: Path) 
 
 
 def test_a_disk_error_fails_its_save_alone(tmp_path: Path) -> None:
-    files = FailingFiles(name="write_temp", path="*/b-*/seg-*")
+    files = FailingFiles(name="link", path="*/b-*/seg-*")
     store = Store(tmp_path, files=files)
 
     outcomes = put(store, *FIRST)
@@ -255,11 +261,33 @@ def test_a_kill_at_any_operation_loses_nothing_that_was_reported(
     with caplog.at_level(logging.WARNING, "kvactors"):
         store = Store(tmp_path)
 
-    assert not caplog.records, "opening needs no repair"
+        check(store, durable, cached)
+        store.sweep()
+
+    assert not caplog.records, "it needs no repair"
     assert not leftovers(tmp_path)
-    check(store, durable, cached)
     assert len(durable) == 7 or not ended
     heal(store)
+    store.close()
+
+
+def test_a_kill_before_superseded_segments_are_deleted_leaves_them_to_the_sweep(
+    tmp_path: Path,
+) -> None:
+    files = CountingFiles()
+    store = Store(tmp_path / "count", files=files)
+    put(store, *FIRST)
+    put(store, *SECOND)
+    store.close()
+    at = next(o.index for o in files.operations if o.matches("unlink", "*/b-*/seg-*"))
+
+    durable, cached, _ = run_killed(tmp_path / "s", at)
+
+    [old] = (tmp_path / "s").rglob("b-*/seg-0-4-*")
+    store = Store(tmp_path / "s")
+    assert store.read_kv("b", F) == SECOND[1].segments
+    assert not old.exists()
+    check(store, durable, cached)
     store.close()
 
 
@@ -280,8 +308,9 @@ def test_a_power_loss_at_any_operation_loses_nothing_that_was_reported(
 
     again = Store(tmp_path / "s")
 
-    assert not leftovers(tmp_path / "s")
     check(again, outcomes.durable, outcomes.cached)
+    again.sweep()
+    assert not leftovers(tmp_path / "s")
     heal(again)
     again.close()
 

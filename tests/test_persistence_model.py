@@ -71,6 +71,15 @@ class StoreMachine(RuleBasedStateMachine):
         for fingerprint in F:
             self.kv.pop((agent, fingerprint), None)
 
+    @rule(parent=AGENTS, child=AGENTS)
+    def fork(self, parent: str, child: str) -> None:
+        if parent not in self.ledgers or child in self.ledgers:
+            return
+        self.store.fork(parent, child)
+        self.ledgers[child] = list(self.ledgers[parent])
+        for fingerprint in F:
+            self.kv[child, fingerprint] = list(self.kv.get((parent, fingerprint), []))
+
     @rule()
     def reopen(self) -> None:
         self.store.close()
@@ -93,7 +102,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert extent == stored[-1].end
         for path in (self.folder / "s" / "kv" / fingerprint).glob(f"*/{first}.safetensors"):
             if path.parent in self._folders(agent, fingerprint):
-                path.write_bytes(path.read_bytes()[:-1])
+                whole = path.read_bytes()
+                path.unlink()  # Others may hold the file.
+                path.write_bytes(whole[:-1])
         assert self.store.read_kv(agent, fingerprint) == tuple(stored[:bad])
         del stored[bad:]
 
@@ -114,7 +125,8 @@ class StoreMachine(RuleBasedStateMachine):
         known = {agent.agent_id for agent in self.store.agents()}
         assert known == set(self.ledgers)
         paths = [path for path in (self.folder / "s" / "kv").rglob("*") if path.is_file()]
-        assert sum(path.stat().st_size for path in paths) == self.store.kv_size
+        files = {path.stat().st_ino: path.stat().st_size for path in paths}
+        assert sum(files.values()) == self.store.kv_size
         assert not [path for path in paths if path.name.endswith(".tmp")]
         segments = [path for path in paths if path.name.endswith(".safetensors")]
         assert len(segments) == sum(map(len, self.kv.values()))

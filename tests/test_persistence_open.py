@@ -12,6 +12,7 @@ import sys
 import textwrap
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_saves import F1, RECORD, kv_save, put
@@ -26,6 +27,7 @@ from kvactors.persistence import (
     StoreLocked,
     StoreNotWritable,
     atomic,
+    kv,
 )
 from kvactors.persistence.naming import encode_agent_id
 from kvactors.persistence.testing import FailingFiles, example_segment
@@ -217,4 +219,28 @@ def test_a_store_needs_no_file_at_its_top_level(tmp_path: Path) -> None:
     again = Store(tmp_path)
 
     assert again.kv_extent("a", F1) == 8
+    again.close()
+
+
+def test_opening_looks_into_no_agents_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    put(store, *(kv_save(f"agent {n}", example_segment(0, 4, seed=n)) for n in range(50)))
+    store.close()
+    looked: list[Path] = []
+    scandir = os.scandir
+
+    def look(path: Path) -> Any:
+        looked.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
+    monkeypatch.setattr(kv, "read_manifest", lambda path: pytest.fail(f"read {path}"))
+
+    again = Store(tmp_path)
+
+    assert {Path(path).name for path in looked} == {"kv", F1}
+    monkeypatch.undo()
+    assert again.kv_extent("agent 7", F1) == 4
     again.close()

@@ -48,7 +48,7 @@ def test_a_group_commit_orders_ledgers_before_segments_before_manifests(tmp_path
     order: list[str] = []
 
     store.commit(
-        [kv_save(name, example_segment(0, 8)) for name in "abc"],
+        [kv_save(name, example_segment(0, 8, seed=ord(name))) for name in "abc"],
         durable=lambda save: order.append(f"durable {save.agent_id} {len(files.operations)}"),
         cached=lambda save: order.append(f"cached {save.agent_id}"),
         failed=lambda save, part, error: order.append(f"failed {part}"),

@@ -104,3 +104,28 @@ def test_bytes_written_stay_within_twice_the_final_size(
     final = tokens * system.spec.bytes_per_token
     assert sum(path.stat().st_size for path in segments) < 1.2 * final + 4096 * len(segments)
     assert len(segments) < 40
+
+
+def test_an_agent_that_max_disk_evicted_while_hot_is_saved_whole_at_its_next_turn(
+    open_system: OpenSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = open_system()
+    first.spawn("alice").ask([1] * 300, sampling=SHORT).get(timeout=WAIT)
+    first.stop()
+    size = sum(path.stat().st_size for path in (tmp_path / "store" / "kv").rglob("*.*"))
+    system = open_system(max_disk=size * 3 // 2)
+    alice, bob = system.spawn("alice"), system.spawn("bob")
+    alice.ask([1], sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+    with caplog.at_level(logging.WARNING, logger="kvactors"):
+        bob.ask([2] * 300, sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+    assert "the KV of 'alice'" in caplog.text
+
+    reply = alice.ask([3], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.cache == "hot"
+    assert reply.cached.get(timeout=WAIT) is True
+    transcript = alice.transcript()
+    system.stop()
+    warm = open_system().spawn("alice").ask([4], sampling=SHORT).get(timeout=WAIT)
+    assert warm.cache == "warm"
+    assert warm.usage.reused_tokens == len(transcript.token_ids) - 1

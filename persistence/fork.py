@@ -1,0 +1,106 @@
+"""A new agent with another one's memory: ledger first, then links, then manifests."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+
+from kvactors.persistence.atomic import replace_file
+from kvactors.persistence.commit import DirSyncs, Meter
+from kvactors.persistence.errors import AgentExists, AgentNotStored
+from kvactors.persistence.kv import KvFolders
+from kvactors.persistence.ledger import Scan, encode_copy
+from kvactors.persistence.ledgers import Ledgers, LedgerState
+from kvactors.persistence.manifest import Entry, Manifest, encode_manifest
+from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
+from kvactors.persistence.usage import Key
+
+__all__ = ["fork"]
+
+_log = logging.getLogger("kvactors")
+
+
+def fork(ledgers: Ledgers, kv: KvFolders, meter: Meter, parent_id: str, child_id: str) -> None:
+    """See `Store.fork`, which also says what is raised."""
+    child = encode_agent_id(child_id)
+    if ledgers.path(child).exists() or kv.keys_of(child):
+        raise AgentExists(child_id)
+    parent = ledgers.load_of(parent_id)
+    if parent is None:
+        raise AgentNotStored(parent_id)
+    try:
+        moved = _copy_ledger(ledgers, meter, parent, child_id)
+        for key in kv.keys_of(encode_agent_id(parent_id)):
+            found = kv.usable(key)
+            if found is not None:
+                length, checksum = moved[found.ledger_bytes]
+                manifest = replace(
+                    found, agent_id=child_id, ledger_bytes=length, ledger_checksum=checksum
+                )
+                _share(kv, meter, key, Key(child, key.fingerprint), manifest)
+    except BaseException:
+        with suppress(OSError):
+            for key in kv.keys_of(child):
+                kv.drop(key)
+            ledgers.remove(child_id)
+        raise
+
+
+def _copy_ledger(
+    ledgers: Ledgers, meter: Meter, parent: Scan, child_id: str
+) -> dict[int, tuple[int, int]]:
+    """Write the child's ledger; where each length of the parent's stands in it, and the
+    checksum that a manifest of that length has."""
+    data, ends = encode_copy(child_id, parent.frames)
+    path = ledgers.path(encode_agent_id(child_id))
+    if not path.parent.is_dir():
+        ledgers.files.mkdir(path.parent)
+    replace_file(ledgers.files, path, data)
+    ledgers.files.sync_dir(ledgers.root)
+    meter.written += len(data)
+    last = parent.frames[-1].checksum
+    ledgers.remember(child_id, LedgerState(len(data), len(ends), last))
+    pairs = zip(parent.frames, ends, strict=True)
+    return {0: (0, 0), **{frame.end: (end, frame.checksum) for frame, end in pairs}}
+
+
+def _share(kv: KvFolders, meter: Meter, source: Key, target: Key, manifest: Manifest) -> None:
+    """Link or copy the segments, then commit the manifest."""
+    copied = 0 if kv.holders.can_link else sum(entry.size for entry in manifest.segments)
+    if not kv.has_room(copied + len(encode_manifest(manifest))):
+        _log.warning(
+            "max_disk leaves no room: %r starts without KV under model %s and prefills again",
+            manifest.agent_id,
+            target.fingerprint[:8],
+        )
+        return
+    folder = kv.folder(target)
+    kv.files.mkdir(folder)
+    kv.measure(target)
+    kept = []
+    for entry in manifest.segments:
+        if not _share_one(kv, meter, source, target, entry):
+            break
+        kept.append(entry)
+    data = encode_manifest(replace(manifest, segments=tuple(kept)))
+    kv.files.sync_dir(folder)
+    kv.settle(target, DirSyncs(kv.files))
+    replace_file(kv.files, folder / MANIFEST_NAME, data)
+    meter.written += len(data)
+    for key in (source, target):
+        kv.measure(key)
+
+
+def _share_one(kv: KvFolders, meter: Meter, source: Key, target: Key, entry: Entry) -> bool:
+    """Give the child one segment; False if the parent's file is missing."""
+    old, new = (kv.folder(key) / entry.file for key in (source, target))
+    if kv.holders.link(kv.files, old, new):
+        return True
+    try:
+        data = old.read_bytes()
+    except FileNotFoundError:
+        return False
+    replace_file(kv.files, new, data)
+    meter.written += len(data)
+    return True

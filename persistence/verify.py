@@ -1,0 +1,82 @@
+"""Checks every frame, manifest and segment of a store, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat, SegmentUnreadable
+from kvactors.persistence.kv import KvFolders
+from kvactors.persistence.ledger import Mark, decode_records, scan
+from kvactors.persistence.ledgers import Ledgers
+from kvactors.persistence.manifest import Manifest, read_manifest
+from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
+from kvactors.persistence.segment import read_segment
+from kvactors.persistence.usage import Key
+
+__all__ = ["Problem", "verify_agent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file that cannot be used."""
+
+    agent_id: str
+    """Whose; the name of the agent's directory where the id cannot be read."""
+    path: Path
+    reason: str
+
+
+def verify_agent(ledgers: Ledgers, kv: KvFolders, encoded: str) -> Iterator[Problem]:
+    """What is wrong with the files of the agent with this directory name.
+
+    A torn last frame is none: it is what a crash leaves, and nobody was promised it.
+    """
+    agent_id = ledgers.owner(encoded) or encoded
+    marks = []
+    for key in kv.keys_of(encoded):
+        path = kv.folder(key) / MANIFEST_NAME
+        try:
+            manifest = _manifest(path, key)
+        except (SegmentUnreadable, NewerFormat, OSError) as error:
+            yield Problem(agent_id, path, str(error))
+            continue
+        if manifest is not None:
+            marks.append(Mark(manifest.ledger_bytes, manifest.ledger_checksum, str(path)))
+            yield from _segments(agent_id, kv.folder(key), manifest)
+    yield from _ledger(agent_id, ledgers.path(encoded), marks)
+
+
+def _manifest(path: Path, key: Key) -> Manifest | None:
+    found = read_manifest(path)
+    if found is not None and (encode_agent_id(found.agent_id), found.fingerprint) != key:
+        raise SegmentUnreadable(f"it belongs to {found.agent_id!r}")
+    return found
+
+
+def _segments(agent_id: str, folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    for entry in manifest.segments:
+        path = folder / entry.file
+        try:
+            segment = read_segment(path, entry.size, entry.digest)
+        except (SegmentUnreadable, NewerFormat, OSError) as error:
+            yield Problem(agent_id, path, str(error))
+            continue
+        if (segment.start, segment.end) != (entry.start, entry.end):
+            yield Problem(agent_id, path, f"it holds tokens [{segment.start}, {segment.end})")
+
+
+def _ledger(agent_id: str, path: Path, marks: list[Mark]) -> Iterator[Problem]:
+    try:
+        found = scan(path.read_bytes(), path, marks)
+        if encode_agent_id(found.agent_id) != path.parent.name:
+            yield Problem(agent_id, path, f"it belongs to {found.agent_id!r}")
+        decode_records(found, path)
+    except FileNotFoundError:
+        if any(mark.length for mark in marks):
+            yield Problem(agent_id, path, "it is missing, and a manifest saw it")
+    except LedgerUnreadable as error:
+        yield Problem(agent_id, path, error.reason)
+    except (NewerFormat, OSError) as error:
+        yield Problem(agent_id, path, str(error))
