@@ -20,7 +20,7 @@ from typing import BinaryIO
 from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.naming import TEMP_SUFFIX
 
-__all__ = ["NO_LINKS", "Files", "is_empty", "new_file", "replace_file", "temp_path"]
+__all__ = ["NO_LINKS", "Files", "replace_file", "temp_path"]
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS}
 """What a file system without hard links answers."""
@@ -93,8 +93,11 @@ class Files:
         os.replace(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; FileNotFoundError if it is not there."""
-        os.unlink(path)
+        """Remove a file, or an empty directory in its place; FileNotFoundError if neither."""
+        if path.is_dir() and not path.is_symlink():
+            os.rmdir(path)
+        else:
+            os.unlink(path)
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
@@ -144,12 +147,6 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             files.unlink(temp)
         raise
     files.sync_dir(path.parent)
-
-
-def is_empty(folder: Path) -> bool:
-    """Whether a directory has no entry; does not read all of a large one."""
-    with os.scandir(folder) as entries:
-        return next(entries, None) is None
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -14,6 +14,7 @@ from kvactors.persistence.ledger import Scan, encode_copy
 from kvactors.persistence.ledgers import Ledgers, LedgerState
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest
 from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
+from kvactors.persistence.reading import NotAFile, read_file
 from kvactors.persistence.usage import Key
 
 __all__ = ["fork"]
@@ -93,13 +94,13 @@ def _share(kv: KvFolders, meter: Meter, source: Key, target: Key, manifest: Mani
 
 
 def _share_one(kv: KvFolders, meter: Meter, source: Key, target: Key, entry: Entry) -> bool:
-    """Give the child one segment; False if the parent's file is missing."""
+    """Give the child one segment; False if the parent has no such file."""
     old, new = (kv.folder(key) / entry.file for key in (source, target))
     if kv.holders.link(kv.files, old, new):
         return True
     try:
-        data = old.read_bytes()
-    except FileNotFoundError:
+        data = read_file(old)
+    except (FileNotFoundError, NotAFile):
         return False
     replace_file(kv.files, new, data)
     meter.written += len(data)

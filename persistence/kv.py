@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files, is_empty, replace_file
+from kvactors.persistence.atomic import Files, replace_file
 from kvactors.persistence.commit import DirSyncs
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
 from kvactors.persistence.ledger import Mark
@@ -28,6 +28,7 @@ from kvactors.persistence.naming import (
     TEMP_SUFFIX,
     encode_agent_id,
 )
+from kvactors.persistence.reading import is_empty, is_linked
 from kvactors.persistence.segment import Segment, read_segment
 from kvactors.persistence.sharing import Holders
 from kvactors.persistence.usage import DiskUsage, Key, measure_folder
@@ -92,9 +93,12 @@ class KvFolders:
     def manifest(self, key: Key) -> Manifest | None:
         """The commit record, or None; one that cannot be used is set aside.
 
-        Raises NewerFormat, OSError.
+        Raises NewerFormat, OSError, and SegmentUnreadable for a folder that is a symbolic
+        link, through which another agent's files could be changed.
         """
         path = self.folder(key) / MANIFEST_NAME
+        if is_linked(self.folder(key)):
+            raise SegmentUnreadable(f"{self.folder(key)} is a symbolic link: remove it")
         if key in self._newer:
             raise self._newer[key]
         try:
@@ -112,10 +116,10 @@ class KvFolders:
         return found
 
     def usable(self, key: Key) -> Manifest | None:
-        """`manifest`, and None, with a warning, for one of a newer version."""
+        """`manifest`, and None, with a warning, for one that must not be touched."""
         try:
             return self.manifest(key)
-        except NewerFormat as error:
+        except (NewerFormat, SegmentUnreadable) as error:
             _log.warning("%s; its tokens will be prefilled again", error)
             return None
 

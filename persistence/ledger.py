@@ -35,6 +35,7 @@ import msgpack  # type: ignore[import-untyped]
 import xxhash
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.reading import unpack
 
 __all__ = [
     "Frame",
@@ -48,7 +49,6 @@ __all__ = [
     "payload_checksum",
     "read_agent_id",
     "scan",
-    "unpack",
 ]
 
 VERSION = 1
@@ -101,14 +101,6 @@ def pack(value: Any) -> bytes:
     """msgpack of a value; lone surrogates pass. TypeError or ValueError if it has no form."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
-
-
-def unpack(payload: bytes) -> Any:
-    """Value of one msgpack object; raises ValueError whatever is wrong with the bytes."""
-    try:
-        return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ValueError(f"not msgpack: {error}") from error
 
 
 def encode_header(agent_id: str) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files, is_empty, temp_path
+from kvactors.persistence.atomic import Files, temp_path
 from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.ledger import (
@@ -19,6 +19,7 @@ from kvactors.persistence.ledger import (
     scan,
 )
 from kvactors.persistence.naming import LEDGER_NAME, encode_agent_id
+from kvactors.persistence.reading import NotAFile, is_empty, read_file
 
 __all__ = ["LedgerPart", "LedgerState", "Ledgers"]
 
@@ -55,7 +56,7 @@ class Ledgers:
         path = self.path(encoded)
         marks = self._marks(encoded)
         try:
-            data = path.read_bytes()
+            data = self._read(path)
         except FileNotFoundError:
             for mark in marks:
                 if mark.length:
@@ -64,6 +65,14 @@ class Ledgers:
             return None
         known = self._states.get(encoded)
         return scan(data[: known.length] if known else data, path, marks)
+
+    def _read(self, path: Path) -> bytes:
+        if path.parent.is_symlink():
+            raise LedgerUnreadable(path, "its folder is a symbolic link")
+        try:
+            return read_file(path)
+        except NotAFile as error:
+            raise LedgerUnreadable(path, str(error)) from error
 
     def load_of(self, agent_id: str) -> Scan | None:
         """`load`, and the ledger must be this agent's own."""
@@ -78,7 +87,7 @@ class Ledgers:
         """The id in a ledger's first frame, however the rest is; None if it does not tell."""
         path = self.path(encoded)
         try:
-            return read_agent_id(path.read_bytes(), path)
+            return read_agent_id(self._read(path), path)
         except (FileNotFoundError, LedgerUnreadable, NewerFormat):
             return None
 
@@ -105,6 +114,8 @@ class Ledgers:
         encoded = encode_agent_id(agent_id)
         folder = self.root / encoded
         self._states.pop(encoded, None)
+        if folder.is_symlink():
+            self.files.unlink(folder)
         if not folder.is_dir():
             return
         for path in (self.path(encoded), temp_path(self.path(encoded))):

@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
-from kvactors.persistence.ledger import pack, unpack
+from kvactors.persistence.ledger import pack
 from kvactors.persistence.naming import SEGMENT_NAME
+from kvactors.persistence.reading import NotAFile, read_file, unpack
 
 __all__ = ["Entry", "Manifest", "decode_manifest", "encode_manifest", "read_manifest"]
 
 VERSION = 1
 _MAGIC = b"KVAM"
-_MAX_BYTES = 64 << 20
+# Some 40,000 segments, 10 million tokens.
+_MAX_BYTES = 4 << 20
 _T = TypeVar("_T")
 
 
@@ -76,10 +78,11 @@ def read_manifest(path: Path) -> Manifest | None:
     Raises SegmentUnreadable, NewerFormat, OSError.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = read_file(path, _MAX_BYTES + 1)
     except FileNotFoundError:
         return None
+    except NotAFile as error:
+        raise SegmentUnreadable(f"manifest: {error}") from error
     return decode_manifest(data, path)
 
 

@@ -23,10 +23,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kvactors.persistence.atomic import Files, is_empty
+from kvactors.persistence.atomic import Files
 from kvactors.persistence.errors import NewerFormat
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.naming import TEMP_SUFFIX
+from kvactors.persistence.reading import is_empty
 from kvactors.persistence.usage import Key
 
 __all__ = ["settle_names", "sweep_agent"]
@@ -62,10 +63,9 @@ def _attempt(path: Path, act: Callable[[], None]) -> None:
 
 
 def _sweep_ledger(files: Files, folder: Path) -> None:
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
+    if folder.is_symlink() or not folder.is_dir():
         return
+    names = os.listdir(folder)
     left = [name for name in names if name.endswith(TEMP_SUFFIX)]
     for name in left:
         files.unlink(folder / name)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, TensorFileUnreadable
+from kvactors.persistence.reading import NotAFile, open_file
 from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
 __all__ = ["RawTensor", "Segment", "decode_segment", "encode_segment", "read_segment"]
@@ -67,7 +68,7 @@ def read_segment(path: Path, size: int, digest: str) -> Segment:
     Raises SegmentUnreadable for whatever is wrong with the content, NewerFormat for a
     whole one of a newer version, OSError if the disk fails.
     """
-    with open(path, "rb") as file:
+    with _open(path) as file:
         have = file.seek(0, 2)
         if have != size:
             raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
@@ -85,6 +86,13 @@ def decode_segment(file: BinaryIO, size: int, digest: str, path: Path) -> Segmen
     if hasher.hexdigest() != digest:
         raise SegmentUnreadable("the checksum does not match")
     return _build(metadata, tensors, path)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_file(path)
+    except NotAFile as error:
+        raise SegmentUnreadable(str(error)) from error
 
 
 def _build(meta: dict[str, Any], tensors: tuple[RawTensor, ...], path: Path) -> Segment:

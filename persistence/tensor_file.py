@@ -16,6 +16,7 @@ from math import prod
 from typing import Any, BinaryIO
 
 from kvactors.persistence.errors import TensorFileUnreadable
+from kvactors.persistence.reading import unique
 
 __all__ = ["RawTensor", "encode_tensors", "read_tensors"]
 
@@ -94,19 +95,12 @@ def _read_header(file: BinaryIO, size: int, seen: Callable[[bytes], None]) -> di
     seen(prefix)
     seen(raw)
     try:
-        header = json.loads(raw, object_pairs_hook=_without_duplicates)
+        header = json.loads(raw, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise TensorFileUnreadable(f"the header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise TensorFileUnreadable("the header is no JSON object")
     return header
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands in it twice")
-    return found
 
 
 def _file_order(header: dict[str, Any], size: int) -> list[tuple[int, int, str]]:

@@ -12,6 +12,7 @@ from kvactors.persistence.ledger import Mark, decode_records, scan
 from kvactors.persistence.ledgers import Ledgers
 from kvactors.persistence.manifest import Manifest, read_manifest
 from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
+from kvactors.persistence.reading import NotAFile, read_file
 from kvactors.persistence.segment import read_segment
 from kvactors.persistence.usage import Key
 
@@ -69,7 +70,7 @@ def _segments(agent_id: str, folder: Path, manifest: Manifest) -> Iterator[Probl
 
 def _ledger(agent_id: str, path: Path, marks: list[Mark]) -> Iterator[Problem]:
     try:
-        found = scan(path.read_bytes(), path, marks)
+        found = scan(read_file(path), path, marks)
         if encode_agent_id(found.agent_id) != path.parent.name:
             yield Problem(agent_id, path, f"it belongs to {found.agent_id!r}")
         decode_records(found, path)
@@ -78,5 +79,5 @@ def _ledger(agent_id: str, path: Path, marks: list[Mark]) -> Iterator[Problem]:
             yield Problem(agent_id, path, "it is missing, and a manifest saw it")
     except LedgerUnreadable as error:
         yield Problem(agent_id, path, error.reason)
-    except (NewerFormat, OSError) as error:
+    except (NewerFormat, NotAFile, OSError) as error:
         yield Problem(agent_id, path, str(error))

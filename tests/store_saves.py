@@ -1,12 +1,14 @@
 """What several tests of the store save, and how."""
 
+from pathlib import Path
 from typing import Any
 
+from kvactors.persistence.atomic import Files
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save, Store
 from kvactors.persistence.testing import Outcomes
 
-__all__ = ["F1", "RECORD", "kv_save", "put"]
+__all__ = ["F1", "RECORD", "Unsynced", "kv_save", "put"]
 
 F1 = "0" * 16
 RECORD: dict[Any, Any] = {
@@ -15,6 +17,16 @@ RECORD: dict[Any, Any] = {
     "ids": [1, 2, 3],
     7: b"\x00\xff",
 }
+
+
+class Unsynced(Files):
+    """Does not wait for the disk, where only what is written matters."""
+
+    def sync(self, path: Path) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
 
 
 def put(store: Store, *saves: Save) -> Outcomes:

@@ -102,9 +102,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert extent == stored[-1].end
         for path in (self.folder / "s" / "kv" / fingerprint).glob(f"*/{first}.safetensors"):
             if path.parent in self._folders(agent, fingerprint):
-                whole = path.read_bytes()
+                content = path.read_bytes()
                 path.unlink()  # Others may hold the file.
-                path.write_bytes(whole[:-1])
+                path.write_bytes(content[:-1])
         assert self.store.read_kv(agent, fingerprint) == tuple(stored[:bad])
         del stored[bad:]
 

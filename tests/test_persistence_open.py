@@ -12,7 +12,6 @@ import sys
 import textwrap
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from store_saves import F1, RECORD, kv_save, put
@@ -228,10 +227,9 @@ def test_opening_looks_into_no_agents_folder(
     store = Store(tmp_path)
     put(store, *(kv_save(f"agent {n}", example_segment(0, 4, seed=n)) for n in range(50)))
     store.close()
-    looked: list[Path] = []
-    scandir = os.scandir
+    looked, scandir = [], os.scandir
 
-    def look(path: Path) -> Any:
+    def look(path: str) -> object:
         looked.append(path)
         return scandir(path)
 

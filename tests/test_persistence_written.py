@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_saves import F1, put
+from store_saves import F1, Unsynced, put
 
 from kvactors.core.residency import ranges_to_save
-from kvactors.persistence import Files, Save, Store
+from kvactors.persistence import Save, Store
 from kvactors.persistence.testing import example_segment
 
 TOKEN_BYTES = 512
@@ -16,16 +16,6 @@ TURNS = 100
 # Measured, in all: 2.02, 1.97 and 1.80 times what is kept, for 20, 50 and 120 tokens. What
 # exceeds 2.00 is the ledger, the headers and the manifests.
 PER_TURN = 1024
-
-
-class Unsynced(Files):
-    """Counts are the same without waiting for the disk."""
-
-    def sync(self, path: Path) -> None:
-        pass
-
-    def sync_dir(self, path: Path) -> None:
-        pass
 
 
 @pytest.mark.parametrize("tokens", [20, 50, 120])
