@@ -5,16 +5,18 @@ shut and its thread serves other agents.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.errors import SaveFailed
 from kvactors.actors.messages import (
+    Ask,
     Cancel,
     CancelTurn,
     NewTokens,
-    Prompt,
+    Rewind,
     Saved,
     SaveTurn,
     Step,
@@ -22,15 +24,13 @@ from kvactors.actors.messages import (
     TurnFinished,
 )
 from kvactors.actors.outstanding import Outstanding
-from kvactors.actors.reply import Ticket, make_reply
-from kvactors.core.errors import (
-    ContextExceeded,
-    EmptyPrompt,
-    KvactorsError,
-    SystemStopped,
-    TurnFailed,
-)
-from kvactors.core.request import Request, StopMatcher
+from kvactors.actors.reply import Rewound, Ticket, make_reply
+from kvactors.actors.turns import make_answer, make_draft, make_request, most_tokens
+from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
+from kvactors.core.events import ExportedKV
+from kvactors.core.prefix import Draft
+from kvactors.core.request import Request
+from kvactors.core.rewind import cut_at_token, cut_turns
 from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn
 from kvactors.persistence.segment import Segment
@@ -74,8 +74,8 @@ class AgentActor(PooledActor):
         self.agent_id = agent_id
         self.transcript = transcript
         self.wiring = wiring
-        self._running: Prompt | None = None
-        self._appended: tuple[int, ...] = ()
+        self._running: Ask | None = None
+        self._draft: Draft | None = None
         self._warned = False
         self._cancel_next = False
 
@@ -83,8 +83,10 @@ class AgentActor(PooledActor):
         """Handle one message; which one decides."""
         if isinstance(message, NewTokens):
             self._on_tokens(message)
-        elif isinstance(message, Prompt):
+        elif isinstance(message, Ask):
             self._begin(message)
+        elif isinstance(message, Rewind):
+            self._rewind(message)
         elif isinstance(message, TurnFinished):
             self._finish(message)
         elif isinstance(message, TurnAborted):
@@ -108,73 +110,39 @@ class AgentActor(PooledActor):
 
     # -- one turn ----------------------------------------------------------------------
 
-    def _begin(self, prompt: Prompt) -> None:
+    def _begin(self, ask: Ask) -> None:
         cancelled, self._cancel_next = self._cancel_next, False
-        if prompt.ticket.reply.done:
+        if ask.ticket.reply.done:
             return
         try:
-            request = self._request(prompt)
+            draft = make_draft(self.transcript, ask)
+            request = make_request(self.agent_id, self.transcript, draft, ask, self.wiring.context)
         except KvactorsError as error:
-            prompt.ticket.reject(error)
+            ask.ticket.reject(error)
             return
         except Exception as error:
             failure = TurnFailed(f"the prompt of {self.agent_id!r} cannot be rendered: {error}")
             failure.__cause__ = error
-            prompt.ticket.reject(failure)
+            ask.ticket.reject(failure)
             return
-        self._running = prompt
+        self._warn(request)
+        self._running, self._draft = ask, draft
         self.actor_inbox.open_to_prompts = False
         self._tell_gpu(Step(request, self.actor_ref))
         if cancelled:
             self._tell_gpu(Cancel(self.agent_id, request.serial))
 
-    def _request(self, prompt: Prompt) -> Request:
-        new = self._render(prompt)
-        if not new:
-            raise EmptyPrompt("the prompt has no tokens")
-        known, sampling = self.transcript.token_ids, prompt.sampling
-        most = len(known) + len(new) + (sampling.max_tokens if prompt.answer else 0)
-        if most > self.wiring.context:
-            raise ContextExceeded(
-                f"{len(known)} tokens remembered + {len(new)} new + max_tokens "
-                f"{most - len(known) - len(new)} = {most} exceed the context of "
-                f"{self.wiring.context} tokens"
-            )
-        self._warn(most)
-        self._appended = tuple(new)
-        chat = self.wiring.chat
-        return Request(
-            agent_id=self.agent_id,
-            turn=len(self.transcript.turns),
-            tokens=[*known, *new],
-            prompt=len(known) + len(new),
-            sampling=sampling,
-            generate=prompt.answer,
-            stop_tokens=chat.eos,
-            matcher=StopMatcher(sampling.stop, chat.decode),
-            fresh=len(new),
-            serial=prompt.ticket.serial,
-            stream=prompt.ticket.tokens is not None,
-            submitted_at=prompt.ticket.submitted_at,
-            priority=0 if prompt.answer else -1,
-        )
-
-    def _render(self, prompt: Prompt) -> list[int]:
-        if prompt.token_ids is not None:
-            return list(prompt.token_ids)
-        assert prompt.text is not None
-        return self.transcript.render(prompt.role, prompt.text, answer=prompt.answer)
-
-    def _warn(self, most: int) -> None:
-        if most >= WARN_AT * self.wiring.context and not self._warned:
+    def _warn(self, request: Request) -> None:
+        most, context = most_tokens(request), self.wiring.context
+        if most >= WARN_AT * context and not self._warned:
             self._warned = True
             logger.warning(
                 "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "
                 "at the end",
                 self.agent_id,
                 most,
-                self.wiring.context,
-                100 * most // self.wiring.context,
+                context,
+                100 * most // context,
             )
 
     def _on_tokens(self, message: NewTokens) -> None:
@@ -185,45 +153,53 @@ class AgentActor(PooledActor):
         finished = message.finished
         if self._running is None or not self._is_running(finished.request.serial):
             return
-        prompt = self._running
-        if prompt.ticket.reply.done:
+        ask, draft = self._running, self._draft
+        assert draft is not None
+        if ask.ticket.reply.done:
             self._end()
             return
         try:
-            text, turns = self._turns(prompt, message)
+            answer = make_answer(self.transcript, draft, ask, finished)
         except Exception as error:
             failure = TurnFailed(f"the answer of {self.agent_id!r} cannot be decoded: {error}")
             failure.__cause__ = error
-            self._take_back(message)
+            self._take_back(finished.exported)
             self._fail(failure)
             return
-        record = self.transcript.extend(turns)
-        self._save(record, message, prompt.ticket)
+        record = self.transcript.extend([*draft.turns, *answer], draft.keep, draft.system_prompt)
+        self._save(record, ask.ticket, finished.exported)
         self._end()
-        prompt.ticket.resolve(make_reply(finished, text, prompt.ticket))
+        text = answer[0].text if answer else ""
+        ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket))
 
-    def _turns(self, prompt: Prompt, message: TurnFinished) -> tuple[str, list[Turn]]:
-        finished, chat = message.finished, self.wiring.chat
-        raw = prompt.token_ids is not None
-        said = prompt.text if prompt.text is not None else chat.decode(self._appended)
-        turns = [Turn(prompt.role, said, self._appended, raw)]
-        if not prompt.answer:
-            return "", turns
-        generated = tuple(finished.request.generated)
-        text = chat.reply_text(generated, prompt.sampling.stop)
-        turns.append(Turn("assistant", text, generated, raw, finished.reason))
-        return text, turns
+    def _rewind(self, message: Rewind) -> None:
+        ticket = message.ticket
+        if ticket.reply.done:
+            return
+        transcript, remains = self.transcript, tuple[Turn, ...]()
+        try:
+            if message.to_token is None:
+                keep = cut_turns(transcript.turns, message.turns or 1)
+            else:
+                keep, remains = cut_at_token(transcript, message.to_token)
+        except KvactorsError as error:
+            ticket.reject(error)
+            return
+        self._warned = False
+        self._save(transcript.extend(remains, keep), ticket, ())
+        left = sum(len(turn.token_ids) for turn in transcript.turns)
+        ticket.resolve(Rewound(len(transcript.turns), left, ticket.durable))
 
-    def _save(self, record: dict[str, Any], message: TurnFinished, ticket: Ticket) -> None:
+    def _save(self, record: dict[str, Any], ticket: Ticket, exported: Sequence[ExportedKV]) -> None:
         if self.wiring.persistence is None:
             ticket.durable.resolve(False)
             ticket.cached.resolve(False)
             return
         segments = tuple(
             Segment(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
-            for part in message.finished.exported
+            for part in exported
         )
-        nbytes = sum(part.nbytes for part in message.finished.exported)
+        nbytes = sum(part.nbytes for part in exported)
         save = Save(self.agent_id, (record,), self.wiring.fingerprint, segments)
         self.wiring.outstanding.begin_save(ticket)
         if not send(self.wiring.persistence, SaveTurn(save, ticket, nbytes)):
@@ -231,11 +207,11 @@ class AgentActor(PooledActor):
             ticket.durable.reject(error)
             ticket.cached.reject(error)
             self.wiring.outstanding.end_save(ticket)
-            self._take_back(message)
+            self._take_back(exported)
 
-    def _take_back(self, message: TurnFinished) -> None:
+    def _take_back(self, exported: Sequence[ExportedKV]) -> None:
         """Tell the GPU actor that the KV it exported will never be on disk."""
-        nbytes = sum(part.nbytes for part in message.finished.exported)
+        nbytes = sum(part.nbytes for part in exported)
         self._tell_gpu(Saved(self.agent_id, 0, nbytes, False))
 
     def _cancel(self, message: CancelTurn) -> None:
@@ -257,7 +233,7 @@ class AgentActor(PooledActor):
 
     def _end(self) -> None:
         self._running = None
-        self._appended = ()
+        self._draft = None
         self.actor_inbox.open_to_prompts = True
 
     def _is_running(self, serial: int) -> bool:

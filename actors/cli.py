@@ -46,6 +46,10 @@ StoreDir = Annotated[
     Path | None,
     typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]"),
 ]
+Form = Annotated[
+    str,
+    typer.Option("--format", help="archive, q4-flat, q4-blocks, fp16-flat or mlx-lm."),
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -132,6 +136,44 @@ def inspect(
     from kvactors.actors.cli_store import show_transcript
 
     show_transcript(agent, store)
+
+
+@app.command("export")
+def export_agent(
+    agent: Annotated[str, typer.Argument(help="Whose memory.")],
+    file: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
+    form: Form = "archive",
+    model: Annotated[
+        str, typer.Option("--model", help="Name of the model, as it is to stand in the file.")
+    ] = "default",
+    fingerprint: Annotated[
+        str | None, typer.Option(help="Which KV, where the agent has several: how it begins.")
+    ] = None,
+    store: StoreDir = None,
+) -> None:
+    """Write an agent to a file; loads no model."""
+    from kvactors.actors.cli_exchange import run_export
+
+    run_export(agent, file, form, model, fingerprint, store)
+
+
+@app.command("import")
+def import_agent(
+    file: Annotated[Path, typer.Argument(help="What to read.")],
+    agent: Annotated[str, typer.Option(help="Id of the new agent.")],
+    form: Annotated[
+        str | None, typer.Option("--format", help="Its format. [default: found out]")
+    ] = None,
+    model: Model = "default",
+    tokens: Annotated[
+        Path | None, typer.Option(help="JSON list of token ids, for KV whose file has none.")
+    ] = None,
+    store: StoreDir = None,
+) -> None:
+    """Make an agent of a file; an archive needs no model."""
+    from kvactors.actors.cli_exchange import run_import
+
+    run_import(file, agent, form, model, tokens, store)
 
 
 care = typer.Typer(no_args_is_help=True, help="Check and clean what is stored.")

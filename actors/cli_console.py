@@ -8,7 +8,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-__all__ = ["PrefillBar", "complain", "err", "out", "printable", "progress", "working"]
+__all__ = [
+    "PrefillBar",
+    "complain",
+    "err",
+    "out",
+    "printable",
+    "progress",
+    "stepping",
+    "working",
+]
 
 # Shorter prefills end before a bar could be read.
 WORTH_A_BAR = 1024
@@ -56,6 +65,15 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def stepping(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr if it is a terminal; call what is yielded with (done, steps)."""
+    bar = _bar()
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, steps: bar.update(task, completed=done, total=steps)
 
 
 class PrefillBar:

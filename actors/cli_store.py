@@ -17,7 +17,15 @@ from kvactors.core.errors import InvalidAgentId
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.store import Store, StoredAgent
 
-__all__ = ["StoredTurn", "no_agent", "opened", "read_turns", "show_agents", "show_transcript"]
+__all__ = [
+    "StoredTranscript",
+    "StoredTurn",
+    "no_agent",
+    "opened",
+    "read_transcript",
+    "show_agents",
+    "show_transcript",
+]
 
 TOKEN_BYTES = 4
 SHOWN_FINGERPRINT = 8
@@ -33,18 +41,36 @@ class StoredTurn:
     finish: str | None
 
 
-def read_turns(records: Iterable[dict[str, Any]]) -> tuple[str | None, list[StoredTurn]]:
-    """System prompt and turns of ledger records (their form: kvactors.core.transcript)."""
-    system, turns = None, []
+@dataclass(frozen=True, slots=True)
+class StoredTranscript:
+    """What ledger records add up to. `taken_back` counts turns that they hold and that a
+    rewind or a diverging prompt took back, whole or in part."""
+
+    system: str | None
+    turns: list[StoredTurn]
+    taken_back: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all turns."""
+        return sum(turn.tokens for turn in self.turns)
+
+
+def read_transcript(records: Iterable[dict[str, Any]]) -> StoredTranscript:
+    """Replay ledger records (their form: kvactors.core.transcript)."""
+    system, turns, taken_back = None, list[StoredTurn](), 0
     for record in records:
         system = record.get("system", system)
+        gone = turns[record.get("keep", len(turns)) :]
+        taken_back += len(gone)
+        turns = turns[: len(turns) - len(gone)]
         turns += [
             StoredTurn(
                 turn["role"], turn["text"], len(turn["tokens"]) // TOKEN_BYTES, turn["finish"]
             )
             for turn in record["turns"]
         ]
-    return system, turns
+    return StoredTranscript(system, turns, taken_back)
 
 
 def show_agents(path: Path | None) -> None:
@@ -75,13 +101,14 @@ def show_transcript(agent_id: str, path: Path | None) -> None:
         records = None if store is None else store.read_ledger(agent_id)
     if records is None:
         raise no_agent(agent_id, path)
-    system, turns = read_turns(records)
-    if system is not None:
-        _say("system", system, "")
-    for turn in turns:
+    stored = read_transcript(records)
+    if stored.system is not None:
+        _say("system", stored.system, "")
+    for turn in stored.turns:
         cut = f", {turn.finish}" if turn.finish not in (None, "stop") else ""
         _say(turn.role, turn.text, f" ({turn.tokens} tokens{cut})")
-    out.print(f"{len(turns)} turns, {sum(turn.tokens for turn in turns)} tokens", style="dim")
+    gone = f" ({stored.taken_back} turns were taken back)" if stored.taken_back else ""
+    out.print(f"{len(stored.turns)} turns, {stored.tokens} tokens{gone}", style="dim")
 
 
 def no_agent(agent_id: str, path: Path | None) -> InvalidAgentId:
@@ -101,8 +128,8 @@ def _say(role: str, text: str, note: str) -> None:
 
 def _row(store: Store, agent: StoredAgent) -> list[Text]:
     try:
-        _, turns = read_turns(store.read_ledger(agent.agent_id) or ())
-        counts = [str(len(turns)), str(sum(turn.tokens for turn in turns))]
+        stored = read_transcript(store.read_ledger(agent.agent_id) or ())
+        counts = [str(len(stored.turns)), str(stored.tokens)]
     except (LedgerUnreadable, NewerFormat, KeyError, TypeError):
         counts = ["unreadable", "-"]
     models = " ".join(name[:SHOWN_FINGERPRINT] for name in sorted(agent.kv_bytes)) or "none"

@@ -10,7 +10,11 @@
         ├── EncryptionError      a key is missing, wrong, or one too many
         ├── AgentExists          an agent of that id is stored already
         ├── AgentNotStored       no agent of that id is stored
-        └── SaveFailed           a turn could not be written; the reason is in `__cause__`
+        ├── SaveFailed           a turn could not be written; the reason is in `__cause__`
+        ├── ExportRejected       an agent has no form in a format, or the file is there
+        └── ImportRejected       a file that cannot become an agent; `field` says what is wrong
+            ├── ModelMismatch    its KV belongs to another model
+            └── TokensMissing    it does not say which tokens its KV is of
 
 `kvactors.persistence` imports nothing of the rest, so it raises errors of its own; `public`
 turns them into these.
@@ -23,13 +27,17 @@ __all__ = [
     "AgentExists",
     "AgentNotStored",
     "EncryptionError",
+    "ExportRejected",
+    "ImportRejected",
     "LedgerUnreadable",
+    "ModelMismatch",
     "NewerFormat",
     "SaveFailed",
     "StorageError",
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
+    "TokensMissing",
     "public",
 ]
 
@@ -74,6 +82,24 @@ class SaveFailed(StorageError):
     """A turn was not written; what was stored before it is still valid."""
 
 
+class ExportRejected(StorageError):
+    """An agent cannot be written in this format, or not to this file. Nothing was written."""
+
+
+class ImportRejected(StorageError):
+    """A file cannot become an agent. Nothing was stored; `field` names what is wrong."""
+
+    field = ""
+
+
+class ModelMismatch(ImportRejected):
+    """The KV of a file was not computed by the loaded model, or not with its settings."""
+
+
+class TokensMissing(ImportRejected):
+    """A file has KV but not the token ids that it is of."""
+
+
 _PUBLIC: dict[type[BaseException], type[StorageError]] = {
     store.StoreLocked: StoreLocked,
     store.StoreAlreadyOpen: StoreAlreadyOpen,
@@ -85,6 +111,10 @@ _PUBLIC: dict[type[BaseException], type[StorageError]] = {
     store.WrongKey: EncryptionError,
     store.AgentExists: AgentExists,
     store.AgentNotStored: AgentNotStored,
+    store.ExportRejected: ExportRejected,
+    store.ImportRejected: ImportRejected,
+    store.ModelMismatch: ModelMismatch,
+    store.TokensMissing: TokensMissing,
 }
 
 
@@ -95,5 +125,7 @@ def public(error: BaseException) -> KvactorsError:
     kind = _PUBLIC.get(type(error), SaveFailed)
     text = str(error) if isinstance(error, store.StoreError) else f"{type(error).__name__}: {error}"
     raised = kind(text)
+    if isinstance(raised, ImportRejected) and isinstance(error, store.ImportRejected):
+        raised.field = error.field
     raised.__cause__ = error
     return raised

@@ -16,6 +16,7 @@ from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
     Cancel,
+    EncodeFloats,
     Forget,
     LoadKV,
     LoadModel,
@@ -120,7 +121,14 @@ class GpuActor(PooledActor):
             self._agents.pop(message.agent_id, None)
         elif isinstance(message, ReadStats):
             return engine.stats()
+        elif isinstance(message, EncodeFloats):
+            return self._encode(engine, message)
         return None
+
+    def _encode(self, engine: "Engine", message: EncodeFloats) -> Any:
+        from kvactors.core.wire import encode_floats
+
+        return encode_floats(engine.loaded.spec.layers[message.layer], message.floats)
 
     def _load(self, message: LoadModel) -> ModelInfo:
         info, self._engine = message.launch()

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.messages import CancelTurn, Prompt
-from kvactors.actors.reply import Reply, Ticket
+from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
+from kvactors.actors.parameters import check_count, check_turn
+from kvactors.actors.reply import Reply, Rewound, Ticket
+from kvactors.actors.said import Messages, Said, check_said
 from kvactors.actors.stream import ReplyStream
-from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
+from kvactors.core.errors import InvalidInput
+from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn
 
@@ -51,24 +54,39 @@ class Agent:
 
     def ask(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | None = None,
         *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
     ) -> ReplyFuture[Reply]:
         """Take a turn; a pykka Future of its Reply.
 
         `prompt` is text (a user turn, rendered with the chat template) or token ids
-        (appended as they are). `timeout` in seconds bounds the whole turn, queue included:
-        past it the turn is undone and the future raises TurnTimeout. Raises InvalidInput,
-        SystemStopped or EngineDied at once; the future raises ContextExceeded,
-        MemoryExceeded or TurnFailed. Prompts to one agent are answered in order.
+        (appended as they are). A caller that keeps the conversation itself sends all of it:
+        as `messages`, [{"role": ..., "content": ...}, ...], or as one text with `match=True`,
+        in the form of `transcript().text`. It is compared with the transcript by characters,
+        and what is the same is kept; `reply.match` says how it compared:
+
+        - "exact": nothing is new; the last answer is given again.
+        - "extend": all of the transcript is kept, only the rest is tokenized.
+        - "diverge": they part, or the prompt ends early. If at least `threshold` of the
+          transcript's characters match, those are kept and the rest is forgotten; else the
+          transcript starts again.
+
+        `timeout` in seconds bounds the whole turn, queue included: past it the turn is undone
+        and the future raises TurnTimeout. Raises InvalidInput, SystemStopped or EngineDied at
+        once; the future raises InvalidInput, ContextExceeded, MemoryExceeded or TurnFailed.
+        Prompts to one agent are answered in order.
         """
-        return self._send(prompt, "user", sampling, timeout).reply
+        said = self._said(prompt, messages, match, threshold)
+        return self._send(said, sampling, timeout).reply
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._send(prompt, "user", sampling, None)
+        self._send(self._said(prompt), sampling, None)
 
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; prefilled after the turns of others.
@@ -79,22 +97,49 @@ class Agent:
             raise InvalidInput(f"observe takes text, not {type(text).__name__}")
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
-        return self._send(text, role, None, None, answer=False).reply
+        return self._send(self._said(text), None, None, role=role, answer=False).reply
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | None = None,
         *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
     ) -> ReplyStream:
-        """Take a turn and iterate over its text as it is decoded; `.reply` at the end.
+        """Take a turn as `ask` does and iterate over its text as it is decoded; `.reply` at
+        the end.
 
         Leaving the loop early, or `close()`, cancels the turn.
         """
         chosen = sampling or Sampling()
-        ticket = self._send(prompt, "user", chosen, timeout, streamed=True)
+        said = self._said(prompt, messages, match, threshold)
+        ticket = self._send(said, chosen, timeout, streamed=True)
         return ReplyStream(ticket, self._system.chat, chosen.stop, lambda: self._cancel(ticket))
+
+    def rewind(
+        self, turns: int | None = None, *, to_token: int | None = None
+    ) -> ReplyFuture[Rewound]:
+        """Forget the end of what is remembered; a pykka Future of Rewound.
+
+        `turns` (default 1) counts from the end: a turn is a prompt with its answer, or
+        something observed. `to_token` keeps that many tokens of `transcript().token_ids`; a
+        turn that it cuts keeps the part of its text that its tokens stand for. Happens in
+        order with prompts, and moves no bytes: the ledger records it, the next turn uses what
+        is left of the cache. Raises InvalidInput or SystemStopped at once; the future raises
+        RewindOutOfRange if less than that is remembered, and nothing is forgotten.
+        """
+        if turns is not None and to_token is not None:
+            raise InvalidInput("rewind takes turns or to_token, not both")
+        check_count("turns", turns, 1)
+        check_count("to_token", to_token, 0)
+
+        def make(ticket: Ticket) -> Prompt:
+            return Rewind(ticket, turns, to_token)
+
+        return self._system.send(self._actor, make, None, streamed=False).reply
 
     def cancel(self) -> None:
         """End the running turn at the next step; it replies with what was decoded.
@@ -107,60 +152,34 @@ class Agent:
         """What the agent remembers: finished turns, the running one not included."""
         turns = tuple(self._actor.transcript.turns)
         tokens = tuple(token for turn in turns for token in turn.token_ids)
-        return TranscriptView(tokens, self._system.chat.decode(tokens), turns)
+        return TranscriptView(tokens, "".join(turn.rendered for turn in turns), turns)
 
     def _cancel(self, ticket: Ticket | None) -> None:
         send(self._actor.actor_ref, CancelTurn(ticket))
 
+    def _said(
+        self,
+        prompt: str | Sequence[int] | None,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
+    ) -> Said:
+        return check_said(prompt, messages, match, threshold, self._system.spec.vocab_size)
+
     def _send(
         self,
-        prompt: str | Sequence[int],
-        role: str,
+        said: Said,
         sampling: Sampling | None,
         timeout: float | None,
         *,
+        role: str = "user",
         answer: bool = True,
         streamed: bool = False,
     ) -> Ticket:
-        text, tokens = self._check(prompt)
-        if sampling is not None and not isinstance(sampling, Sampling):
-            raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
-        if timeout is not None and not _is_duration(timeout):
-            raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
+        check_turn(sampling, timeout)
         chosen = sampling or Sampling()
 
         def make(ticket: Ticket) -> Prompt:
-            return Prompt(ticket, role, text, tokens, chosen, answer)
+            return Ask(ticket, role, said, chosen, answer)
 
         return self._system.send(self._actor, make, timeout, streamed=streamed)
-
-    def _check(self, prompt: str | Sequence[int]) -> tuple[str | None, tuple[int, ...] | None]:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise EmptyPrompt("the prompt is empty")
-            return prompt, None
-        if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
-            raise InvalidInput(
-                f"a prompt is text or a list of token ids, not {type(prompt).__name__}"
-            )
-        tokens = tuple(_token(token, self._system.spec.vocab_size) for token in prompt)
-        if not tokens:
-            raise EmptyPrompt("the prompt has no token ids")
-        return None, tokens
-
-
-def _is_duration(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value < float("inf")  # type: ignore[operator]
-
-
-def _token(token: object, vocab_size: int) -> int:
-    try:
-        value = token.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, TypeError):
-        raise InvalidInput(f"token ids are ints, not {token!r}") from None
-    if isinstance(token, bool) or not 0 <= value < vocab_size:
-        raise TokenOutOfRange(
-            f"token id {token!r} is outside the vocabulary: 0 <= id < {vocab_size}"
-        )
-    return int(value)

@@ -34,6 +34,8 @@ class ModelInfo:
     """Tokenizer and template."""
     spec: ModelCacheSpec
     """Layers, vocabulary, context."""
+    model_type: str
+    """Its architecture, as its configuration names it."""
     fingerprint: str
     """Identity of its KV."""
     tokenizer_id: str
@@ -75,6 +77,7 @@ class Launch:
             loaded.name,
             loaded.chat,
             loaded.spec,
+            str(getattr(getattr(loaded.model, "args", None), "model_type", "")),
             loaded.fingerprint,
             loaded.tokenizer_id,
             str(mx.default_device()),

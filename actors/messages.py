@@ -1,20 +1,24 @@
 """Every message between the actors: immutable, without logic, a line under each field."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvactors.actors.launch import Launch
 from kvactors.actors.reply import Ticket
+from kvactors.actors.said import Said
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
-from kvactors.persistence.store import Save
+from kvactors.persistence.segment import RawTensor
+from kvactors.persistence.store import Save, Store
 
 __all__ = [
+    "Ask",
     "Cancel",
     "CancelTurn",
+    "EncodeFloats",
     "Flush",
     "Forget",
     "ForgetStored",
@@ -26,6 +30,7 @@ __all__ = [
     "ReadLedger",
     "ReadStats",
     "Restored",
+    "Rewind",
     "SaveTurn",
     "Saved",
     "Step",
@@ -33,21 +38,20 @@ __all__ = [
     "TurnAborted",
     "TurnFinished",
     "Wire",
+    "WithStore",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class Ask:
     """To an agent: one turn to take. Goes into the bounded prompt lane."""
 
     ticket: Ticket
     """Who waits for it."""
     role: str
     """Role of the new turn: user, or what `observe` was given."""
-    text: str | None
-    """What is said, or None for token ids."""
-    token_ids: tuple[int, ...] | None
-    """Token ids to append as they are."""
+    said: Said
+    """What the turn adds, or the whole conversation that it ends."""
     sampling: Sampling
     """How to decode."""
     answer: bool
@@ -57,9 +61,33 @@ class Prompt:
 
     def reject(self) -> None:
         """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(
-            SystemStopped(f"agent {self.ticket.agent_id!r} stopped before this turn began")
-        )
+        self.ticket.reject(_stopped(self.ticket))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """To an agent: forget the end of its transcript. Goes into the bounded prompt lane."""
+
+    ticket: Ticket
+    """Who waits for it."""
+    turns: int | None
+    """How many of the last turns to forget, or None."""
+    to_token: int | None
+    """How many tokens to keep, or None."""
+    in_prompt_lane: Literal[True] = True
+    """Sorts it into the lane that a running turn shuts."""
+
+    def reject(self) -> None:
+        """Fail whoever waits: the agent stopped first."""
+        self.ticket.reject(_stopped(self.ticket))
+
+
+Prompt = Ask | Rewind
+"""What goes into an agent's prompt lane."""
+
+
+def _stopped(ticket: Ticket) -> SystemStopped:
+    return SystemStopped(f"agent {ticket.agent_id!r} stopped before this turn began")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +185,16 @@ class ReadStats:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeFloats:
+    """To the GPU actor, by ask: float KV of one layer as the model stores it, RawTensors."""
+
+    layer: int
+    """Which layer."""
+    floats: RawTensor
+    """[2, kv_heads, tokens, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """To the GPU actor: what the store had for an agent, maybe nothing."""
 
@@ -226,3 +264,14 @@ class ForgetStored:
 @dataclass(frozen=True, slots=True)
 class OpenStore:
     """To the persistence actor, by ask: open the store, and so learn what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithStore:
+    """To the persistence actor, by ask: do something with the store, all saves written before.
+
+    For what is long and rare (import and export); answers what `work` returns.
+    """
+
+    work: Callable[[Store], Any]
+    """Runs on the persistence actor's thread."""

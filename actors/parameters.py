@@ -1,11 +1,20 @@
-"""What callers may pass to AgentSystem, checked before anything starts."""
+"""What callers may pass to AgentSystem and Agent, checked before anything starts."""
 
 import os
 from typing import Any
 
-from kvactors.core.errors import InvalidAgentId, InvalidConfig
+from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
+from kvactors.core.sampling import Sampling
 
-__all__ = ["LONGEST_ID", "check_id", "check_parameters", "check_storage", "check_system_prompt"]
+__all__ = [
+    "LONGEST_ID",
+    "check_count",
+    "check_id",
+    "check_parameters",
+    "check_storage",
+    "check_system_prompt",
+    "check_turn",
+]
 
 LONGEST_ID = 255
 KEY_BYTES = 32
@@ -54,6 +63,21 @@ def check_system_prompt(system_prompt: object) -> None:
     """Raise InvalidConfig unless it is text or None."""
     if system_prompt is not None and not isinstance(system_prompt, str):
         raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
+
+
+def check_turn(sampling: object, timeout: object) -> None:
+    """Raise InvalidInput for a sampling or a timeout in seconds that no turn can have."""
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
+    if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):  # type: ignore[operator]
+        raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raise InvalidInput unless it is None or an int of at least `least`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (whole and value >= least):  # type: ignore[operator]
+        raise InvalidInput(f"{name} must be an int of at least {least}, not {value!r}")
 
 
 def _is_path(value: object) -> bool:

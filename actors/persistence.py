@@ -21,9 +21,11 @@ from kvactors.actors.messages import (
     Restored,
     Saved,
     SaveTurn,
+    WithStore,
 )
 from kvactors.actors.outstanding import Outstanding
 from kvactors.core.events import ExportedKV
+from kvactors.persistence.errors import StoreError
 from kvactors.persistence.store import Save, Store
 
 __all__ = ["PersistenceActor"]
@@ -66,6 +68,8 @@ class PersistenceActor(PooledActor):
             self._forget(message.agent_id)
         elif isinstance(message, OpenStore):
             self._opened()
+        elif isinstance(message, WithStore):
+            return self._work(message)
         return None
 
     def on_stop(self) -> None:
@@ -116,6 +120,13 @@ class PersistenceActor(PooledActor):
         try:
             self._opened().forget(agent_id)
         except Exception as error:
+            raise public(error) from error
+
+    def _work(self, message: WithStore) -> Any:
+        self._flush()
+        try:
+            return message.work(self._opened())
+        except StoreError as error:
             raise public(error) from error
 
     # -- writing -----------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from kvactors.actors.futures import ReplyFuture
 from kvactors.core.events import Finished
+from kvactors.core.prefix import MatchKind
 
-__all__ = ["FinishReason", "Reply", "Ticket", "Timing", "Usage", "make_reply"]
+__all__ = ["FinishReason", "Reply", "Rewound", "Ticket", "Timing", "Usage", "make_reply"]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -44,7 +45,9 @@ class Timing:
 class Reply:
     """The end of a turn. `token_ids` are exactly what the answer appended to the transcript.
 
-    `cache` says where the agent's KV was when the turn began. `durable` resolves when the
+    `cache` says where the agent's KV was when the turn began. `match` says how the whole
+    conversation that was asked compared with the transcript; None for a turn that just appends.
+    `durable` resolves when the
     turn is in the ledger, `cached` when its KV is on disk, both synced: to True, or to False
     where nothing is kept.
     """
@@ -53,10 +56,20 @@ class Reply:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     cache: Literal["hot", "warm", "cold"]
+    match: MatchKind | None
     usage: Usage
     timing: Timing
     durable: ReplyFuture[bool] = field(repr=False, compare=False)
     cached: ReplyFuture[bool] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The end of a rewind: how much is still remembered. `durable` as on a Reply."""
+
+    turns: int
+    tokens: int
+    durable: ReplyFuture[bool] = field(repr=False, compare=False)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -105,7 +118,7 @@ class Ticket:
             self.tokens.put(None)
 
 
-def make_reply(finished: Finished, text: str, ticket: Ticket) -> Reply:
+def make_reply(finished: Finished, text: str, match: MatchKind | None, ticket: Ticket) -> Reply:
     """The reply of a finished turn."""
     request = finished.request
     begin = request.submitted_at
@@ -119,6 +132,7 @@ def make_reply(finished: Finished, text: str, ticket: Ticket) -> Reply:
         token_ids=tuple(request.generated),
         finish_reason=finished.reason,  # type: ignore[arg-type]
         cache=request.cache_state,  # type: ignore[arg-type]
+        match=match,
         usage=Usage(
             prompt_tokens=request.prompt,
             reused_tokens=request.kept,

@@ -15,6 +15,7 @@ from kvactors.actors.agent import AgentActor, Wiring
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
 from kvactors.actors.errors import LedgerUnreadable
+from kvactors.actors.exchange import Exchange
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import Launch, ModelInfo, callable_name, parse_budget
@@ -54,7 +55,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem:
+class AgentSystem(Exchange):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -321,7 +322,7 @@ class AgentSystem:
             raise LedgerUnreadable(
                 f"the ledger of {agent_id!r} holds records of another form: {error}"
             ) from error
-        if transcript.turns:
+        if records:
             transcript.require_system_prompt(system_prompt)
         else:
             transcript.system_prompt = system_prompt

@@ -13,13 +13,13 @@ import mlx.core as mx
 from kvactors.core.batch import BatchQuantizedKVCache
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.pools import Arrays
-from kvactors.core.slots import EXTENT_STEP, SlotTable, grown_capacity
+from kvactors.core.slots import EXTENT_STEP, SlotTable
 from kvactors.core.spec import ModelCacheSpec
 
 __all__ = ["Arena", "Piece"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
 
@@ -49,8 +49,7 @@ class Arena:
         extent_step: int = EXTENT_STEP,
     ) -> None:
         self.spec = spec
-        self.table = SlotTable(max_slabs, policy.launch_tokens)
-        self.extent_step = extent_step
+        self.table = SlotTable(max_slabs, policy.launch_tokens, extent_step)
         self.layers = [
             BatchQuantizedKVCache(
                 self.table,
@@ -79,6 +78,42 @@ class Arena:
         slab = self.table.choose_slab(max(length, reserve))
         capacity = max(layer.grow(slab, max(length, reserve)) for layer in self.layers)
         return self.table.commit_join(slab, length, capacity)
+
+    def join_bytes(self, length: int) -> int:
+        """Bytes that a new row with room for `length` tokens would allocate."""
+        slab = self.table.choose_slab(length)
+        slots, capacity = self.layers[0].shape_with(slab, length)
+        return self._resize_bytes(self._cells(slab), slots * capacity)
+
+    def step_bytes(self, width: int) -> int:
+        """Bytes that the next step of `width` tokens would allocate."""
+        total = 0
+        for index, slab in enumerate(self.table.slabs):
+            extent = self.table.extent(max(slab.lengths) + width)
+            slots = self.layers[0].pools[index].shape[0]
+            capacity = self.table.capacity_for(slab.capacity, extent)
+            total += self._resize_bytes(self._cells(index), slots * capacity)
+        return total
+
+    def shrink(self) -> None:
+        """Give back spare slots, and the room that no row needs in its next step."""
+        for index, slab in enumerate(self.table.slabs):
+            capacity = self.table.extent(max(slab.lengths) + 1)
+            for layer in self.layers:
+                layer.pools[index].shrink(len(slab.lengths), capacity)
+            slab.capacity = min(slab.capacity, capacity)
+
+    def _cells(self, slab: int) -> int:
+        if slab == len(self.table.slabs):
+            return 0
+        slots, capacity = self.layers[0].pools[slab].shape
+        return slots * capacity
+
+    def _resize_bytes(self, before: int, after: int) -> int:
+        """Bytes for more cells; while a layer grows its old arrays live beside the new ones."""
+        if after <= before:
+            return 0
+        return (after - before + before // len(self.layers)) * self.spec.bytes_per_token
 
     def load(self, row: int, piece: Piece) -> None:
         """Write a piece at its own position of a row."""
@@ -131,12 +166,12 @@ class Arena:
         were; the bytes beyond them are dead.
         """
         width = tokens.shape[1]
-        geometry = StepGeometry(self.table, width, self.extent_step)
+        geometry = StepGeometry(self.table, width)
         for layer in self.layers:
             layer.geometry = geometry
             layer.ensure(geometry)
         for slab, extent in zip(self.table.slabs, geometry.extents, strict=True):
-            slab.capacity = grown_capacity(slab.capacity, extent)
+            slab.capacity = self.table.capacity_for(slab.capacity, extent)
         logits: mx.array = model(tokens, cache=self.layers)
         self.table.advance(width)
         return logits

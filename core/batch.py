@@ -18,7 +18,7 @@ from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.options import check_attention
 from kvactors.core.pools import Pool, make_pool
-from kvactors.core.slots import SlotTable, grown_capacity
+from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
 
 __all__ = ["BatchQuantizedKVCache", "enable_in_mlx_lm"]
@@ -231,7 +231,7 @@ class BatchQuantizedKVCache:
             zip(self.table.slabs, geometry.extents, strict=True)
         ):
             if extent > slab.capacity:
-                capacity = grown_capacity(slab.capacity, extent)
+                capacity = self.table.capacity_for(slab.capacity, extent)
                 if self.pools:
                     self.pools[index].resize(len(slab.lengths), capacity)
                 if not self._shared:
@@ -243,19 +243,23 @@ class BatchQuantizedKVCache:
         capacity = self.grow(slab, length)
         return self.table.commit_join(slab, length, capacity)
 
+    def shape_with(self, slab: int, length: int) -> tuple[int, int]:
+        """(slots, capacity) of a slab once a row of `length` tokens has joined it."""
+        if slab == len(self.table.slabs):
+            return 1, self.table.capacity_for(0, length)
+        rows = len(self.table.slabs[slab].lengths)
+        slots = self.pools[slab].shape[0] if self.pools else rows
+        if rows == slots:
+            slots += 1 if self.table.lean else min(slots, SPARE_SLOTS)
+        return slots, self.table.capacity_for(self.table.slabs[slab].capacity, length)
+
     def grow(self, slab: int, length: int) -> int:
         """Allocate one more slot in a slab, for at least `length` tokens; its capacity."""
-        if slab == len(self.table.slabs):
-            capacity = grown_capacity(0, length)
-            if self.layer is not None:
-                self.pools.append(make_pool(self.layer, 1, capacity))
-            return capacity
-        rows = len(self.table.slabs[slab].lengths)
-        capacity = grown_capacity(self.table.slabs[slab].capacity, length)
-        if self.pools:
-            have = next(iter(self.pools[slab].arrays.values())).shape[1]
-            more = min(2 * have, have + SPARE_SLOTS)
-            self.pools[slab].resize(have if rows < have else more, capacity)
+        slots, capacity = self.shape_with(slab, length)
+        if slab < len(self.pools):
+            self.pools[slab].resize(slots, capacity)
+        elif self.layer is not None:
+            self.pools.append(make_pool(self.layer, slots, capacity))
         return capacity
 
     def copy_row(self, row: int, other: "BatchQuantizedKVCache", source: int) -> None:

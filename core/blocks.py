@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvactors.core.errors import MemoryExceeded
 
-__all__ = ["BLOCK_TOKENS", "AgentBlocks", "BlockPool", "blocks_for"]
+__all__ = ["BLOCK_TOKENS", "AgentBlocks", "BlockPool", "block_floor", "blocks_for"]
 
 BLOCK_TOKENS = 256
 
@@ -18,6 +18,11 @@ BLOCK_TOKENS = 256
 def blocks_for(tokens: int) -> int:
     """Blocks needed for `tokens` tokens."""
     return -(-tokens // BLOCK_TOKENS)
+
+
+def block_floor(tokens: int) -> int:
+    """Tokens of the full blocks within `tokens` tokens."""
+    return tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from kvactors.core.admission import Admission, EngineConfig
+from kvactors.core.arena import Piece
 from kvactors.core.errors import TurnFailed
 from kvactors.core.events import (
     Aborted,
@@ -19,11 +20,14 @@ from kvactors.core.events import (
     Progress,
     Tokens,
 )
+from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
+from kvactors.core.pressure import Pressure
 from kvactors.core.request import Request
+from kvactors.core.rows import Rows
 from kvactors.core.runner import DecodeBatch, Decoded, PrefillBatch
 from kvactors.core.scheduler import Chunk, Scheduler, SchedulerConfig
-from kvactors.core.transcript import tokens_hash
+from kvactors.core.traffic import Traffic
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -42,13 +46,14 @@ class Engine:
     ) -> None:
         self.loaded = loaded
         self._clock = clock
-        self._admission = Admission(loaded, config, clock, self._arena_bytes)
+        self._rows = Rows(loaded, self._pieces_of)
+        self._memory = Memory(loaded, config.memory_budget, config.eviction, clock, self._rows)
+        self._traffic = Traffic(loaded, self._memory, clock, stored=config.stored)
+        self._admission = Admission(config, self._memory, self._traffic, clock)
+        self._pressure = Pressure(self._rows, self._memory, self._admission.put_back)
         self._scheduler = Scheduler(
             SchedulerConfig(config.target_latency, reproducible=loaded.policy.reproducible)
         )
-        self._prefills: dict[Request, PrefillBatch | None] = {}
-        self._decode = DecodeBatch(loaded)
-        self._suspects: list[DecodeBatch] = []
         self._events: list[Event] = []
 
     # -- the GPU actor's side ----------------------------------------------------------
@@ -56,7 +61,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has work: something runs, or something waits that can start."""
-        if self._events or self._active() or self._admission.ready:
+        if self._events or self._rows.active or self._admission.ready:
             return True
         return any(request.cancelled for request in self._admission.waiting)
 
@@ -64,17 +69,29 @@ class Engine:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
         self._admission.submit(request)
 
+    def prefetch(self, agent_id: str, tokens: list[int]) -> None:
+        """Read an agent's KV ahead of its next turn, if there is room."""
+        if self._traffic.prefetch(agent_id, tokens):
+            self._events.append(KVNeeded(agent_id))
+
+    def fork(self, parent: str, child: str) -> None:
+        """Let a new agent begin with another one's cache, uncopied."""
+        self._traffic.fork(parent, child)
+
     def provide(self, agent_id: str, stored: Sequence[ExportedKV]) -> None:
         """The KV that the store had for an agent, in answer to KVNeeded; maybe none."""
-        self._admission.provide(agent_id, stored)
+        waiting = (r for r in self._admission.waiting if r.agent_id == agent_id)
+        self._traffic.provide(agent_id, stored, next(waiting, None))
+        self._admission.retry()
 
     def saved(self, agent_id: str, end: int, nbytes: int, ok: bool) -> None:
         """The store wrote KV up to `end`, or failed and holds only that much."""
-        self._admission.saved(agent_id, end, nbytes, ok)
+        self._traffic.saved(agent_id, end, nbytes, ok)
+        self._admission.retry()
 
     def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
         """End a turn at the next step; with an error it fails and leaves no trace."""
-        for request in [*self._admission.waiting, *self._active()]:
+        for request in [*self._admission.waiting, *self._rows.active]:
             if request.agent_id == agent_id and request.serial == serial:
                 if error is not None:
                     self._abort(request, error)
@@ -83,73 +100,85 @@ class Engine:
 
     def forget(self, agent_id: str) -> None:
         """Drop everything in memory of an agent; a turn that still runs of it fails."""
-        for request in [*self._admission.waiting, *self._active()]:
+        for request in [*self._admission.waiting, *self._rows.active]:
             if request.agent_id == agent_id:
                 self._abort(request, TurnFailed(f"agent {agent_id!r} was forgotten"))
-        self._admission.forget(agent_id)
+        self._traffic.forget(agent_id)
+        self._admission.retry()
 
     def step(self) -> list[Event]:
         """Run one plan: some prefill, one decode step. Returns what happened."""
         self._end_cancelled()
-        started, needed = self._admission.admit(self._active())
+        rows = self._rows
+        started, needed = self._admission.admit(rows.active)
         self._events += [KVNeeded(agent_id) for agent_id in needed]
         for request in started:
             self._begin(request)
-        prefilling = [request for request in self._prefills if request.remaining]
-        plan = self._scheduler.plan(prefilling, len(self._decode))
+        rows.decode.arena.table.lean = self._memory.tight
+        prefilling = [request for request in rows.prefills if request.remaining]
+        plan = self._scheduler.plan(prefilling, len(rows.decode))
         if plan.prefill:
             self._run_prefill(plan.prefill, plan.decode)
         self._hand_over()
-        if not self._prefills:
+        if not rows.prefills:
             self._scheduler.prefill_ended()
-        if len(self._decode):
-            self._run_decode(self._decode)
-        for batch in list(self._suspects):
-            self._run_decode(batch)
-            self._rejoin(batch)
+        for batch in rows.decoding:
+            self._pressure.make_growth(batch)
+            if batch.requests:
+                self._run_decode(batch)
+        for batch in list(rows.suspects):
+            rows.rejoin(batch)
         events, self._events = self._events, []
         return events
 
     def check(self) -> None:
         """Prove the bookkeeping: blocks, slots, and the lengths of every turn."""
-        self._admission.pool.check()
-        self._decode.arena.table.check()
-        for request in self._active():
+        self._memory.pool.check()
+        self._rows.decode.arena.table.check()
+        for request in self._rows.active:
             request.check()
 
     def stats(self) -> dict[str, int]:
-        """Counts and bytes, for AgentSystem.stats()."""
-        memory = self._admission
+        """Counts, bytes and tokens, for AgentSystem.stats()."""
+        memory, active = self._memory, self._rows.active
         return {
-            "waiting": len(memory.waiting),
-            "prefilling": len(self._prefills),
-            "decoding": len(self._decode) + sum(map(len, self._suspects)),
+            "waiting": len(self._admission.waiting),
+            "prefilling": len(self._rows.prefills),
+            "decoding": len(active) - len(self._rows.prefills),
+            "active_tokens": sum(request.cached for request in active),
             "hot_agents": len(memory.hot),
+            "hot_tokens": memory.hot.tokens,
             "hot_bytes": memory.hot.nbytes,
-            "arena_bytes": self._arena_bytes(),
+            "arena_bytes": self._rows.nbytes,
             "backlog_bytes": memory.backlog,
+            "budget_bytes": memory.budget,
+            "mlx_bytes": memory.active,
             "blocks_used": memory.pool.used_blocks,
             "blocks_total": memory.pool.total,
+            "evictions": memory.evictions,
+            "preemptions": self._pressure.preemptions,
+            **self._traffic.counts,
         }
-
-    def _active(self) -> list[Request]:
-        suspects = [request for batch in self._suspects for request in batch.requests]
-        return [*self._prefills, *self._decode.requests, *suspects]
-
-    def _arena_bytes(self) -> int:
-        batches = {*self._prefills.values(), self._decode, *self._suspects} - {None}
-        return sum(batch.arena.nbytes for batch in batches if batch)
 
     # -- running -----------------------------------------------------------------------
 
+    def _pieces_of(self, request: Request) -> Sequence[Piece]:
+        return self._memory.hot.touch(request.agent_id, self._clock()).pieces
+
     def _begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""
-        cache = self._admission.hot.touch(request.agent_id)
+        cache = self._memory.hot.touch(request.agent_id, self._clock())
         request.cached = min(cache.end, request.target)
-        self._prefills[request] = None
+        # A turn that begins again may have lost some of what it began with.
+        request.kept = min(request.kept, request.cached)
+        self._rows.prefills[request] = None
 
-    def _run_prefill(self, chunks: Sequence[Chunk], decoding: bool) -> None:
-        batch = self._batch_for([chunk.request for chunk in chunks])
+    def _run_prefill(self, planned: Sequence[Chunk], decoding: bool) -> None:
+        fixed = self.loaded.policy.reproducible
+        chunks = self._pressure.within_memory(planned, fixed=fixed)
+        if not chunks:
+            return
+        batch = self._rows.prefill_batch([chunk.request for chunk in chunks])
         begin = self._clock()
         try:
             computed = batch.run(chunks)
@@ -162,31 +191,31 @@ class Engine:
             done = request.cached - request.kept
             self._events.append(Progress(request.agent_id, done, total))
 
-    def _batch_for(self, requests: Sequence[Request]) -> PrefillBatch:
-        """The batch of a request, or a new one for all that start together."""
-        batch = self._prefills[requests[0]]
-        if batch is None:
-            batch = PrefillBatch(self.loaded)
-            for request in requests:
-                batch.add(request, self._admission.hot.touch(request.agent_id).pieces)
-                self._prefills[request] = batch
-        return batch
-
     def _hand_over(self) -> None:
         """Requests whose prompt is cached go on to decode, or end if no answer is wanted."""
-        for request in [r for r in self._prefills if not r.remaining]:
-            batch = self._batch_for([request])
-            request.prefilled_at = self._clock()
+        done = [request for request in self._rows.prefills if not request.remaining]
+        for request in done:
+            request.prefilled_at = request.prefilled_at or self._clock()
+            self._offer_beginning(request, self._rows.prefill_batch([request]))
+        for request in done:
+            if request not in self._rows.prefills:
+                continue
+            batch = self._rows.prefill_batch([request])
             if not request.generate:
                 self._finish(request, "stop")
+            elif self._rows.adopt(batch):
                 continue
-            target = self._decode
-            if request.isolated:
-                target = DecodeBatch(self.loaded)
-                self._suspects.append(target)
-            target.join(request, batch.arena, batch.row(request))
-            del self._prefills[request]
-            batch.remove(request)
+            elif request.isolated or self._pressure.make_join(request):
+                self._rows.join(request, batch)
+
+    def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
+        """The system prompt's KV becomes hot at once: agents that share it wait for it."""
+        cache = self._memory.hot.touch(request.agent_id, self._clock())
+        if request.shared > cache.end:
+            beginning = request.tokens[: request.shared]
+            self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
+            cache.borrowed = True
+        self._traffic.offer(request)
 
     def _run_decode(self, batch: DecodeBatch) -> None:
         begin = self._clock()
@@ -197,8 +226,6 @@ class Engine:
             return
         self._scheduler.record_decode(self._clock() - begin)
         for item in decoded:
-            if item.request not in batch.requests:
-                continue
             try:
                 self._receive(item)
             except Exception as error:
@@ -221,19 +248,6 @@ class Engine:
         elif request.decoded >= request.sampling.max_tokens:
             self._finish(request, "length")
 
-    def _rejoin(self, batch: DecodeBatch) -> None:
-        """A suspect that decoded alone for a while is innocent: back into the batch."""
-        if not batch.requests:
-            self._suspects.remove(batch)
-            return
-        request = batch.requests[0]
-        request.probation -= 1
-        if request.probation <= 0:
-            row = batch.cut(request)
-            request.isolated = False
-            self._decode.join(request, batch.arena, row)
-            self._suspects.remove(batch)
-
     def _blame(self, requests: Sequence[Request], error: Exception) -> None:
         """A step failed. Alone, the request is guilty; together, each is tried alone.
 
@@ -241,7 +255,7 @@ class Engine:
         reused: rows are rebuilt from their last pieces and their token ids.
         """
         suspects = list(requests)
-        self._discard(suspects)
+        self._rows.discard(suspects)
         for request in suspects:
             if len(suspects) == 1:
                 self._abort(request, _failure(request, error))
@@ -249,55 +263,33 @@ class Engine:
                 request.isolated, request.probation = True, PROBATION
                 self._begin(request)
 
-    def _discard(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._prefills.pop(request, None)
-        if any(request in self._decode.requests for request in requests):
-            self._decode = DecodeBatch(self.loaded)
-        self._suspects = [
-            batch for batch in self._suspects if not set(batch.requests) & set(requests)
-        ]
-
     # -- ending ------------------------------------------------------------------------
 
     def _end_cancelled(self) -> None:
-        for request in [*self._admission.waiting, *self._active()]:
+        for request in [*self._admission.waiting, *self._rows.active]:
             if request.cancelled:
                 self._finish(request, "cancelled")
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
-        cache = self._admission.hot.touch(request.agent_id)
-        batch = self._batch_of(request)
-        if isinstance(batch, DecodeBatch):
-            cache.take(batch.arena, batch.cut(request), request.cached)
-        elif batch is not None:
-            cache.take(batch.arena, batch.row(request), request.cached)
-        cache.identity = tokens_hash(request.tokens[: cache.end])
+        cache = self._memory.hot.touch(request.agent_id, self._clock())
+        self._pressure.make_room_to_keep(request)
+        self._pressure.keep(request)
+        cache.borrowed = False
         self._remove(request)
-        self._admission.settle(request.agent_id)
-        exported = self._admission.export(request)
+        exported = self._traffic.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:
         """End a turn without a trace: the agent's cache is as before it."""
         self._remove(request)
-        self._admission.settle(request.agent_id)
         self._events.append(Aborted(request.agent_id, request.serial, error))
 
-    def _batch_of(self, request: Request) -> PrefillBatch | DecodeBatch | None:
-        if request in self._prefills:
-            return self._prefills[request]
-        decoding = (b for b in [self._decode, *self._suspects] if request in b.requests)
-        return next(decoding, None)
-
     def _remove(self, request: Request) -> None:
-        batch = self._batch_of(request)
-        if batch is not None:
-            batch.remove(request)
-        self._prefills.pop(request, None)
-        self._suspects = [batch for batch in self._suspects if batch.requests]
+        self._rows.remove(request)
         self._admission.withdraw(request)
+        self._memory.settle(request.agent_id)
+        self._admission.ended()
 
 
 def _failure(request: Request, error: Exception) -> TurnFailed:

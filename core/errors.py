@@ -9,6 +9,7 @@
     │   ├── InvalidConfig
     │   ├── GroupSizeMismatch
     │   ├── SystemPromptMismatch
+    │   ├── RewindOutOfRange
     │   ├── ContextExceeded
     │   └── MemoryExceeded
     ├── ModelError                        the model cannot be used
@@ -42,6 +43,7 @@ __all__ = [
     "ModelError",
     "ModelNotFound",
     "ProbeFailed",
+    "RewindOutOfRange",
     "SystemPromptMismatch",
     "SystemStopped",
     "TemplateError",
@@ -87,6 +89,10 @@ class GroupSizeMismatch(InvalidInput):
 
 class SystemPromptMismatch(InvalidInput):
     """An agent that exists was asked for with another system prompt."""
+
+
+class RewindOutOfRange(InvalidInput):
+    """A rewind by more turns, or to a later token, than the agent remembers."""
 
 
 class ContextExceeded(InvalidInput):

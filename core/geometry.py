@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from kvactors.core.attention import DEFAULT_THRESHOLD
 from kvactors.core.options import AttentionMode
-from kvactors.core.slots import EXTENT_STEP, SlotTable
+from kvactors.core.slots import SlotTable
 
 __all__ = ["REPRODUCIBLE_STEP", "AttentionPolicy", "StepGeometry"]
 
@@ -44,10 +44,10 @@ class StepGeometry:
     the mask shows 3, 6 and 4 keys of an extent of 64.
     """
 
-    def __init__(self, table: SlotTable, width: int, step: int = EXTENT_STEP) -> None:
+    def __init__(self, table: SlotTable, width: int) -> None:
         self.width = width
         self.starts = [list(slab.lengths) for slab in table.slabs]
-        self.extents = [-(-(max(starts) + width) // step) * step for starts in self.starts]
+        self.extents = [table.extent(max(starts) + width) for starts in self.starts]
         self.offset = mx.array([start for starts in self.starts for start in starts])
         self.positions: list[mx.array] = []
         self.masks: list[mx.array] = []

@@ -24,7 +24,7 @@ from kvactors.core.errors import (
     UnsupportedLayer,
 )
 from kvactors.core.geometry import AttentionPolicy
-from kvactors.core.options import ModelOptions, check_attention
+from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
 from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
 from kvactors.core.template import ChatFormat
 from kvactors.core.wire import FORMAT_VERSION, layout
@@ -34,7 +34,6 @@ __all__ = ["LoadedModel", "load_model"]
 logger = logging.getLogger("kvactors")
 
 DEFAULT_CONTEXT = 32_768
-DEFAULT_MODEL = Path(__file__).parent / "default_model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """What a caller may choose about a model; checked before anything is loaded. No MLX."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.spec import choose_group_size
 
-__all__ = ["AttentionMode", "ModelOptions", "check_attention"]
+__all__ = ["DEFAULT_MODEL", "AttentionMode", "ModelOptions", "check_attention"]
 
+DEFAULT_MODEL = Path(__file__).parent / "default_model"
 AttentionMode = Literal["auto", "packed", "dequantize"]
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 

@@ -48,6 +48,9 @@ class Pool(Protocol):
     def resize(self, slots: int, capacity: int) -> None:
         """Reallocate to at least this many slots and tokens, keeping the contents."""
 
+    def shrink(self, slots: int, capacity: int) -> None:
+        """Reallocate to at most this many slots and tokens."""
+
     def export(self, slot: int, start: int, end: int) -> Arrays:
         """Tokens [start, end) of a slot: [2, kv_heads, tokens, width] arrays, lazy."""
 
@@ -59,6 +62,10 @@ class Pool(Protocol):
 
     def gather(self, slots: list[int]) -> None:
         """Keep these slots, in this order."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(slots, capacity) allocated."""
 
     @property
     def nbytes(self) -> int:
@@ -115,6 +122,13 @@ class _BasePool:
         # One array at a time, evaluated, so that the copy of one only is alive.
         for name in list(self.arrays):
             self.arrays[name] = mx.pad(self.arrays.pop(name), pad)
+            mx.eval(self.arrays[name])
+
+    def shrink(self, slots: int, capacity: int) -> None:
+        if self.shape[0] <= slots and self.shape[1] <= capacity:
+            return
+        for name in list(self.arrays):
+            self.arrays[name] = mx.contiguous(self.arrays.pop(name)[:, :slots, :, :capacity])
             mx.eval(self.arrays[name])
 
     def export(self, slot: int, start: int, end: int) -> Arrays:

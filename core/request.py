@@ -39,6 +39,9 @@ class Request:
     `stream` asks for each token as it is decoded.
     `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
     `isolated` marks a suspect of a failed step, which runs alone for `probation` steps.
+    The first `shared` tokens are a system prompt that other agents may have too; `beginning`
+    is their hash. `preempted` counts how often the turn had to give its row up, the last time
+    after `gave_way_after` turns of the engine had ended.
     """
 
     agent_id: str
@@ -54,6 +57,10 @@ class Request:
     stream: bool = False
     submitted_at: float = 0.0
     priority: int = 0
+    shared: int = 0
+    beginning: str = ""
+    preempted: int = 0
+    gave_way_after: int = 0
     kept: int = 0
     cached: int = 0
     cache_state: str = "cold"

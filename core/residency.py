@@ -1,75 +1,90 @@
 """Hot caches: the KV of idle agents in memory, as immutable pieces. GPU thread only.
 
 An agent's pieces are block-aligned and end in a tail. When a turn ends, only its new tokens
-leave the arena; the old tail is replaced because its block has grown. What must be written
-is planned so that a closed block supersedes its partial segments: no token is written more
+leave the arena; the old tail is replaced because its block has grown. A piece is never
+changed, so agents with a common beginning hold the same ones. What must be written is
+planned so that a closed block supersedes its partial segments: no token is written more
 than twice (design, Persistence).
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import mlx.core as mx
 
 from kvactors.core.arena import Arena, Piece
-from kvactors.core.blocks import BLOCK_TOKENS
+from kvactors.core.blocks import BLOCK_TOKENS, block_floor
+from kvactors.core.eviction import IdleAgent
+from kvactors.core.transcript import common_prefix
 
 __all__ = ["HotCache", "HotCaches", "ranges_to_save"]
 
+# Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
+LONGEST_PIECE = 4 * BLOCK_TOKENS
 
-def _block_floor(tokens: int) -> int:
-    return tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
-
-def ranges_to_save(saved: int, end: int) -> list[tuple[int, int]]:
+def ranges_to_save(saved: int, end: int, shared: int = 0) -> list[tuple[int, int]]:
     """Half-open token ranges to write when [0, saved) is on disk and [0, end) is cached.
 
     Within a block the new tokens only; when a block closes, its beginning again:
-    (100, 120) -> [(100, 120)];  (100, 300) -> [(0, 256), (256, 300)].
+    (100, 120) -> [(100, 120)];  (100, 300) -> [(0, 256), (256, 300)]. Ranges end at multiples
+    of 1,024 tokens, and where a shared beginning ends.
     """
     if end <= saved:
         return []
-    closed = _block_floor(end)
-    if _block_floor(saved) >= closed:
+    closed = block_floor(end)
+    if block_floor(saved) >= closed:
         return [(saved, end)]
-    ranges = [(_block_floor(saved), closed)]
+    ranges = _split(block_floor(saved), closed, shared)
     return [*ranges, (closed, end)] if end > closed else ranges
 
 
-@dataclass(slots=True)
-class HotCache:
-    """`pieces` cover [0, end); [0, saved) was handed to the store, [0, clean) is on disk.
+def _split(start: int, end: int, shared: int) -> list[tuple[int, int]]:
+    """[start, end) in parts that end at multiples of LONGEST_PIECE and at `shared`."""
+    borders = {start, end, *range(start - start % LONGEST_PIECE, end, LONGEST_PIECE), shared}
+    inside = sorted(border for border in borders if start <= border <= end)
+    return list(pairwise(inside))
 
-    `identity` is the hash of the token ids [0, end) that the KV was computed from.
+
+@dataclass(slots=True, eq=False)
+class HotCache:
+    """`pieces` hold the KV of `tokens`, from the first on.
+
+    `saved_ends` are the ends of the ranges that the store has or was given, ascending;
+    `unwritten` counts the bytes of those still on their way. The first `shared` tokens, a
+    multiple of the block, are a beginning that other agents have too. It is `borrowed` until
+    a turn of the agent's own has ended with it.
     """
 
     pieces: list[Piece] = field(default_factory=list)
-    end: int = 0
-    saved: int = 0
-    clean: int = 0
-    identity: str = ""
+    tokens: list[int] = field(default_factory=list)
+    saved_ends: list[int] = field(default_factory=list)
+    unwritten: int = 0
+    shared: int = 0
+    borrowed: bool = False
+    last_used: float = 0.0
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all pieces."""
-        return sum(piece.nbytes for piece in self.pieces)
+    def end(self) -> int:
+        """Tokens cached."""
+        return len(self.tokens)
 
     @property
-    def dirty(self) -> bool:
-        """Whether some of it is not on disk yet."""
-        return self.clean < self.end
+    def saved(self) -> int:
+        """Tokens that were given to the store."""
+        return self.saved_ends[-1] if self.saved_ends else 0
 
-    def take(self, arena: Arena, row: int, end: int) -> None:
-        """Cover [0, end) with what an arena's row now holds."""
-        if end <= self.end:
-            return
-        start, closed = _block_floor(self.end), _block_floor(end)
-        self.pieces = [piece for piece in self.pieces if piece.end <= start]
-        if closed > start:
-            self.pieces.append(arena.export(row, start, closed))
-        if end > closed:
-            self.pieces.append(arena.export(row, closed, end))
-        self.end = end
+    def mark_saved(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Note ranges given to the store: they replace what it has from their start on."""
+        if ranges:
+            self.limit_saved(ranges[0][0])
+            self.saved_ends += [end for _, end in ranges]
+
+    def limit_saved(self, tokens: int) -> None:
+        """The store has ranges up to `tokens` only."""
+        self.saved_ends = [end for end in self.saved_ends if end <= tokens]
 
     def slices(self, ranges: Iterable[tuple[int, int]]) -> list[Piece]:
         """Pieces of exactly these ranges."""
@@ -95,10 +110,12 @@ class HotCache:
 
 
 class HotCaches:
-    """Hot caches by agent, least recently used first."""
+    """Hot caches by agent, least recently used first. A piece that several hold counts once."""
 
     def __init__(self) -> None:
         self._caches: dict[str, HotCache] = {}
+        self._holders: Counter[Piece] = Counter()
+        self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -107,29 +124,115 @@ class HotCaches:
         return agent_id in self._caches
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all hot caches."""
-        return sum(cache.nbytes for cache in self._caches.values())
+    def tokens(self) -> int:
+        """Tokens that all agents together have cached, shared ones counted for each."""
+        return sum(cache.end for cache in self._caches.values())
 
     def get(self, agent_id: str) -> HotCache | None:
         """The agent's hot cache, if it has one."""
         return self._caches.get(agent_id)
 
-    def touch(self, agent_id: str) -> HotCache:
+    def touch(self, agent_id: str, now: float = 0.0) -> HotCache:
         """The agent's cache, made if missing, now the most recently used."""
         cache = self._caches.pop(agent_id, None) or HotCache()
+        cache.last_used = now
         self._caches[agent_id] = cache
         return cache
 
     def drop(self, agent_id: str) -> None:
-        """Forget an agent's cache; its memory is freed."""
-        self._caches.pop(agent_id, None)
+        """Forget an agent's cache; what nobody else holds of it is freed."""
+        cache = self._caches.pop(agent_id, None)
+        if cache is not None:
+            self._release(cache.pieces)
 
-    def victims(self, keep: Iterable[str]) -> list[str]:
-        """Agents that may be evicted, best first: clean before dirty, then the longest idle."""
-        kept = set(keep)
-        idle = [(cache.dirty, agent) for agent, cache in self._caches.items() if agent not in kept]
-        return [agent for _, agent in sorted(idle, key=lambda pair: pair[0])]
+    def adopt(self, agent_id: str, pieces: list[Piece], tokens: list[int]) -> HotCache:
+        """Give an agent these pieces as its whole cache."""
+        cache = self.touch(agent_id)
+        self._replace(cache, pieces)
+        cache.tokens = tokens
+        return cache
+
+    def keep_common(self, agent_id: str, tokens: Sequence[int]) -> int:
+        """Cut the agent's cache to what it has in common with `tokens`; how much that is."""
+        cache = self._caches.get(agent_id)
+        if cache is None:
+            return 0
+        common = common_prefix(cache.tokens, tokens)
+        if common < cache.end:
+            self._replace(cache, _first(cache.pieces, common))
+            cache.tokens = cache.tokens[:common]
+            cache.limit_saved(common)
+            cache.shared = min(cache.shared, block_floor(common))
+        return common
+
+    def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
+        """Let an agent without a cache begin with what the donor has of `tokens`."""
+        source = self._caches[donor]
+        common = common_prefix(source.tokens, tokens)
+        cache = self.adopt(agent_id, _first(source.pieces, common), source.tokens[:common])
+        cache.shared = min(source.shared, block_floor(common))
+        cache.borrowed = True
+        return cache
+
+    def fork(self, parent: str, child: str) -> HotCache:
+        """Let a new agent have all that another one has."""
+        source = self._caches[parent]
+        cache = self.adopt(child, list(source.pieces), list(source.tokens))
+        cache.saved_ends, cache.shared = list(source.saved_ends), source.shared
+        cache.last_used = source.last_used
+        return cache
+
+    def take(self, agent_id: str, arena: Arena, row: int, tokens: Sequence[int]) -> None:
+        """Cover `tokens` with what an arena's row now holds of them."""
+        cache = self._caches[agent_id]
+        end = len(tokens)
+        if end <= cache.end:
+            return
+        start, closed = block_floor(cache.end), block_floor(end)
+        pieces = [piece for piece in cache.pieces if piece.end <= start]
+        ranges = _split(start, closed, cache.shared) if closed > start else []
+        if end > closed:
+            ranges.append((closed, end))
+        pieces += [arena.export(row, first, last) for first, last in ranges]
+        self._replace(cache, pieces)
+        cache.tokens = list(tokens)
+
+    def idle(self, busy: Iterable[str]) -> list[IdleAgent]:
+        """Agents that may be evicted: not busy, and nothing of theirs is being written."""
+        taken = set(busy)
+        return [
+            IdleAgent(agent_id, self._own_bytes(cache), cache.end, cache.last_used, cache.saved)
+            for agent_id, cache in self._caches.items()
+            if agent_id not in taken and not cache.unwritten
+        ]
+
+    def _own_bytes(self, cache: HotCache) -> int:
+        """What dropping the cache would free."""
+        return sum(piece.nbytes for piece in cache.pieces if self._holders[piece] == 1)
+
+    def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if not self._holders[piece]:
+                self.nbytes += piece.nbytes
+            self._holders[piece] += 1
+        self._release(cache.pieces)
+        cache.pieces = pieces
+
+    def _release(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._holders[piece] -= 1
+            if not self._holders[piece]:
+                del self._holders[piece]
+                self.nbytes -= piece.nbytes
+
+
+def _first(pieces: Iterable[Piece], tokens: int) -> list[Piece]:
+    """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""
+    return [
+        piece if piece.end <= tokens else _cut(piece, piece.start, tokens)
+        for piece in pieces
+        if piece.start < tokens
+    ]
 
 
 def _cut(piece: Piece, start: int, end: int) -> Piece:

@@ -35,10 +35,11 @@ class Decoded:
     error: Exception | None = None
 
 
-def new_arena(loaded: LoadedModel, *, max_slabs: int = 1) -> Arena:
+def new_arena(loaded: LoadedModel) -> Arena:
     """An arena for this model, with the key extents that its policy asks for."""
-    step = REPRODUCIBLE_STEP if loaded.policy.reproducible else EXTENT_STEP
-    return Arena(loaded.spec, loaded.policy, max_slabs=max_slabs, extent_step=step)
+    if loaded.policy.reproducible:
+        return Arena(loaded.spec, loaded.policy, max_slabs=1, extent_step=REPRODUCIBLE_STEP)
+    return Arena(loaded.spec, loaded.policy, extent_step=EXTENT_STEP)
 
 
 def relieve_cache() -> None:
@@ -53,6 +54,8 @@ class PrefillBatch:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self.arena = new_arena(loaded)
+        # These rows do not grow before they go on to decode.
+        self.arena.table.lean = True
         self.requests: list[Request] = []
 
     def add(self, request: Request, pieces: Sequence[Piece]) -> None:
@@ -93,9 +96,9 @@ class DecodeBatch:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
-        self.arena = new_arena(loaded, max_slabs=1 if loaded.policy.reproducible else 3)
+        self.arena = new_arena(loaded)
         self.requests: list[Request] = []
-        self._flying: list[Request] = []
+        self._flying: list[Request | None] = []
         self._tokens: mx.array | None = None
         self._errors: dict[int, Exception] = {}
 
@@ -105,6 +108,19 @@ class DecodeBatch:
     def join(self, request: Request, source: Arena, row: int) -> None:
         """Take over a request's row; its last token is fed by the next step."""
         self.requests.insert(self.arena.take(source, row), request)
+
+    def adopt(self, batch: PrefillBatch) -> None:
+        """Take over all rows of a batch at once, without a copy; this one must be empty."""
+        assert not self.requests
+        assert self._tokens is None
+        self.arena, self.requests = batch.arena, list(batch.requests)
+        self.arena.table.lean = False
+        batch.requests.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no row, and no step in flight."""
+        return not self.requests and self._tokens is None
 
     def step(self) -> list[Decoded]:
         """Launch the next step, then read the one before it."""
@@ -118,6 +134,7 @@ class DecodeBatch:
         return [
             Decoded(request, token, errors.get(index))
             for index, (request, token) in enumerate(zip(flying, read, strict=True))
+            if request is not None
         ]
 
     def cut(self, request: Request) -> int:
@@ -128,14 +145,15 @@ class DecodeBatch:
         return row
 
     def remove(self, request: Request) -> None:
-        """Drop a request's row."""
+        """Drop a request's row; what is in flight for it is not read."""
         _leave(self.arena, self.requests, request)
+        self._flying = [None if other is request else other for other in self._flying]
 
-    def _last_in_flight(self, request: Request, flying: Sequence[Request]) -> bool:
+    def _last_in_flight(self, request: Request, flying: Sequence[Request | None]) -> bool:
         done = request.decoded + (request in flying)
         return done >= request.sampling.max_tokens
 
-    def _launch(self, flying: Sequence[Request], tokens: mx.array | None) -> None:
+    def _launch(self, flying: Sequence[Request | None], tokens: mx.array | None) -> None:
         inputs = self._inputs(flying, tokens)
         logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
         ahead = set(map(id, flying))
@@ -143,15 +161,15 @@ class DecodeBatch:
         self._flying = list(self.requests)
         mx.async_eval(self._tokens)  # type: ignore[no-untyped-call]
 
-    def _inputs(self, flying: Sequence[Request], tokens: mx.array | None) -> mx.array:
+    def _inputs(self, flying: Sequence[Request | None], tokens: mx.array | None) -> mx.array:
         """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""
         if tokens is None:
             return mx.array([request.tokens[-1] for request in self.requests])
         if list(flying) == self.requests:
             return tokens
-        place = {id(request): index for index, request in enumerate(flying)}
+        place = {id(request): index for index, request in enumerate(flying) if request}
         fresh = [request.tokens[-1] for request in self.requests if id(request) not in place]
-        index, used = [], len(place)
+        index, used = [], len(flying)
         for request in self.requests:
             if id(request) in place:
                 index.append(place[id(request)])

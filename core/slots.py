@@ -52,10 +52,14 @@ class SlotTable:
     two sides of the trade that decides where a row goes.
     """
 
-    def __init__(self, max_slabs: int = 3, launch_tokens: int = 1024) -> None:
+    def __init__(
+        self, max_slabs: int = 3, launch_tokens: int = 1024, extent_step: int = EXTENT_STEP
+    ) -> None:
         assert max_slabs >= 1
         self.max_slabs = max_slabs
         self.launch_tokens = launch_tokens
+        self.extent_step = extent_step
+        self.lean = False
         self.slabs: list[Slab] = []
 
     def __len__(self) -> int:
@@ -65,6 +69,18 @@ class SlotTable:
     def lengths(self) -> list[int]:
         """Committed tokens of each row, in the order of the batch."""
         return [length for slab in self.slabs for length in slab.lengths]
+
+    def extent(self, tokens: int) -> int:
+        """`tokens` rounded up to a key extent."""
+        return -(-tokens // self.extent_step) * self.extent_step
+
+    def capacity_for(self, current: int, tokens: int) -> int:
+        """Capacity of a slab of `current` that must hold `tokens` per slot."""
+        if tokens <= current:
+            return current
+        if self.lean:
+            return self.extent(tokens)
+        return grown_capacity(current, tokens)
 
     def locate(self, row: int) -> tuple[int, int]:
         """(slab, slot) of a batch row."""

@@ -53,6 +53,19 @@ class ChatFormat:
             except TypeError:
                 return list(self.tokenizer.encode(text))
 
+    def encode_rest(self, text: str) -> list[int]:
+        """Token ids of a text that goes on in the middle of a line.
+
+        Some tokenizers put a space before whatever they are given. Behind a line break they
+        do not, and the break's own tokens are taken off again.
+        """
+        adds_space = self.decode(self.encode("a") * 2) == "a a"
+        if not adds_space or text[:1].isspace():
+            return self.encode(text)
+        anchor, whole = self.encode("\n"), self.encode("\n" + text)
+        cut = len(anchor)
+        return whole[cut:] if cut and whole[:cut] == anchor else self.encode(text)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         with self._lock:
@@ -68,12 +81,17 @@ class ChatFormat:
 
     def reply_text(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
         """Text of a reply: end-of-turn tokens and everything from a stop string on are cut."""
+        return self.reply_parts(tokens, stop)[0]
+
+    def reply_parts(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> tuple[str, str]:
+        """A reply's text, and the text of its tokens that comes after and is not shown."""
         end = len(tokens)
         while end and tokens[end - 1] in self.eos:
             end -= 1
         text = self.decode(tokens[:end])
         cuts = [place for place in (text.find(string) for string in stop) if place >= 0]
-        return text[: min(cuts)] if cuts else text
+        shown = min(cuts, default=len(text))
+        return text[:shown], text[shown:] + self.decode(tokens[end:])
 
     def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
         """The first turn of a transcript, rendered whole."""

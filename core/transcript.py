@@ -1,42 +1,81 @@
-"""Transcript: an agent's memory as text and token ids, turn by turn. Append-only.
+"""Transcript: an agent's memory as text and token ids, turn by turn.
 
 It is the truth that the KV cache is computed from. Turns carry their role and text, so that
 another model can render them again, and the token ids that this tokenizer made of them.
+
+The ledger that makes it durable is append-only. A record says how many turns of all before
+it are kept (`keep`; all, if it is not there) and which follow:
+
+    {"version": 2, "tokenizer": ..., "turns": [q1, a1]}            q1 a1
+    {"version": 2, "tokenizer": ..., "turns": [q2, a2]}            q1 a1 q2 a2
+    {"version": 2, "tokenizer": ..., "keep": 2, "turns": [q3, a3]} q1 a1 q3 a3
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from kvactors.core.errors import SystemPromptMismatch
+from kvactors.core.offsets import token_boundary, token_ends
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Transcript", "Turn", "tokens_hash"]
+__all__ = ["Transcript", "Turn", "common_prefix", "tokens_hash"]
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+PROBE = "kvactors probe"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One contribution to the conversation.
 
-    `text` is what was said, `token_ids` what was appended to the cache for it, template
-    included. `raw` marks a prompt that was given as token ids. `finish` is set on answers.
+    `text` is what was said, `token_ids` what was appended to the cache for it, `rendered` the
+    text that those stand for: template, end of turn and stop strings included. `raw` marks a
+    prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
+    that a rewind or a diverging prompt cut in the middle.
     """
 
     role: str
     text: str
     token_ids: tuple[int, ...]
+    rendered: str
     raw: bool = False
     finish: str | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it answers the turn before it, in that turn's rendering."""
+        return self.finish is not None
+
+    @property
+    def hidden(self) -> str:
+        """What an answer ended with and its asker never saw: end of turn, stop string."""
+        return self.rendered[len(self.text) :] if self.is_answer else ""
 
 
 def tokens_hash(tokens: Iterable[int]) -> str:
     """Hash of token ids, to tell whether stored KV belongs to a transcript's beginning."""
     return xxhash.xxh3_128_hexdigest(np.asarray(list(tokens), dtype="<u4").tobytes())
+
+
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many leading items two sequences share: token ids, or the characters of strings."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        return shorter
+    # Bisecting over slices compares in C; the loop runs log2(n) times.
+    low, high = 0, shorter - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[:middle] == second[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class Transcript:
@@ -58,17 +97,12 @@ class Transcript:
     def restore(
         cls, chat: ChatFormat, tokenizer_id: str, records: Iterable[dict[str, Any]]
     ) -> "Transcript":
-        """Rebuild from ledger records, in their order. Raises ValueError or KeyError."""
+        """Rebuild from ledger records, in their order. Raises TypeError, ValueError, KeyError."""
         transcript = cls(chat, tokenizer_id)
         for record in records:
-            if record["version"] != RECORD_VERSION:
-                raise ValueError(f"version {record['version']!r}, not {RECORD_VERSION}")
-            if "system" in record:
-                transcript.system_prompt = record["system"]
-            own = record["tokenizer"] == tokenizer_id
-            answered = len(record["turns"]) > 1
-            for entry in record["turns"]:
-                transcript.turns.append(transcript._revive(entry, own, answered))
+            if record["version"] not in READABLE_VERSIONS:
+                raise ValueError(f"version {record['version']!r}, not {READABLE_VERSIONS}")
+            transcript._replay(record)
         return transcript
 
     @property
@@ -84,49 +118,154 @@ class Transcript:
                 "system_prompt unset, or forget the agent first"
             )
 
-    def render(self, role: str, text: str, *, answer: bool) -> list[int]:
-        """Token ids that a new text turn appends, closing tokens of the last one included."""
-        if not self.turns:
-            first = self.chat.opening(role, text, system=self.system_prompt, answer=answer)
-            return self.chat.encode(first)
-        last = self.turns[-1]
-        answered = last.role == "assistant" and last.finish is not None and not last.raw
-        closing = self.chat.closing_after(last.token_ids, answered)
-        return self.chat.encode(closing + self.chat.following(role, text, answer=answer))
+    def beginning(self) -> list[int]:
+        """Token ids that the system prompt contributes to any first turn."""
+        if self.system_prompt is None:
+            return []
+        first = self.chat.opening("user", PROBE, system=self.system_prompt, answer=True)
+        return self.chat.encode(first.partition(PROBE)[0])
 
-    def extend(self, turns: Iterable[Turn]) -> dict[str, Any]:
-        """Append finished turns; returns the ledger record that makes them durable."""
+    # -- turns that are not part of it yet ---------------------------------------------
+
+    def render(self, role: str, text: str, *, answer: bool) -> Turn:
+        """A text turn behind the last one, whose closing it begins with. `answer`: the
+        assistant is to answer it."""
+        rendered = self.rendering(role, text, answer=answer)
+        return Turn(role, text, tuple(self.chat.encode(rendered)), rendered)
+
+    def rendering(
+        self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
+    ) -> str:
+        """The text of such a turn behind the turns `after` (default: all), not tokenized."""
+        after = self.turns if after is None else after
+        return self._closing(after) + self._frame(role, text, answer, after)
+
+    def answer(
+        self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
+    ) -> Turn:
+        """The turn of an answer that was decoded."""
+        text, hidden = self.chat.reply_parts(tokens, stop)
+        return Turn("assistant", text, tuple(tokens), text + hidden, raw, finish)
+
+    def given_answer(self, text: str, finish: str = "stop") -> Turn:
+        """The turn of an answer that is known as text only."""
+        ended = self.chat.end_of_turn if finish == "stop" else ()
+        ids = (*self.chat.encode(text), *ended)
+        return Turn("assistant", text, ids, text + self.chat.decode(ended), finish=finish)
+
+    def head(self, turn: Turn, characters: int) -> Turn:
+        """The tokens of one of its turns that lie within the first characters of that turn's
+        rendered text."""
+        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
+        return self._cut(turn, ends, token_boundary(ends, characters))
+
+    def cut(self, turn: Turn, tokens: int) -> Turn:
+        """The first `tokens` tokens of one of its turns. A character whose last token goes is
+        no longer part of its text."""
+        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
+        return self._cut(turn, ends, tokens)
+
+    # -- what is remembered ------------------------------------------------------------
+
+    def extend(
+        self, turns: Iterable[Turn], keep: int | None = None, system_prompt: str | None = None
+    ) -> dict[str, Any]:
+        """Append finished turns behind the first `keep` (default: all); returns the ledger
+        record that makes it durable. `system_prompt` is set where none are kept."""
         turns = list(turns)
+        keep = len(self.turns) if keep is None else keep
         record: dict[str, Any] = {
             "version": RECORD_VERSION,
             "tokenizer": self.tokenizer_id,
-            "turns": [
-                {
-                    "role": turn.role,
-                    "text": turn.text,
-                    "tokens": np.asarray(turn.token_ids, dtype="<u4").tobytes(),
-                    "raw": turn.raw,
-                    "finish": turn.finish,
-                }
-                for turn in turns
-            ],
+            "turns": [_entry(turn) for turn in turns],
         }
-        if not self.turns and self.system_prompt is not None:
+        if keep < len(self.turns):
+            record["keep"] = keep
+        if keep == 0:
+            self.system_prompt = self.system_prompt if system_prompt is None else system_prompt
+        if keep == 0 and self.system_prompt is not None:
             record["system"] = self.system_prompt
-        self.turns += turns
+        self.turns = [*self.turns[:keep], *turns]
         return record
 
-    def _revive(self, entry: dict[str, Any], own: bool, answered: bool) -> Turn:
-        """A stored turn; made with another tokenizer, it is rendered again from its text."""
+    def _frame(self, role: str, text: str, answer: bool, after: Sequence[Turn]) -> str:
+        """A text turn in its template, from where the turns before it are complete."""
+        if after:
+            return self.chat.following(role, text, answer=answer)
+        return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
+
+    def _closing(self, turns: Sequence[Turn]) -> str:
+        """The text that the last of these turns lacks before another one may follow."""
+        if not turns or turns[-1].raw or not self.chat.has_template:
+            return ""
+        *before, last = turns
+        if last.is_answer:
+            return self.chat.closing_after(last.token_ids, True)
+        # A prompt lacks something if a rewind cut it, or if its answer is gone.
+        head = self._closing(before) if before and before[-1].is_answer else ""
+        for answer in (False, True):
+            whole = head + self._frame(last.role, last.text, answer, before)
+            if whole.startswith(last.rendered):
+                unanswered = self.chat.closing_after((), True) if answer else ""
+                return whole[len(last.rendered) :] + unanswered
+        return ""
+
+    def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
+        following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
+        characters = max((end for end in ends[:tokens] if end < following), default=0)
+        return replace(
+            turn,
+            text=turn.text[: max(0, characters - self._start_of_text(turn))],
+            token_ids=turn.token_ids[:tokens],
+            rendered=turn.rendered[:characters],
+            finish="cut" if turn.is_answer else None,
+        )
+
+    def _start_of_text(self, turn: Turn) -> int:
+        """Where a turn's text begins in what was rendered of it."""
+        if turn.is_answer or turn.raw:
+            return 0
+        before = [] if turn is self.turns[0] else self.turns[:1]
+        head, _, _ = self._frame(turn.role, PROBE, True, before).partition(PROBE)
+        place = turn.rendered.find(head)
+        return place + len(head) if place >= 0 else len(turn.rendered)
+
+    def _replay(self, record: dict[str, Any]) -> None:
+        keep = record.get("keep", len(self.turns))
+        if not 0 <= keep <= len(self.turns):
+            raise ValueError(f"a record keeps {keep} turns of {len(self.turns)}")
+        self.turns = self.turns[:keep]
+        self.system_prompt = record.get("system", self.system_prompt)
+        own = record["tokenizer"] == self.tokenizer_id
+        entries = record["turns"]
+        for entry, following in zip(entries, [*entries[1:], None], strict=False):
+            answered = following is not None and following["finish"] is not None
+            self.turns.append(self._own(entry) if own else self._foreign(entry, answered))
+
+    def _own(self, entry: dict[str, Any]) -> Turn:
+        """A stored turn. Version 1 did not store what its tokens stand for."""
+        text = entry["text"]
+        ids = tuple(int(t) for t in np.frombuffer(entry["tokens"], dtype="<u4"))
+        rendered = text.join(entry["around"]) if "around" in entry else self.chat.decode(ids)
+        return Turn(entry["role"], text, ids, rendered, entry["raw"], entry["finish"])
+
+    def _foreign(self, entry: dict[str, Any], answered: bool) -> Turn:
+        """A stored turn that another tokenizer made, rendered again from its text."""
         role, text, finish = entry["role"], entry["text"], entry["finish"]
-        if own:
-            ids = tuple(int(t) for t in np.frombuffer(entry["tokens"], dtype="<u4"))
-            return Turn(role, text, ids, entry["raw"], finish)
         if entry["raw"]:
-            ids = tuple(self.chat.encode(text))
-        elif role == "assistant" and finish is not None:
-            ended = self.chat.end_of_turn if finish == "stop" else ()
-            ids = (*self.chat.encode(text), *ended)
-        else:
-            ids = tuple(self.render(role, text, answer=answered))
-        return Turn(role, text, ids, entry["raw"], finish)
+            return Turn(role, text, tuple(self.chat.encode(text)), text, True, finish)
+        if finish is not None:
+            return self.given_answer(text, finish)
+        return self.render(role, text, answer=answered)
+
+
+def _entry(turn: Turn) -> dict[str, Any]:
+    """A turn as the ledger has it. `text.join(around)` is its rendered text."""
+    return {
+        "role": turn.role,
+        "text": turn.text,
+        "tokens": np.asarray(turn.token_ids, dtype="<u4").tobytes(),
+        "raw": turn.raw,
+        "finish": turn.finish,
+        "around": turn.rendered.split(turn.text, 1) if turn.text else [turn.rendered],
+    }

@@ -13,9 +13,9 @@ import numpy as np
 
 from kvactors.core.arena import Piece
 from kvactors.core.pools import Arrays
-from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.spec import LayerSpec, ModelCacheSpec
 
-__all__ = ["FORMAT_VERSION", "RawTensor", "from_raw", "layout", "to_raw"]
+__all__ = ["FORMAT_VERSION", "RawTensor", "encode_floats", "from_raw", "layout", "to_raw"]
 
 FORMAT_VERSION = 1
 
@@ -61,6 +61,21 @@ def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, groups: int) 
         found[int(group[1:])][array_name] = _from_bytes(data, _NAMES[dtype], shape)
     mx.eval(found)
     return Piece(start, end, tuple(found))
+
+
+def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:
+    """Float KV of another program, [2, kv_heads, tokens, head_dim], as this layer stores it."""
+    _, dtype, shape, data = floats
+    array = _from_bytes(data, _NAMES[dtype], shape).astype(getattr(mx, layer.dtype))
+    arrays: Arrays = {"values": array}
+    if layer.bits is not None and layer.group_size is not None:
+        codes, scales, biases = mx.quantize(array, group_size=layer.group_size, bits=layer.bits)
+        arrays = {"codes": codes, "scales": scales, "biases": biases}
+    mx.eval(arrays)
+    return tuple(
+        (name, _DTYPES[_dtype_name(array)], tuple(array.shape), _to_bytes(array))
+        for name, array in arrays.items()
+    )
 
 
 def _dtype_name(array: mx.array) -> str:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
+from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.naming import TEMP_SUFFIX
 
 __all__ = ["NO_LINKS", "Files", "replace_file", "temp_path"]
@@ -118,6 +121,28 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
         files.sync(temp)
         files.rename(temp, path)
     except OSError:
+        with suppress(OSError):
+            files.unlink(temp)
+        raise
+    files.sync_dir(path.parent)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file outside the store, open to be written: whole under its name, or not there.
+
+    Raises ExportRejected if the name is taken, OSError.
+    """
+    if path.exists():
+        raise ExportRejected(f"{path} exists: name another file, or delete it first")
+    fd, name = tempfile.mkstemp(TEMP_SUFFIX, path.name + ".", path.parent)
+    temp, files = Path(name), Files()
+    try:
+        with open(fd, "wb") as file:
+            yield file
+        files.sync(temp)
+        files.rename(temp, path)
+    except BaseException:
         with suppress(OSError):
             files.unlink(temp)
         raise

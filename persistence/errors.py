@@ -7,7 +7,7 @@
     ├── StoreNotWritable     the directory cannot be written
     ├── LedgerUnreadable     one agent's ledger is damaged, missing or too short
     ├── NewerFormat          a file was written by a newer version of kvactors
-    ├── AgentExists          the child of a fork is stored already
+    ├── AgentExists          a fork or an import would overwrite an agent
     ├── AgentNotStored       the parent of a fork is not stored
     ├── KvGap                segments do not continue what is stored
     ├── MaxDiskExceeded      KV does not fit under max_disk
@@ -15,7 +15,12 @@
     │   ├── EncryptionMismatch   an encrypted store without a key, or a plain one with one
     │   └── WrongKey             the store was encrypted with another key
     ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
-    └── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
+    ├── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
+    ├── TensorFileUnreadable bytes that are no safetensors container
+    ├── ExportRejected       an agent's KV has no form in a format, or the file is there
+    └── ImportRejected       a file that cannot become an agent; `field` names what is wrong
+        ├── ModelMismatch    its KV belongs to another model
+        └── TokensMissing    it does not say which tokens its KV is of
 
 Errors of the operating system (disk full, I/O) stay `OSError`: they are handed to
 `failed` of `Store.commit` as they came, so that their errno can be read.
@@ -30,10 +35,13 @@ __all__ = [
     "AgentNotStored",
     "EncryptionError",
     "EncryptionMismatch",
+    "ExportRejected",
+    "ImportRejected",
     "InvalidFingerprint",
     "KvGap",
     "LedgerUnreadable",
     "MaxDiskExceeded",
+    "ModelMismatch",
     "NewerFormat",
     "SegmentUnreadable",
     "StoreAlreadyOpen",
@@ -41,6 +49,8 @@ __all__ = [
     "StoreError",
     "StoreLocked",
     "StoreNotWritable",
+    "TensorFileUnreadable",
+    "TokensMissing",
     "WrongKey",
 ]
 
@@ -122,11 +132,11 @@ class NewerFormat(StoreError):
 
 
 class AgentExists(StoreError):
-    """A fork would overwrite an agent."""
+    """A fork or an import would overwrite an agent."""
 
     def __init__(self, agent_id: str) -> None:
         super().__init__(
-            f"agent {agent_id!r} is stored already, and a fork makes a new agent: "
+            f"agent {agent_id!r} exists, and forks and imports make new agents only: "
             "choose another id, or forget this agent first"
         )
         self.agent_id = agent_id
@@ -196,3 +206,27 @@ class InvalidFingerprint(StoreError):
 
 class SegmentUnreadable(StoreError):
     """A segment or manifest cannot be used; the store sets the file aside."""
+
+
+class TensorFileUnreadable(StoreError):
+    """Bytes that are no safetensors container; the message says where they stop being one."""
+
+
+class ExportRejected(StoreError):
+    """An agent cannot be written in this format, or not to this file. Nothing was written."""
+
+
+class ImportRejected(StoreError):
+    """A file cannot become an agent. Nothing was stored; `field` names what is wrong."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+
+
+class ModelMismatch(ImportRejected):
+    """The KV of a file was not computed by the loaded model, or not with its settings."""
+
+
+class TokensMissing(ImportRejected):
+    """A file has KV but not the token ids that it is of."""

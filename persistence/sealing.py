@@ -124,6 +124,7 @@ class SealedReader:
         self._file, self._context, self._next = file, context, 0
         self._aead = sealing.aead_of(salt)
         self._left = memoryview(b"")
+        self._told = 0
 
     def read(self, size: int) -> bytes:
         """The next `size` bytes, fewer at the end. Raises BrokenSeal, OSError."""
@@ -134,7 +135,12 @@ class SealedReader:
             parts.append(self._left[:size])
             self._left = self._left[len(parts[-1]) :]
             size -= len(parts[-1])
+            self._told += len(parts[-1])
         return b"".join(parts)
+
+    def tell(self) -> int:
+        """Bytes of plain text that were read."""
+        return self._told
 
     def _advance(self) -> bool:
         from cryptography.exceptions import InvalidTag

@@ -287,9 +287,12 @@ class Store:
                     self._kv.remove_bad(key)
         return before - self.kv_size
 
-    def fingerprints(self) -> list[str]:
-        """Of the models that some agent has KV of."""
+    def fingerprints(self, agent_id: str | None = None) -> list[str]:
+        """Of the models under which there is KV: of one agent, or of any."""
         self._check_open()
+        if agent_id is not None:
+            self._touch(encode_agent_id(agent_id))
+            return [key.fingerprint for key in self._kv.keys_of(encode_agent_id(agent_id))]
         keys = (key for encoded in self._kv.agents() for key in self._kv.keys_of(encoded))
         return sorted({key.fingerprint for key in keys})
 

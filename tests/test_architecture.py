@@ -26,9 +26,11 @@ FORBIDDEN = {
 TENSOR_FREE = (
     "kvactors.core.blocks",
     "kvactors.core.errors",
+    "kvactors.core.offsets",
     "kvactors.core.options",
     "kvactors.core.prefix",
     "kvactors.core.request",
+    "kvactors.core.rewind",
     "kvactors.core.sampling",
     "kvactors.core.scheduler",
     "kvactors.core.slots",

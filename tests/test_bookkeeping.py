@@ -1,4 +1,4 @@
-"""Slots, blocks, prefix matching, ranges to save: integers only, against simple models."""
+"""Slots, blocks, token boundaries, ranges to save: integers only, against simple models."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvactors.core.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from kvactors.core.errors import GroupSizeMismatch, MemoryExceeded
-from kvactors.core.prefix import match_text, token_boundary
+from kvactors.core.offsets import token_boundary
 from kvactors.core.slots import SlotTable, grown_capacity
 from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
 
@@ -125,24 +125,6 @@ def test_capacity_grows_enough_and_not_too_much(current: int, needed: int) -> No
 
     assert capacity >= max(current, needed)
     assert capacity <= max(current, 256, 2 * needed, needed + 1024 + 256, needed * 5 // 4 + 256)
-
-
-@pytest.mark.parametrize(
-    ("cached", "prompt", "kind", "characters"),
-    [
-        ("", "", "exact", 0),
-        ("abc", "abc", "exact", 3),
-        ("abc", "abcd", "extend", 3),
-        ("abcdefghij", "abcdefghiX", "diverge", 9),
-        ("abcdefghij", "abX", "diverge", 0),
-        ("abcdefghij", "abcdefghi", "diverge", 9),
-        ("é", "e\u0301", "diverge", 0),
-    ],
-)
-def test_prompts_match_by_characters(cached: str, prompt: str, kind: str, characters: int) -> None:
-    match = match_text(cached, prompt)
-
-    assert (match.kind, match.characters) == (kind, characters)
 
 
 @given(st.lists(st.text(max_size=5), max_size=20), st.integers(0, 120))

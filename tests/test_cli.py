@@ -80,6 +80,23 @@ def test_inspect_prints_the_transcript_and_no_control_characters(store: Path) ->
     assert "4 turns" in out
 
 
+def test_a_rewound_agent_is_shown_as_it_is_now(tmp_path: Path) -> None:
+    with AgentSystem(tiny_llama(), store=tmp_path / "store") as system:
+        alice = system.spawn("alice")
+        for text in ("hello", "a mistake", "another"):
+            alice.ask(text, sampling=Sampling(max_tokens=4)).get(timeout=60)
+        tokens = alice.rewind(2).get(timeout=60).tokens
+
+    _, shown, _ = run("inspect", "alice", "--store", tmp_path / "store")
+    _, listed, _ = run("agents", "--store", tmp_path / "store")
+
+    assert "hello" in shown
+    assert "a mistake" not in shown
+    assert f"2 turns, {tokens} tokens (4 turns were taken back)" in shown
+    (line,) = (line for line in listed.splitlines() if line.startswith("alice"))
+    assert line.split()[2:4] == ["2", str(tokens)]
+
+
 def test_looking_makes_no_store(tmp_path: Path) -> None:
     status, out, _ = run("agents", "--store", tmp_path / "none")
 

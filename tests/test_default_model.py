@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvactors.actors import AgentSystem
-from kvactors.core.model import DEFAULT_MODEL
+from kvactors.core.options import DEFAULT_MODEL
 
 OpenSystem = Callable[..., AgentSystem]
 WAIT = 60

@@ -10,8 +10,8 @@ import pytest
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.errors import ProbeFailed, UnsupportedLayer
-from kvactors.core.model import DEFAULT_MODEL, load_model
-from kvactors.core.options import ModelOptions
+from kvactors.core.model import load_model
+from kvactors.core.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.probe import probe_ragged_rows
 from kvactors.core.testing import PlainTokenizer, tiny_model
 

@@ -83,7 +83,7 @@ def test_a_turn_that_fails_after_its_last_token_leaves_no_kv_behind(
         broken = False
 
         def decode(self, tokens: list[int]) -> str:
-            if self.broken:
+            if self.broken and set(tokens) != {5}:
                 raise ValueError("cannot decode")
             return super().decode(tokens)
 

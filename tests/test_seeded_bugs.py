@@ -175,11 +175,15 @@ def a_piece_is_loaded_one_token_late(patch: pytest.MonkeyPatch) -> None:
 
 def the_tail_is_not_refreshed(patch: pytest.MonkeyPatch) -> None:
 
-    def take(self: Any, rows: Any, row: int, end: int) -> None:
-        self.pieces = self.pieces or [rows.export(row, 0, end)]
-        self.end = end
+    true = residency.HotCaches.take
 
-    patch.setattr(residency.HotCache, "take", take)
+    def take(self: Any, agent_id: str, rows: Any, row: int, tokens: Any) -> None:
+        cache = self.get(agent_id)
+        if not cache.pieces:
+            true(self, agent_id, rows, row, tokens)
+        cache.tokens = list(tokens)
+
+    patch.setattr(residency.HotCaches, "take", take)
 
 
 def keys_and_values_swapped_on_export(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from kvactors.core.errors import TemplateError
 from kvactors.core.sampling import Sampling, draw_key
 from kvactors.core.template import ChatFormat
 from kvactors.core.testing import PlainTokenizer
-from kvactors.core.transcript import Transcript, Turn, tokens_hash
+from kvactors.core.transcript import Transcript, tokens_hash
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -73,12 +73,7 @@ def talk(template: str, end: str, finish: str = "stop") -> tuple[str, Any]:
     for question, answer in (("q1", "a1"), ("q2", "a2")):
         prompt = transcript.render("user", question, answer=True)
         said = [ord(c) for c in answer] + ([0] if finish == "stop" else [])
-        transcript.extend(
-            [
-                Turn("user", question, tuple(prompt)),
-                Turn("assistant", answer, tuple(said), finish=finish),
-            ]
-        )
+        transcript.extend([prompt, transcript.answer(said, finish)])
     return chat.decode(transcript.token_ids), chat
 
 
@@ -132,7 +127,9 @@ def test_without_a_template_text_is_appended_as_it_is() -> None:
     chat = ChatFormat(PlainTokenizer())
     transcript = Transcript(chat, "t", "be kind. ")
 
-    assert chat.decode(transcript.render("user", "hello", answer=True)) == "be kind. hello"
+    turn = transcript.render("user", "hello", answer=True)
+
+    assert chat.decode(turn.token_ids) == turn.rendered == "be kind. hello"
 
 
 def test_template_kwargs_reach_the_template() -> None:
@@ -146,14 +143,8 @@ def test_template_kwargs_reach_the_template() -> None:
 def test_a_transcript_revives_from_its_records_and_renders_anew_for_another_tokenizer() -> None:
     chat = ChatFormat(TemplateTokenizer(CHATML, "<|im_end|>"))
     first = Transcript(chat, "one", "be kind")
-    records = [
-        first.extend(
-            [
-                Turn("user", "q1", tuple(first.render("user", "q1", answer=True))),
-                Turn("assistant", "a1", (97, 49, 0), finish="stop"),
-            ]
-        )
-    ]
+    question = first.render("user", "q1", answer=True)
+    records = [first.extend([question, first.answer((97, 49, 0), "stop")])]
 
     same = Transcript.restore(chat, "one", records)
     other_chat = ChatFormat(TemplateTokenizer(LLAMA3, "<|eot|>"))

@@ -1,0 +1,214 @@
+"""Agents to files and back: `AgentSystem.export_agent` and `import_agent`.
+
+The formats are bytes and NumPy (kvactors.persistence.formats); the store is touched on the
+persistence actor's thread, and float KV is quantized on the GPU actor's. What needs no model
+is in `kvactors.actors.export`, and the command line calls it without one.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvactors.actors.crew import Crew
+from kvactors.actors.errors import public
+from kvactors.actors.export import export_stored, loadable_name, unwatched
+from kvactors.actors.launch import ModelInfo
+from kvactors.actors.messages import EncodeFloats, WithStore
+from kvactors.actors.parameters import check_id
+from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.transcript import Transcript, Turn, tokens_hash
+from kvactors.persistence.adding import add_agent
+from kvactors.persistence.archive import OnStep, import_archive, is_archive
+from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError
+from kvactors.persistence.fields import TensorTable
+from kvactors.persistence.formats import ARCHIVE, FORMATS, read_memory
+from kvactors.persistence.interchange import Arrays, LayerLayout, Target, parse_layout
+from kvactors.persistence.kv_arrays import segment_tensors
+from kvactors.persistence.segment import Segment
+from kvactors.persistence.store import Save, Store
+
+if TYPE_CHECKING:
+    from kvactors.actors.handle import Agent
+
+__all__ = ["Exchange", "check_format"]
+
+
+class Exchange:
+    """The part of AgentSystem that writes agents to files and makes agents of files."""
+
+    _crew: Crew
+    _agents: "dict[str, Agent]"
+    _lock: "threading.RLock"
+    if TYPE_CHECKING:
+
+        @property
+        def info(self) -> ModelInfo: ...
+        def spawn(self, agent_id: str) -> "Agent": ...
+        def _require_running(self) -> None: ...
+
+    def export_agent(
+        self,
+        agent_id: str,
+        path: str | Path,
+        *,
+        format: str = ARCHIVE,
+        on_step: OnStep = unwatched,
+    ) -> None:
+        """Write a stored agent to a new file: its finished turns, and their KV.
+
+        `format`: "archive" (all there is, to move the agent), "q4-flat", "q4-blocks",
+        "fp16-flat" or "mlx-lm" (tokens and KV under this model). `on_step(done, steps)` is
+        called while it is written. Saves of other agents wait meanwhile. Raises
+        ExportRejected, LedgerUnreadable, InvalidInput, OSError.
+        """
+        check_id(agent_id)
+        check_format(format)
+        self._require_running()
+        info, file = self.info, Path(path).expanduser()
+
+        def work(store: Store) -> None:
+            export_stored(
+                store,
+                agent_id,
+                file,
+                format,
+                model=info.name,
+                model_type=info.model_type,
+                fingerprint=info.fingerprint,
+                decode=info.chat.decode,
+                on_step=on_step,
+            )
+
+        self._with_store(work)
+
+    def import_agent(
+        self,
+        path: str | Path,
+        agent_id: str,
+        *,
+        format: str | None = None,
+        tokens: Sequence[int] | None = None,
+        on_step: OnStep = unwatched,
+    ) -> "Agent":
+        """Make an agent of a file, stored and warm: whole, or not at all.
+
+        `format` None finds it out. `tokens`: the token ids of KV whose file has none. A
+        format without turns becomes one raw turn, its text decoded from the tokens. Raises
+        AgentExists, ImportRejected (ModelMismatch, TokensMissing), InvalidInput, OSError.
+        """
+        check_id(agent_id)
+        check_format(format)
+        self._require_running()
+        work = self._import(Path(path).expanduser(), agent_id, format, tokens, on_step)
+        with self._lock:
+            self._require_running()
+            if agent_id in self._agents:
+                raise public(AgentExists(agent_id))
+            self._with_store(work)
+            return self.spawn(agent_id)
+
+    def _import(
+        self,
+        path: Path,
+        agent_id: str,
+        form: str | None,
+        tokens: Sequence[int] | None,
+        on_step: OnStep,
+    ) -> Callable[[Store], None]:
+        """What stores the agent of a file, once the file is read and checked."""
+        with _public_errors():
+            if form in (ARCHIVE, None) and is_archive(path):
+                return lambda store: import_archive(store, path, agent_id, on_step)
+            if form == ARCHIVE:
+                raise ImportRejected("file", f"{path} is no archive")
+            save = self._read(path, agent_id, form, tokens, on_step)
+        return lambda store: add_agent(store, agent_id, [save])
+
+    def _read(
+        self,
+        path: Path,
+        agent_id: str,
+        form: str | None,
+        tokens: Sequence[int] | None,
+        on_step: OnStep,
+    ) -> Save:
+        from kvactors.core.residency import ranges_to_save
+        from kvactors.core.wire import layout
+
+        info = self.info
+        described = layout(info.spec)
+        target = _target(info, parse_layout(described))
+        size, done = path.stat().st_size, 0
+
+        def seen(data: bytes) -> None:
+            nonlocal done
+            done += len(data)
+            on_step(done, size)
+
+        found = read_memory(path, form, target, tokens, seen)
+        layers = [
+            self._encoded(index, layer, arrays)
+            for index, (layer, arrays) in enumerate(zip(target.layout, found.layers, strict=True))
+        ]
+        segments = tuple(
+            Segment(
+                start,
+                end,
+                tokens_hash(found.token_ids[:end]),
+                described,
+                segment_tensors(layers, target.layout, start, end),
+            )
+            for start, end in ranges_to_save(0, found.covered)
+        )
+        text = info.chat.decode(found.token_ids)
+        transcript = Transcript(info.chat, info.tokenizer_id)
+        record = transcript.extend([Turn("user", text, found.token_ids, text, raw=True)])
+        return Save(agent_id, (record,), info.fingerprint, segments)
+
+    def _encoded(self, index: int, layer: LayerLayout, arrays: Arrays) -> Arrays:
+        """A layer's arrays as the model stores them; floats are brought into that form."""
+        if arrays.keys() == layer.widths().keys() and all(
+            arrays[name].dtype == dtype for name, (dtype, _) in layer.widths().items()
+        ):
+            return arrays
+        dtype, array = arrays["values"]
+        floats = ("values", dtype, array.shape, array.tobytes())
+        raw = self._crew.ask(self._crew.gpu, EncodeFloats(index, floats))
+        table = TensorTable(raw)
+        return {
+            name: table.take(name, (kept,), (2, layer.kv_heads, None, width))
+            for name, (kept, width) in layer.widths().items()
+        }
+
+    def _with_store(self, work: Callable[[Store], None]) -> None:
+        if self._crew.persistence is None:
+            raise InvalidConfig("import and export need a store, and this system has store=False")
+        self._crew.ask(self._crew.persistence, WithStore(work))
+
+
+def _target(info: ModelInfo, layout: tuple[LayerLayout, ...]) -> Target:
+    return Target(
+        loadable_name(info.name),
+        info.model_type,
+        info.fingerprint,
+        layout,
+        info.spec.vocab_size,
+        info.spec.context,
+        info.memory_budget,
+    )
+
+
+def check_format(form: str | None) -> None:
+    """Raise InvalidInput for a name that is no format's."""
+    if form is not None and form not in FORMATS:
+        raise InvalidInput(f"format must be one of {', '.join(FORMATS)}, not {form!r}")
+
+
+@contextmanager
+def _public_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise public(error) from error

@@ -1,0 +1,102 @@
+"""What a prompt makes of a transcript, what the engine gets of it, and the answer's turn."""
+
+from kvactors.actors.messages import Ask
+from kvactors.actors.said import NewText, WholeConversation, WholeText
+from kvactors.core.errors import ContextExceeded, EmptyPrompt
+from kvactors.core.events import Finished
+from kvactors.core.prefix import Draft, match_messages, match_text
+from kvactors.core.request import Request, StopMatcher
+from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
+
+# Tokens of a system prompt from which on it is worth waiting for who prefills it.
+LEAST_SHARED = 64
+
+__all__ = ["make_answer", "make_draft", "make_request", "most_tokens"]
+
+
+def make_draft(transcript: Transcript, ask: Ask) -> Draft:
+    """The transcript as it is before the answer. Raises InvalidInput, TemplateError."""
+    said = ask.said
+    if isinstance(said, WholeConversation):
+        return match_messages(transcript, said.messages, said.threshold)
+    if isinstance(said, WholeText):
+        return match_text(transcript, said.text, said.threshold)
+    if isinstance(said, NewText):
+        turn = transcript.render(ask.role, said.text, answer=ask.answer)
+    else:
+        text = transcript.chat.decode(said.token_ids)
+        turn = Turn(ask.role, text, said.token_ids, text, raw=True)
+    return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
+
+
+def make_request(
+    agent_id: str,
+    transcript: Transcript,
+    draft: Draft,
+    ask: Ask,
+    context: int,
+    *,
+    isolated: bool = False,
+) -> Request:
+    """The request that runs a draft. An `isolated` one shares no system prompt's KV. Raises
+    EmptyPrompt, ContextExceeded."""
+    turns = [*transcript.turns[: draft.keep], *draft.turns]
+    tokens = [token for turn in turns for token in turn.token_ids]
+    if not tokens or (draft.match is None and not draft.turns[0].token_ids):
+        raise EmptyPrompt("the prompt has no tokens")
+    known = _remembered(transcript, draft, tokens)
+    max_tokens = ask.sampling.max_tokens if ask.answer else 0
+    if len(tokens) + max_tokens > context:
+        raise ContextExceeded(
+            f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
+            f"{len(tokens) + max_tokens} exceed the context of {context} tokens"
+        )
+    chat = transcript.chat
+    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
+    return Request(
+        agent_id=agent_id,
+        turn=len(turns) - 1,
+        tokens=tokens,
+        prompt=len(tokens),
+        sampling=ask.sampling,
+        generate=ask.answer,
+        stop_tokens=chat.eos,
+        matcher=StopMatcher(ask.sampling.stop, chat.decode),
+        fresh=len(tokens) - known,
+        serial=ask.ticket.serial,
+        stream=ask.ticket.tokens is not None,
+        submitted_at=ask.ticket.submitted_at,
+        priority=0 if ask.answer else -1,
+        shared=len(shared),
+        beginning=tokens_hash(shared) if shared else "",
+    )
+
+
+def make_answer(
+    transcript: Transcript, draft: Draft, ask: Ask, finished: Finished
+) -> tuple[Turn, ...]:
+    """The turn that answers a draft; none if no answer was wanted."""
+    if not ask.answer:
+        return ()
+    prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
+    generated = finished.request.generated
+    stop = ask.sampling.stop
+    return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+
+
+def most_tokens(request: Request) -> int:
+    """Tokens that the transcript may have when the turn ends."""
+    return request.prompt + (request.sampling.max_tokens if request.generate else 0)
+
+
+def _shared_beginning(transcript: Transcript, tokens: list[int]) -> list[int]:
+    """The tokens of a first turn that every agent with this system prompt has too."""
+    shared = common_prefix(transcript.beginning(), tokens)
+    return tokens[:shared] if shared >= LEAST_SHARED else []
+
+
+def _remembered(transcript: Transcript, draft: Draft, tokens: list[int]) -> int:
+    """How many of these tokens, from the first on, are the transcript's too."""
+    if draft.keep == len(transcript.turns):
+        return sum(len(turn.token_ids) for turn in transcript.turns)
+    return common_prefix(transcript.token_ids, tokens)

@@ -1,0 +1,115 @@
+"""One ledger of the bytes that turns and idle agents take, and who leaves when they are short.
+
+Counted is what is really allocated: the arenas with their padding and spare slots, the hot
+caches (a piece that several agents share once), the bytes that wait to be written, what
+admitted turns were promised and have not taken yet; and beside it the work space that the
+next forward needs. The budget bounds the sum. GPU thread only.
+"""
+
+from collections.abc import Callable, Iterable
+
+import mlx.core as mx
+
+from kvactors.core.blocks import BLOCK_TOKENS, BlockPool
+from kvactors.core.eviction import EvictionPolicy
+from kvactors.core.model import LoadedModel
+from kvactors.core.residency import HotCaches
+from kvactors.core.rows import Rows
+from kvactors.core.workspace import WorkSpace
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """Bytes and blocks of all agents, under one budget. `stored`: evicted KV can be read back."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        budget: int,
+        eviction: EvictionPolicy,
+        clock: Callable[[], float],
+        rows: Rows,
+    ) -> None:
+        self.budget = budget
+        self.hot = HotCaches()
+        self.pool = BlockPool(budget // max(1, loaded.spec.bytes_per_token * BLOCK_TOKENS))
+        self.workspace = WorkSpace.measure(loaded)
+        self.backlog = 0
+        self.evictions = 0
+        self._bytes_per_token = loaded.spec.bytes_per_token
+        self._eviction = eviction
+        self._clock = clock
+        self._rows = rows
+        self._baseline = mx.get_active_memory()
+
+    @property
+    def used(self) -> int:
+        """Bytes allocated for KV, and those that wait to be written."""
+        return self._rows.nbytes + self.hot.nbytes + self.backlog
+
+    @property
+    def tight(self) -> bool:
+        """Whether three quarters of the budget are used: no spare room is allocated then."""
+        return self.used > 0.75 * self.budget
+
+    @property
+    def active(self) -> int:
+        """Bytes that MLX itself counts above the loaded model: what `used` must agree with."""
+        return int(mx.get_active_memory()) - self._baseline
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes of KV of so many tokens."""
+        return tokens * self._bytes_per_token
+
+    @property
+    def room(self) -> int:
+        """Bytes that nobody has and nobody was promised."""
+        return self.budget - self.used - self.bytes_of(self._rows.promised_tokens)
+
+    def fits(self, need: int) -> bool:
+        """Whether so many more bytes stay within the budget, as things are."""
+        return need <= self.room
+
+    def make_room(self, need: int, busy: Iterable[str]) -> bool:
+        """Whether `need` more bytes fit, once spare room is given back and idle agents are
+        evicted."""
+        if self.fits(need):
+            return True
+        self._rows.shrink()
+        return self.evict_until(lambda: self.fits(need), busy)
+
+    def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str]) -> bool:
+        """Let an agent hold the blocks of so many tokens; evicts for it."""
+        if not self.evict_until(
+            lambda: self.pool.missing(agent_id, tokens) <= self.pool.free_blocks, busy
+        ):
+            return False
+        self.pool.allocate(agent_id, tokens)
+        return True
+
+    def evict_until(self, done: Callable[[], bool], busy: Iterable[str]) -> bool:
+        """Evict idle agents in the policy's order until `done`; whether it is."""
+        if done():
+            return True
+        idle = self.hot.idle(busy)
+        known = {agent.agent_id for agent in idle}
+        for agent_id in self._eviction(idle, self._clock()):
+            if agent_id in known:
+                self.forget(agent_id)
+                self.evictions += 1
+                if done():
+                    return True
+        return False
+
+    def forget(self, agent_id: str) -> None:
+        """Drop what is in memory of an agent."""
+        self.hot.drop(agent_id)
+        self.pool.free(agent_id)
+
+    def settle(self, agent_id: str) -> None:
+        """After a turn: hold the blocks of what is hot, no more."""
+        cache = self.hot.get(agent_id)
+        if cache is not None and cache.end == 0:
+            self.hot.drop(agent_id)
+        self.pool.shrink(agent_id, cache.end if cache else 0)

@@ -1,0 +1,75 @@
+"""Where each token ends in the text it stands for, found by decoding alone.
+
+    token_ends(decode, tokens of "a 🦊b", "a 🦊b")      byte-level: "a", " ", 4 bytes, "b"
+    -> [1, 2, 3, 3, 3, 3, 4]
+
+A tokenizer may split a character over tokens, and may change white space and case on the way.
+So a token ends where the decoded text so far has been found in the text; one that shows
+nothing whole yet ends with the token that completes it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+__all__ = ["token_boundary", "token_ends"]
+
+# Tokens that one character, or a run of characters decoded together, may take.
+LONGEST_GROUP = 32
+INCOMPLETE = "\ufffd"
+
+
+def token_ends(
+    decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], text: str
+) -> list[int]:
+    """Character offset in `text` at which each token ends, ascending; linear in the tokens.
+
+    From the first token on whose characters are not found in the text (an unknown token, a
+    normalized letter), all end with the text: they can only be kept together.
+    """
+    ends: list[int] = []
+    place = 0
+    shown: list[int] = []
+    fresh: list[int] = []
+    before = ""
+    for token in token_ids:
+        # The last tokens shown are decoded too: some decoders strip a space in front.
+        fresh.append(token)
+        after = decode([*shown, *fresh])
+        piece = after[len(before) :] if after.startswith(before) else ""
+        found = _find(text, place, piece)
+        if found is not None:
+            place = found
+            ends += [place] * len(fresh)
+            shown, fresh = fresh, []
+            before = decode(shown)
+        elif len(fresh) == LONGEST_GROUP:
+            break
+    return ends + [len(text)] * (len(token_ids) - len(ends))
+
+
+def token_boundary(ends: Sequence[int], characters: int) -> int:
+    """Tokens that lie wholly within the first `characters` characters; `ends` ascending."""
+    return bisect_right(ends, characters)
+
+
+def _find(text: str, place: int, piece: str) -> int | None:
+    """Where a decoded piece that begins at `place` ends, or None if that cannot be told.
+
+    White space that the tokenizer added, dropped or changed is passed over, and letters match
+    whatever their case; a piece that ends in such white space waits for the next one.
+    """
+    if not piece or piece.endswith(INCOMPLETE):
+        return None
+    if text.startswith(piece, place):
+        return place + len(piece)
+    if piece[-1].isspace():
+        return None
+    for character in piece:
+        if character.isspace():
+            continue
+        while place < len(text) and text[place].isspace():
+            place += 1
+        if place == len(text) or text[place].casefold() != character.casefold():
+            return None
+        place += 1
+    return place

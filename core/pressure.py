@@ -1,0 +1,122 @@
+"""When memory is short: shorter chunks first, then idle agents leave, then a turn gives way.
+
+A turn that gives way goes back into the queue and is resumed by itself; what it had decoded
+stays in its request, so its tokens are the same as if nothing had happened. GPU thread.
+"""
+
+from collections.abc import Callable, Sequence
+
+from kvactors.core.blocks import block_floor
+from kvactors.core.memory import Memory
+from kvactors.core.request import Request
+from kvactors.core.rows import Rows
+from kvactors.core.runner import DecodeBatch
+from kvactors.core.scheduler import Chunk
+from kvactors.core.workspace import LEAST_CHUNK
+
+__all__ = ["Pressure"]
+
+
+class Pressure:
+    """Makes room for the next forward. `put_back` takes a turn that gave way."""
+
+    def __init__(self, rows: Rows, memory: Memory, put_back: Callable[[Request], None]) -> None:
+        self.preemptions = 0
+        self._rows = rows
+        self._memory = memory
+        self._put_back = put_back
+
+    def within_memory(self, chunks: Sequence[Chunk], *, fixed: bool) -> Sequence[Chunk]:
+        """The chunks that fit, at least a short one: others give way for that. None are left if
+        their own turn gave way. Rows of a common width cost more than each alone; `fixed`
+        chunks are not shortened."""
+        memory, first = self._memory, chunks[0]
+        request, least = first.request, min(first.tokens, LEAST_CHUNK)
+        if len(chunks) > 1 and not self._fits(lambda: self._cost(chunks, first.tokens)):
+            chunks = chunks[:1]
+        while not self._fits(lambda: self._cost(chunks[:1], least)) and self._give_way():
+            if request not in self._rows.prefills:
+                return ()
+        if fixed:
+            return chunks
+        row = self._cost(chunks, 0)
+        most = memory.workspace.longest_chunk(
+            first.tokens, len(chunks), request.cached, memory.room - row
+        )
+        return chunks if most >= first.tokens else [Chunk(request, most)]
+
+    def _cost(self, chunks: Sequence[Chunk], tokens: int) -> int:
+        """Bytes of a forward of `tokens` tokens, with the rows that it begins."""
+        memory, widest = self._memory, max(chunk.request.target for chunk in chunks)
+        begun = self._rows.prefills[chunks[0].request] is not None
+        # A row was promised to each; only what they are wider together is not.
+        extra = 0 if begun else sum(widest - chunk.request.target for chunk in chunks)
+        return memory.bytes_of(extra) + memory.workspace.chunk(tokens, len(chunks), widest)
+
+    def make_join(self, request: Request) -> bool:
+        """Room for a prefilled row among the decoding ones; False if it gave way itself."""
+        arena, memory = self._rows.decode.arena, self._memory
+        promised = memory.bytes_of(arena.table.extent(len(request.tokens) + 1))
+        while request in self._rows.prefills:
+            if self._fits(lambda: arena.join_bytes(request.cached + 1) - promised):
+                return True
+            if not self._give_way():
+                return True
+        return False
+
+    def make_growth(self, batch: DecodeBatch) -> None:
+        """Room for a batch's next step."""
+        while batch.requests and not self._growth_fits(batch):
+            if not self._give_way():
+                return
+
+    def keep(self, request: Request) -> None:
+        """What a turn has computed becomes the agent's hot cache."""
+        batch = self._rows.batch_of(request)
+        if batch is None:
+            return
+        row = batch.cut(request) if isinstance(batch, DecodeBatch) else batch.row(request)
+        tokens = request.tokens[: request.cached]
+        self._memory.hot.take(request.agent_id, batch.arena, row, tokens)
+
+    def make_room_to_keep(self, request: Request) -> bool:
+        """Room for what `keep` copies."""
+        cache = self._memory.hot.get(request.agent_id)
+        have = block_floor(cache.end) if cache else 0
+        return self._fits(lambda: self._memory.bytes_of(max(0, request.cached - have)))
+
+    def _growth_fits(self, batch: DecodeBatch) -> bool:
+        arena, memory = batch.arena, self._memory
+        longest = arena.table.extent(max(arena.table.lengths) + 1)
+        space = memory.workspace.decode(len(batch), longest)
+        # One step ahead: a token is in flight that `tokens` does not have yet.
+        return all(
+            memory.make_blocks(r.agent_id, len(r.tokens) + 2, self._busy) for r in batch.requests
+        ) and self._fits(lambda: arena.step_bytes(1) + space)
+
+    def _fits(self, need: Callable[[], int]) -> bool:
+        """Whether a need fits, at last with lean arenas, which may make it smaller."""
+        memory = self._memory
+        return memory.make_room(need(), self._busy) or memory.fits(need())
+
+    @property
+    def _busy(self) -> list[str]:
+        return [request.agent_id for request in self._rows.active]
+
+    def _give_way(self) -> bool:
+        """The youngest turn of the lowest priority goes back into the queue; False if only one
+        is left. What it has computed is kept if there is room, or computed again."""
+        active = self._rows.active
+        if len(active) < 2:
+            return False
+        request = min(active, key=lambda r: (r.priority, -r.arrival))
+        cache = self._memory.hot.touch(request.agent_id)
+        borrowed = cache.borrowed or not cache.end
+        if self.make_room_to_keep(request):
+            self.keep(request)
+            cache.borrowed = borrowed
+        self._rows.remove(request)
+        self._memory.settle(request.agent_id)
+        self.preemptions += 1
+        self._put_back(request)
+        return True

@@ -1,0 +1,121 @@
+"""The rows of all turns that run: prefilling, decoding together, or suspects alone. GPU thread."""
+
+from collections.abc import Callable, Sequence
+
+from kvactors.core.arena import Piece
+from kvactors.core.model import LoadedModel
+from kvactors.core.request import Request
+from kvactors.core.runner import DecodeBatch, PrefillBatch
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """Which batch holds which turn. A turn that was admitted has no batch, and no row, before
+    its first chunk runs."""
+
+    def __init__(self, loaded: LoadedModel, pieces: Callable[[Request], Sequence[Piece]]) -> None:
+        self.prefills: dict[Request, PrefillBatch | None] = {}
+        self.decode = DecodeBatch(loaded)
+        self.suspects: list[DecodeBatch] = []
+        self._loaded = loaded
+        self._pieces = pieces
+
+    @property
+    def active(self) -> list[Request]:
+        """Every turn that was admitted and has not ended."""
+        return [*self.prefills, *(r for batch in self.decoding for r in batch.requests)]
+
+    @property
+    def decoding(self) -> list[DecodeBatch]:
+        """The common batch, then those of suspects."""
+        return [self.decode, *self.suspects]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all arenas have allocated."""
+        batches = {*self.prefills.values(), *self.decoding} - {None}
+        return sum(batch.arena.nbytes for batch in batches if batch)
+
+    @property
+    def promised_tokens(self) -> int:
+        """Tokens of the rows that admitted turns will still take: their own, and its copy
+        among the decoding ones."""
+        extent = self.decode.arena.table.extent
+        return sum(
+            extent(len(request.tokens) + 1) * (2 if batch is None else 1)
+            for request, batch in self.prefills.items()
+        )
+
+    def shrink(self) -> None:
+        """Give back the spare room of the decoding batches."""
+        for batch in self.decoding:
+            batch.arena.table.lean = True
+            batch.arena.shrink()
+
+    def batch_of(self, request: Request) -> PrefillBatch | DecodeBatch | None:
+        """Where a turn's row is, if it has one."""
+        if request in self.prefills:
+            return self.prefills[request]
+        return next((batch for batch in self.decoding if request in batch.requests), None)
+
+    def prefill_batch(self, requests: Sequence[Request]) -> PrefillBatch:
+        """The batch of the first of these, or a new one for all of them."""
+        batch = self.prefills[requests[0]]
+        if batch is None:
+            batch = PrefillBatch(self._loaded)
+            for request in requests:
+                batch.add(request, self._pieces(request))
+                self.prefills[request] = batch
+        return batch
+
+    def join(self, request: Request, batch: PrefillBatch) -> None:
+        """A prefilled turn goes on to decode; a suspect alone."""
+        target = self.decode
+        if request.isolated:
+            target = DecodeBatch(self._loaded)
+            self.suspects.append(target)
+        target.join(request, batch.arena, batch.row(request))
+        del self.prefills[request]
+        batch.remove(request)
+
+    def adopt(self, batch: PrefillBatch) -> bool:
+        """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""
+        if not self.decode.idle:
+            return False
+        if any(r.remaining or r.isolated or not r.generate for r in batch.requests):
+            return False
+        for request in batch.requests:
+            del self.prefills[request]
+        self.decode.adopt(batch)
+        return True
+
+    def rejoin(self, batch: DecodeBatch) -> None:
+        """A suspect that decoded alone for a while is innocent: back into the batch."""
+        if batch.requests:
+            request = batch.requests[0]
+            request.probation -= 1
+            if request.probation > 0:
+                return
+            row = batch.cut(request)
+            request.isolated = False
+            self.decode.join(request, batch.arena, row)
+        self.suspects.remove(batch)
+
+    def remove(self, request: Request) -> None:
+        """Drop a turn's row, if it has one."""
+        batch = self.batch_of(request)
+        if batch is not None:
+            batch.remove(request)
+        self.prefills.pop(request, None)
+        self.suspects = [batch for batch in self.suspects if batch.requests]
+
+    def discard(self, requests: Sequence[Request]) -> None:
+        """Drop these turns, and every batch that a failed step of theirs may have spoilt."""
+        for request in requests:
+            self.prefills.pop(request, None)
+        if any(request in self.decode.requests for request in requests):
+            self.decode = DecodeBatch(self._loaded)
+        self.suspects = [
+            batch for batch in self.suspects if not set(batch.requests) & set(requests)
+        ]

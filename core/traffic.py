@@ -1,0 +1,193 @@
+"""KV on its way: from the store, to the store, and from one agent to another. GPU thread only.
+
+What is asked of the store is adopted as far as its token hashes belong to the agent's own
+tokens. What two agents have in common is held once: a fork, or the same system prompt.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from kvactors.core.arena import Piece
+from kvactors.core.blocks import block_floor
+from kvactors.core.events import ExportedKV
+from kvactors.core.memory import Memory
+from kvactors.core.model import LoadedModel
+from kvactors.core.request import Request
+from kvactors.core.residency import ranges_to_save
+from kvactors.core.transcript import tokens_hash
+from kvactors.core.wire import from_raw, to_raw
+
+__all__ = ["Traffic"]
+
+
+class Traffic:
+    """Which agents' KV is being read, and what became of what was written.
+
+    `counts`: turns that began hot (hits), warm (restores) and cold (misses), and tokens that
+    agents took from another's beginning.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, memory: Memory, clock: Callable[[], float], *, stored: bool
+    ) -> None:
+        self.counts = {"hits": 0, "restores": 0, "misses": 0, "shared_tokens": 0}
+        self.asked: dict[str, float] = {}
+        self.restored: set[str] = set()
+        self._loaded = loaded
+        self._memory = memory
+        self._clock = clock
+        self._stored = stored
+        # Agents whose KV is read ahead of a turn, and the tokens that they remember.
+        self._ahead: dict[str, list[int]] = {}
+        # Who has a beginning in memory, by its hash.
+        self._donors: defaultdict[str, dict[str, None]] = defaultdict(dict)
+
+    # -- from the store ----------------------------------------------------------------
+
+    def must_ask(self, request: Request) -> bool:
+        """Whether the store may know KV of this agent that is not in memory."""
+        agent_id, past = request.agent_id, request.prompt - request.fresh
+        known = agent_id in self._memory.hot or agent_id in self.restored
+        return self._stored and past > 0 and not known
+
+    def ask(self, agent_id: str) -> None:
+        """Note that the store is asked for an agent's KV."""
+        self.asked[agent_id] = self._clock()
+
+    def prefetch(self, agent_id: str, tokens: list[int]) -> bool:
+        """Whether an agent's KV is to be read ahead of its next turn: it is not in memory, and
+        there is room."""
+        memory = self._memory
+        if not self._stored or agent_id in memory.hot or agent_id in self.asked:
+            return False
+        if not memory.make_room(memory.bytes_of(len(tokens)), [agent_id]):
+            return False
+        if not memory.make_blocks(agent_id, len(tokens), [agent_id]):
+            return False
+        self._ahead[agent_id] = tokens
+        self.ask(agent_id)
+        return True
+
+    def provide(self, agent_id: str, stored: Sequence[ExportedKV], request: Request | None) -> None:
+        """The KV that the store had for an agent, maybe none; `request` waits for it, if any."""
+        asked_at = self.asked.pop(agent_id, None)
+        ahead = self._ahead.pop(agent_id, None)
+        if asked_at is None:
+            return
+        if request is not None:
+            self.restored.add(agent_id)
+            past = request.tokens[: request.prompt - request.fresh]
+            if self._adopt(agent_id, past, stored) and not request.preempted:
+                request.cache_state = "warm"
+            request.restored_at = self._clock() - asked_at
+        elif ahead is not None:
+            self._adopt(agent_id, ahead, stored)
+            self._memory.settle(agent_id)
+
+    def forget(self, agent_id: str) -> None:
+        """Drop what is in memory of an agent, or on its way there."""
+        self.withdraw(agent_id)
+        self._memory.forget(agent_id)
+
+    def withdraw(self, agent_id: str) -> None:
+        """Nobody waits for this agent's KV any more."""
+        self.asked.pop(agent_id, None)
+        self.restored.discard(agent_id)
+        self._ahead.pop(agent_id, None)
+
+    def _adopt(self, agent_id: str, known: list[int], stored: Sequence[ExportedKV]) -> bool:
+        """Make stored KV hot, as far as it belongs to the agent's own beginning."""
+        pieces: list[Piece] = []
+        groups = len(self._loaded.spec.groups())
+        for part in stored:
+            end = pieces[-1].end if pieces else 0
+            if part.start != end or part.end > len(known) or part.layout != self._loaded.layout:
+                break
+            if part.tokens_hash != tokens_hash(known[: part.end]):
+                break
+            pieces.append(from_raw(part.tensors, part.start, part.end, groups))
+        if not pieces:
+            return False
+        cache = self._memory.hot.adopt(agent_id, pieces, known[: pieces[-1].end])
+        cache.saved_ends = [piece.end for piece in pieces]
+        cache.last_used = self._clock()
+        return True
+
+    # -- to the store ------------------------------------------------------------------
+
+    def export(self, request: Request) -> tuple[ExportedKV, ...]:
+        """The KV of a finished turn that the store does not have, as bytes."""
+        cache = self._memory.hot.get(request.agent_id)
+        if not self._stored or cache is None:
+            return ()
+        ranges = ranges_to_save(cache.saved, cache.end, cache.shared)
+        exported = tuple(
+            ExportedKV(
+                piece.start,
+                piece.end,
+                tokens_hash(cache.tokens[: piece.end]),
+                self._loaded.layout,
+                to_raw(piece),
+            )
+            for piece in cache.slices(ranges)
+        )
+        cache.mark_saved(ranges)
+        nbytes = sum(part.nbytes for part in exported)
+        cache.unwritten += nbytes
+        self._memory.backlog += nbytes
+        return exported
+
+    def saved(self, agent_id: str, end: int, nbytes: int, ok: bool) -> None:
+        """The store wrote KV up to `end`, or failed and holds only that much."""
+        self._memory.backlog -= nbytes
+        cache = self._memory.hot.get(agent_id)
+        if cache is not None:
+            cache.unwritten = max(0, cache.unwritten - nbytes)
+            if not ok:
+                cache.limit_saved(end)
+
+    # -- from one agent to another -----------------------------------------------------
+
+    def offer(self, request: Request) -> None:
+        """Let others begin with this turn's system prompt, whose KV is in memory now."""
+        if request.shared:
+            self._donors[request.beginning][request.agent_id] = None
+
+    def donor(self, request: Request) -> str | None:
+        """An agent whose hot cache has this turn's system prompt."""
+        if not request.shared or request.beginning not in self._donors:
+            return None
+        donors, beginning = self._donors[request.beginning], request.tokens[: request.shared]
+        for agent_id in list(donors):
+            cache = self._memory.hot.get(agent_id)
+            if cache is not None and cache.tokens[: request.shared] == beginning:
+                return agent_id
+            del donors[agent_id]
+        del self._donors[request.beginning]
+        return None
+
+    def prepare(self, request: Request) -> None:
+        """Cut the agent's cache to what the turn has in common with it; without one, begin
+        with that of an agent with the same system prompt."""
+        memory, agent_id = self._memory, request.agent_id
+        cache = memory.hot.get(agent_id)
+        had = cache.end if cache else 0
+        common = memory.hot.keep_common(agent_id, request.tokens)
+        if common < had:
+            memory.pool.shrink(agent_id, block_floor(common))
+        donor = None if common else self.donor(request)
+        if donor is not None:
+            cache = memory.hot.share(donor, agent_id, request.tokens[: request.shared])
+            memory.pool.free(agent_id)
+            memory.pool.share(donor, agent_id, cache.end)
+            self.counts["shared_tokens"] += cache.end
+
+    def fork(self, parent: str, child: str) -> None:
+        """Let a new agent begin with all that another one has in memory, uncopied."""
+        cache = self._memory.hot.get(parent)
+        if cache is None:
+            return
+        self._memory.hot.fork(parent, child)
+        self._memory.pool.share(parent, child, cache.end)
+        if not self._memory.make_blocks(child, cache.end, [parent, child]):
+            self._memory.forget(child)

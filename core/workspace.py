@@ -1,0 +1,78 @@
+"""Work space: what a forward needs beside the KV, measured once at load. GPU thread only.
+
+A step of T new tokens a row over E keys holds, at its worst moment, something for each new
+token (activations), for each pair of token and key (scores), and for each key (a dequantized
+layer). The three factors are solved from the peaks of three small forwards.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from kvactors.core.arena import Arena
+from kvactors.core.model import LoadedModel
+
+__all__ = ["LEAST_CHUNK", "WorkSpace"]
+
+# (new tokens, keys) of the forwards that are measured, and of a decode step.
+_CHUNKS = ((64, 64), (16, 1024), (128, 1024))
+_DECODE_KEYS = 512
+# Peaks are not exactly linear.
+_SAFETY = 1.15
+# Tokens of a chunk that idle agents leave for, and other turns give way to.
+LEAST_CHUNK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSpace:
+    """Bytes for each new token, for each token and key, for each key, and for a decode step
+    for each row and key."""
+
+    token: float
+    pair: float
+    key: float
+    decoded: float
+
+    @classmethod
+    def measure(cls, loaded: LoadedModel) -> "WorkSpace":
+        """Run the forwards; a second on a CPU for a small model. Resets MLX's peak counter."""
+        needs = [[tokens, tokens * keys, keys] for tokens, keys in _CHUNKS]
+        peaks = [_peak(loaded, tokens, keys) for tokens, keys in _CHUNKS]
+        factors = np.maximum(0.0, np.linalg.solve(needs, peaks)) * _SAFETY
+        token, pair, key = (float(factor) for factor in factors)
+        return cls(token, pair, key, _SAFETY * _peak(loaded, 1, _DECODE_KEYS) / _DECODE_KEYS)
+
+    def chunk(self, tokens: int, rows: int, keys: int) -> int:
+        """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
+        return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))
+
+    def decode(self, rows: int, keys: int) -> int:
+        """Bytes of a decode step of `rows` rows, padded to `keys` keys."""
+        return int(rows * keys * self.decoded)
+
+    def least(self, keys: int, others: int) -> int:
+        """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
+        return max(self.chunk(LEAST_CHUNK, 1, keys), self.decode(1 + others, keys))
+
+    def longest_chunk(self, asked: int, rows: int, cached: int, room: int) -> int:
+        """The longest chunk of at most `asked` tokens that `room` bytes allow; at least 1."""
+        keys = cached + asked
+        each = rows * (self.token + keys * self.pair)
+        spare = room - rows * keys * self.key
+        return max(1, min(asked, int(spare / each) if each else asked))
+
+
+def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
+    """Bytes that MLX held at most beside the cache during one forward."""
+    arena = Arena(loaded.spec, loaded.policy, max_slabs=1)
+    arena.table.lean = True
+    arena.add_row(keys - tokens, keys)
+    arena.evaluate()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    logits = arena.forward(loaded.model, mx.ones((1, tokens), dtype=mx.int32))
+    if tokens == 1:
+        mx.eval(logits)
+    arena.evaluate()
+    return int(mx.get_peak_memory() - before)

@@ -1,0 +1,93 @@
+"""The formats of one file, by name: a memory to bytes, and a file to a memory.
+
+    q4-flat     packed 4-bit KV, a tensor per layer     format_q4.py      seed 000, appendix A
+    q4-blocks   the same in blocks of 256 tokens        format_q4.py      seed 001, appendix A
+    fp16-flat   KV in float16                           format_fp16.py    seed 004
+    mlx-lm      mlx-lm's prompt cache                   format_mlx_lm.py
+
+`archive` holds an agent whole and is a matter of the store: archive.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvactors.persistence import format_fp16, format_mlx_lm, format_q4
+from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
+from kvactors.persistence.fields import Fields, TensorTable
+from kvactors.persistence.interchange import Arrays, Imported, Memory, Target
+from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
+
+__all__ = ["ARCHIVE", "FORMATS", "encode_memory", "read_memory"]
+
+ARCHIVE = "archive"
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    first: str
+    """A tensor that only files of this format have (a pattern)."""
+    encode: Callable[[Memory], tuple[list[RawTensor], dict[str, str]]]
+    decode: Callable[[TensorTable, Fields, Target], tuple[int, tuple[Arrays, ...]]]
+    own: Callable[[Fields], Fields] = lambda fields: fields
+    """Where the token ids stand among the metadata."""
+
+
+_FORMATS = {
+    "q4-flat": _Format(r"layer_0_k_weights", format_q4.encode_flat, format_q4.decode_flat),
+    "q4-blocks": _Format(
+        r"cache\.layers\.0\.key_cache\.0\.data", format_q4.encode_blocks, format_q4.decode_blocks
+    ),
+    "fp16-flat": _Format(r"k_layer_0", format_fp16.encode, format_fp16.decode),
+    "mlx-lm": _Format(
+        r"0\.0(\.0)?", format_mlx_lm.encode, format_mlx_lm.decode, format_mlx_lm.metadata_of
+    ),
+}
+FORMATS = (ARCHIVE, *_FORMATS)
+
+
+def encode_memory(memory: Memory, form: str) -> list[bytes]:
+    """The chunks of a file in one of FORMATS but the archive. Raises ExportRejected."""
+    return encode_tensors(*_FORMATS[form].encode(memory))
+
+
+def read_memory(
+    path: Path,
+    form: str | None,
+    target: Target,
+    tokens: Sequence[int] | None = None,
+    seen: Callable[[bytes], None] = lambda _: None,
+) -> Imported:
+    """Read a file and check all of it against the target; None finds the format by itself.
+
+    `tokens`: token ids for a file that has none, or instead of its own. The KV of the last
+    token is left out: the next turn feeds it (design, One turn end to end). `seen` is given
+    what is read. Raises ImportRejected, ModelMismatch, TokensMissing, OSError.
+    """
+    with open(path, "rb") as file:
+        size = file.seek(0, 2)
+        if size > target.max_bytes:
+            raise ImportRejected(
+                "size", f"a file of {size} bytes, and the memory budget is {target.max_bytes}"
+            )
+        file.seek(0)
+        try:
+            metadata, tensors = read_tensors(file, size, seen)
+        except TensorFileUnreadable as error:
+            raise ImportRejected("file", f"{error}") from error
+    chosen = _FORMATS[form] if form is not None else _recognized(tensors)
+    table, fields = TensorTable(tensors), Fields(metadata)
+    covered, layers = chosen.decode(table, fields, target)
+    table.check_empty()
+    ids = chosen.own(fields).token_ids(tokens, covered, target)
+    return Imported(ids, min(covered, len(ids) - 1), layers)
+
+
+def _recognized(tensors: Sequence[RawTensor]) -> _Format:
+    for format_ in _FORMATS.values():
+        if any(re.fullmatch(format_.first, name) for name, *_ in tensors):
+            return format_
+    raise ImportRejected("format", f"none of {', '.join(FORMATS)}: name the format if it is one")
