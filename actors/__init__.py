@@ -3,10 +3,12 @@
 from kvactors.actors.dispatcher import MailboxFull
 from kvactors.actors.errors import (
     AgentExists,
+    AgentNotStored,
     ExportRejected,
     ImportRejected,
     LedgerUnreadable,
     ModelMismatch,
+    NewerFormat,
     SaveFailed,
     StorageError,
     StoreAlreadyOpen,
@@ -30,14 +32,17 @@ from kvactors.core.errors import (
     TurnFailed,
     TurnTimeout,
 )
+from kvactors.core.overflow import DropOldest
 from kvactors.core.sampling import Sampling
 
 __all__ = [
     "Agent",
     "AgentExists",
+    "AgentNotStored",
     "AgentSystem",
     "BlockingCall",
     "ContextExceeded",
+    "DropOldest",
     "EngineDied",
     "ExportRejected",
     "ImportRejected",
@@ -48,6 +53,7 @@ __all__ = [
     "MemoryExceeded",
     "ModelError",
     "ModelMismatch",
+    "NewerFormat",
     "Reply",
     "RewindOutOfRange",
     "Rewound",

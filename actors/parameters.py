@@ -36,6 +36,13 @@ def check_parameters(
         raise InvalidConfig(f"max_disk must be bytes or None, not {max_disk!r}")
 
 
+def check_isolation(isolation: object) -> bool:
+    """Whether nothing is shared. Raises InvalidConfig unless it is "shared" or "strict"."""
+    if isolation not in ("shared", "strict"):
+        raise InvalidConfig(f'isolation is "shared" or "strict", not {isolation!r}')
+    return isolation == "strict"
+
+
 def check_id(agent_id: object) -> None:
     """Raise InvalidAgentId unless it is a string of 1 to 255 characters."""
     if not isinstance(agent_id, str):

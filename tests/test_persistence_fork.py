@@ -108,9 +108,9 @@ def test_a_fork_of_nobody_or_onto_somebody_is_refused(tmp_path: Path) -> None:
     store = with_parent(tmp_path)
     put(store, kv_save("child", example_segment(0, 4)))
 
-    with pytest.raises(AgentExists, match="'child' is stored already"):
+    with pytest.raises(AgentExists, match="'child' exists, and forks"):
         store.fork("parent", "child")
-    with pytest.raises(AgentExists, match="'parent' is stored already"):
+    with pytest.raises(AgentExists, match="'parent' exists, and forks"):
         store.fork("parent", "parent")
     with pytest.raises(AgentNotStored, match="'nobody' is not stored"):
         store.fork("nobody", "new")
