@@ -33,6 +33,7 @@ from kvactors.core.errors import (
     TurnFailed,
     TurnTimeout,
 )
+from kvactors.core.overflow import DropOldest
 from kvactors.core.sampling import Sampling
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "AgentSystem",
     "BlockingCall",
     "ContextExceeded",
+    "DropOldest",
     "EncryptionError",
     "EngineDied",
     "ExportRejected",

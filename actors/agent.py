@@ -9,25 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pykka import ActorDeadError
+
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.errors import SaveFailed
 from kvactors.actors.messages import (
     Ask,
+    CacheAhead,
     Cancel,
     CancelTurn,
+    Fork,
+    ForkCache,
     NewTokens,
+    Prefetch,
     Rewind,
     Saved,
     SaveTurn,
     Step,
     TurnAborted,
     TurnFinished,
+    WithStore,
 )
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Rewound, Ticket, make_reply
-from kvactors.actors.turns import make_answer, make_draft, make_request, most_tokens
+from kvactors.actors.turns import (
+    make_answer,
+    make_draft,
+    make_request,
+    most_tokens,
+    without_oldest,
+)
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
 from kvactors.core.events import ExportedKV
+from kvactors.core.overflow import ContextPolicy, DropOldest
 from kvactors.core.prefix import Draft
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
@@ -61,6 +75,8 @@ class Wiring:
     """Tokens that a transcript may have."""
     pool: Dispatcher
     """The threads that agents share."""
+    isolated: bool
+    """Whether agents with the same system prompt hold its KV each for itself."""
 
 
 class AgentActor(PooledActor):
@@ -68,8 +84,15 @@ class AgentActor(PooledActor):
 
     registered = False
 
-    def __init__(self, agent_id: str, transcript: Transcript, wiring: Wiring) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        transcript: Transcript,
+        wiring: Wiring,
+        context_policy: ContextPolicy = "refuse",
+    ) -> None:
         super().__init__()
+        self.context_policy = context_policy
         self.dispatcher = wiring.pool
         self.agent_id = agent_id
         self.transcript = transcript
@@ -87,6 +110,12 @@ class AgentActor(PooledActor):
             self._begin(message)
         elif isinstance(message, Rewind):
             self._rewind(message)
+        elif isinstance(message, Fork):
+            self._fork(message)
+        elif isinstance(message, CacheAhead):
+            if self._running is None and self.transcript.turns:
+                tokens = tuple(self.transcript.token_ids)
+                self._tell_gpu(Prefetch(self.agent_id, tokens))
         elif isinstance(message, TurnFinished):
             self._finish(message)
         elif isinstance(message, TurnAborted):
@@ -115,8 +144,7 @@ class AgentActor(PooledActor):
         if ask.ticket.reply.done:
             return
         try:
-            draft = make_draft(self.transcript, ask)
-            request = make_request(self.agent_id, self.transcript, draft, ask, self.wiring.context)
+            draft, request = self._request(ask)
         except KvactorsError as error:
             ask.ticket.reject(error)
             return
@@ -131,6 +159,17 @@ class AgentActor(PooledActor):
         self._tell_gpu(Step(request, self.actor_ref))
         if cancelled:
             self._tell_gpu(Cancel(self.agent_id, request.serial))
+
+    def _request(self, ask: Ask) -> tuple[Draft, Request]:
+        draft = make_draft(self.transcript, ask)
+        if isinstance(self.context_policy, DropOldest):
+            draft = without_oldest(
+                self.transcript, draft, ask, self.wiring.context, self.context_policy
+            )
+        wiring = self.wiring
+        return draft, make_request(
+            self.agent_id, self.transcript, draft, ask, wiring.context, isolated=wiring.isolated
+        )
 
     def _warn(self, request: Request) -> None:
         most, context = most_tokens(request), self.wiring.context
@@ -189,6 +228,27 @@ class AgentActor(PooledActor):
         self._save(transcript.extend(remains, keep), ticket, ())
         left = sum(len(turn.token_ids) for turn in transcript.turns)
         ticket.resolve(Rewound(len(transcript.turns), left, ticket.durable))
+
+    def _fork(self, message: Fork) -> None:
+        """Both other actors are told at once: whatever comes later of this agent is not the
+        child's."""
+        if message.ticket.reply.done:
+            return
+        stored, child = None, message.child
+        if self.wiring.persistence is not None and self.transcript.turns:
+            parent = self.agent_id
+            try:
+                stored = self.wiring.persistence.ask(
+                    WithStore(lambda store: store.fork(parent, child)), block=False
+                )
+            except ActorDeadError:
+                gone = SystemStopped("the persistence actor is dead: nothing can be forked")
+                message.ticket.reject(gone)
+                return
+        self._tell_gpu(ForkCache(self.agent_id, child))
+        message.ticket.durable.resolve(stored is not None)
+        message.ticket.cached.resolve(stored is not None)
+        message.ticket.resolve((self.transcript.copy(), stored))
 
     def _save(self, record: dict[str, Any], ticket: Ticket, exported: Sequence[ExportedKV]) -> None:
         if self.wiring.persistence is None:

@@ -5,18 +5,17 @@ persistence actor's thread, and float KV is quantized on the GPU actor's. What n
 is in `kvactors.actors.export`, and the command line calls it without one.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvactors.actors.crew import Crew
 from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
+from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import EncodeFloats, WithStore
 from kvactors.actors.parameters import check_id
+from kvactors.actors.registry import Registry
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.transcript import Transcript, Turn, tokens_hash
 from kvactors.persistence.adding import add_agent
@@ -29,24 +28,11 @@ from kvactors.persistence.kv_arrays import segment_tensors
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save, Store
 
-if TYPE_CHECKING:
-    from kvactors.actors.handle import Agent
-
 __all__ = ["Exchange", "check_format"]
 
 
-class Exchange:
+class Exchange(Registry):
     """The part of AgentSystem that writes agents to files and makes agents of files."""
-
-    _crew: Crew
-    _agents: "dict[str, Agent]"
-    _lock: "threading.RLock"
-    if TYPE_CHECKING:
-
-        @property
-        def info(self) -> ModelInfo: ...
-        def spawn(self, agent_id: str) -> "Agent": ...
-        def _require_running(self) -> None: ...
 
     def export_agent(
         self,
@@ -91,7 +77,7 @@ class Exchange:
         format: str | None = None,
         tokens: Sequence[int] | None = None,
         on_step: OnStep = unwatched,
-    ) -> "Agent":
+    ) -> Agent:
         """Make an agent of a file, stored and warm: whole, or not at all.
 
         `format` None finds it out. `tokens`: the token ids of KV whose file has none. A

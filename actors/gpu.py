@@ -18,9 +18,11 @@ from kvactors.actors.messages import (
     Cancel,
     EncodeFloats,
     Forget,
+    ForkCache,
     LoadKV,
     LoadModel,
     NewTokens,
+    Prefetch,
     ReadStats,
     Restored,
     Saved,
@@ -116,6 +118,10 @@ class GpuActor(PooledActor):
             engine.provide(message.agent_id, message.stored)
         elif isinstance(message, Saved):
             engine.saved(message.agent_id, message.end, message.nbytes, message.ok)
+        elif isinstance(message, Prefetch):
+            engine.prefetch(message.agent_id, list(message.token_ids))
+        elif isinstance(message, ForkCache):
+            engine.fork(message.parent, message.child)
         elif isinstance(message, Forget):
             engine.forget(message.agent_id)
             self._agents.pop(message.agent_id, None)

@@ -18,7 +18,7 @@ from kvactors.core.transcript import Turn
 
 if TYPE_CHECKING:
     from kvactors.actors.agent import AgentActor
-    from kvactors.actors.system import AgentSystem
+    from kvactors.actors.registry import Registry
 
 __all__ = ["Agent", "TranscriptView"]
 
@@ -35,7 +35,7 @@ class TranscriptView:
 class Agent:
     """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent."""
 
-    def __init__(self, system: "AgentSystem", actor: "AgentActor") -> None:
+    def __init__(self, system: "Registry", actor: "AgentActor") -> None:
         self._system = system
         self._actor = actor
 
@@ -117,7 +117,9 @@ class Agent:
         chosen = sampling or Sampling()
         said = self._said(prompt, messages, match, threshold)
         ticket = self._send(said, chosen, timeout, streamed=True)
-        return ReplyStream(ticket, self._system.chat, chosen.stop, lambda: self._cancel(ticket))
+        return ReplyStream(
+            ticket, self._system.info.chat, chosen.stop, lambda: self._cancel(ticket)
+        )
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -164,7 +166,7 @@ class Agent:
         match: bool = False,
         threshold: float = THRESHOLD,
     ) -> Said:
-        return check_said(prompt, messages, match, threshold, self._system.spec.vocab_size)
+        return check_said(prompt, messages, match, threshold, self._system.info.spec.vocab_size)
 
     def _send(
         self,

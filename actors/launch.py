@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvactors.core import blas
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
@@ -56,6 +57,7 @@ class Launch:
     memory_budget: int | None
     target_latency: float
     stored: bool
+    eviction: EvictionPolicy = least_recently_used
 
     def __call__(self) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
@@ -72,7 +74,13 @@ class Launch:
         probe_ragged_rows(loaded)
         mx.clear_cache()
         budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
-        config = EngineConfig(self.max_batch, budget, self.stored, self.target_latency)
+        config = EngineConfig(
+            self.max_batch,
+            budget,
+            self.stored,
+            target_latency=self.target_latency,
+            eviction=self.eviction,
+        )
         info = ModelInfo(
             loaded.name,
             loaded.chat,

@@ -16,16 +16,21 @@ from kvactors.persistence.store import Save, Store
 
 __all__ = [
     "Ask",
+    "CacheAhead",
     "Cancel",
     "CancelTurn",
     "EncodeFloats",
     "Flush",
     "Forget",
     "ForgetStored",
+    "Fork",
+    "ForkCache",
     "LoadKV",
     "LoadModel",
+    "MakePrompt",
     "NewTokens",
     "OpenStore",
+    "Prefetch",
     "Prompt",
     "ReadLedger",
     "ReadStats",
@@ -82,8 +87,35 @@ class Rewind:
         self.ticket.reject(_stopped(self.ticket))
 
 
-Prompt = Ask | Rewind
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """To an agent: let a new one begin with all of its memory. Goes into the prompt lane.
+
+    Its reply is a copy of the transcript, and a future that resolves when the new agent is
+    stored (None where nothing is).
+    """
+
+    ticket: Ticket
+    """Who waits for it."""
+    child: str
+    """Id of the new agent."""
+    in_prompt_lane: Literal[True] = True
+    """Sorts it into the lane that a running turn shuts."""
+
+    def reject(self) -> None:
+        """Fail whoever waits: the agent stopped first."""
+        self.ticket.reject(_stopped(self.ticket))
+
+
+Prompt = Ask | Fork | Rewind
 """What goes into an agent's prompt lane."""
+
+MakePrompt = Callable[[Ticket], Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAhead:
+    """To an agent: have its KV read ahead of its next turn."""
 
 
 def _stopped(ticket: Ticket) -> SystemStopped:
@@ -110,6 +142,26 @@ class Cancel:
     """Which one."""
     error: Exception | None = None
     """Fail it with this and leave no trace, instead of replying with what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """To the GPU actor: read an agent's KV ahead of its next turn, if there is room."""
+
+    agent_id: str
+    """Whose."""
+    token_ids: tuple[int, ...]
+    """All that it remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkCache:
+    """To the GPU actor: let a new agent begin with another one's hot cache."""
+
+    parent: str
+    """Whose cache."""
+    child: str
+    """Who begins with it."""
 
 
 @dataclass(frozen=True, slots=True)

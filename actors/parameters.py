@@ -49,6 +49,13 @@ def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
         raise InvalidConfig(f"encryption_key must be {KEY_BYTES} bytes or a callable")
 
 
+def check_isolation(isolation: object) -> bool:
+    """Whether nothing is shared. Raises InvalidConfig unless it is "shared" or "strict"."""
+    if isolation not in ("shared", "strict"):
+        raise InvalidConfig(f'isolation is "shared" or "strict", not {isolation!r}')
+    return isolation == "strict"
+
+
 def check_id(agent_id: object) -> None:
     """Raise InvalidAgentId unless it is a string of 1 to 255 characters."""
     if not isinstance(agent_id, str):

@@ -11,34 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvactors.actors.agent import AgentActor, Wiring
-from kvactors.actors.crew import Crew
-from kvactors.actors.dispatcher import MailboxFull, send
-from kvactors.actors.errors import LedgerUnreadable
 from kvactors.actors.exchange import Exchange
 from kvactors.actors.gpu import OnProgress
-from kvactors.actors.handle import Agent
-from kvactors.actors.launch import Launch, ModelInfo, callable_name, parse_budget
-from kvactors.actors.messages import (
-    CancelTurn,
-    Forget,
-    ForgetStored,
-    Prompt,
-    ReadLedger,
-    ReadStats,
-)
-from kvactors.actors.parameters import (
-    check_id,
-    check_parameters,
-    check_storage,
-    check_system_prompt,
-)
-from kvactors.actors.reply import Ticket
-from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
+from kvactors.actors.launch import Launch, callable_name, parse_budget
+from kvactors.actors.messages import ReadStats
+from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
+from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
-from kvactors.core.transcript import Transcript
 from kvactors.persistence.sealing import EncryptionKey
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Store
 
@@ -66,8 +48,8 @@ class AgentSystem(Exchange):
         kv_bits: 4, 8 or None (float).
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
-        memory_budget: bytes of KV in memory, or "8GB"; unset is half of what the device has
-            left once the model is loaded.
+        memory_budget: bytes of KV and work space in memory, or "8GB"; unset is half of what
+            the device has left once the model is loaded.
         context: tokens an agent may remember; lowers the model's own limit.
         dtype: "auto" computes in the weights' dtype, in float32 on the CPU.
         attention: "auto", "packed" or "dequantize" (`kvactors.core.attention`).
@@ -78,6 +60,10 @@ class AgentSystem(Exchange):
         max_disk: bytes of KV on disk before the least recently used is evicted.
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill.
+        eviction: who leaves memory first: "lru", "worth" (size and age against what bringing
+            it back costs), or a callable (`kvactors.core.eviction`).
+        isolation: "shared" lets agents with the same system prompt hold its KV once;
+            "strict" shares nothing between agents that were not forked.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
     """
@@ -101,13 +87,22 @@ class AgentSystem(Exchange):
         max_disk: int | None = DEFAULT_MAX_DISK,
         encryption_key: EncryptionKey | None = None,
         target_latency: float = 0.1,
+        eviction: str | EvictionPolicy = "lru",
+        isolation: str = "shared",
     ) -> None:
         check_parameters(model, max_batch=max_batch, target_latency=target_latency)
         check_storage(store, max_disk, encryption_key)
+        super().__init__(isolated=check_isolation(isolation))
         stored = store is not False
         unnamed = store is None or isinstance(store, bool)
         path = default_store() if unnamed else Path(str(store)).expanduser()
-        opener = partial(Store, path, max_disk=max_disk, encryption_key=encryption_key)
+        opener = partial(
+            Store,
+            path,
+            max_disk=max_disk,
+            encryption_key=encryption_key,
+            share_segments=isolation != "strict",
+        )
         self._open_store = opener if stored else None
         self._on_progress = progress
         options = ModelOptions(
@@ -132,13 +127,9 @@ class AgentSystem(Exchange):
             memory_budget=parse_budget(memory_budget),
             target_latency=target_latency,
             stored=stored,
+            eviction=check_eviction(eviction),
         )
         self._life = threading.RLock()
-        self._lock = threading.RLock()
-        self._agents: dict[str, Agent] = {}
-        self._crew = Crew()
-        self._state = "new"
-        self._info: ModelInfo | None = None
 
     # -- life --------------------------------------------------------------------------
 
@@ -214,42 +205,7 @@ class AgentSystem(Exchange):
             if agent is not None:
                 agent._cancel(ticket)
 
-    # -- agents ------------------------------------------------------------------------
-
-    def spawn(self, agent_id: str, system_prompt: str | None = None) -> Agent:
-        """The agent of this id, restored if the store knows it. Writes nothing, reads no KV.
-
-        `system_prompt` None means as stored. Raises InvalidAgentId, SystemPromptMismatch,
-        LedgerUnreadable (for that agent alone), SystemStopped.
-        """
-        check_id(agent_id)
-        check_system_prompt(system_prompt)
-        with self._lock:
-            self._require_running()
-            known = self._agents.get(agent_id)
-            if known is None:
-                known = self._restore(agent_id, system_prompt)
-                self._agents[agent_id] = known
-            else:
-                known._actor.transcript.require_system_prompt(system_prompt)
-            return known
-
-    def agents(self) -> list[Agent]:
-        """The agents spawned in this system, in the order of their ids."""
-        with self._lock:
-            return [self._agents[agent_id] for agent_id in sorted(self._agents)]
-
-    def forget(self, agent_id: str) -> None:
-        """Delete an agent from memory and disk; its running turn fails."""
-        check_id(agent_id)
-        with self._lock:
-            self._require_running()
-            agent = self._agents.pop(agent_id, None)
-            if agent is not None:
-                agent._actor.actor_ref.stop()
-            self._crew.ask(self._crew.gpu, Forget(agent_id))
-            if self._crew.persistence is not None:
-                self._crew.ask(self._crew.persistence, ForgetStored(agent_id))
+    # -- what is known of it -----------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         """Counts and bytes of the engine, and how many agents and turns there are."""
@@ -269,13 +225,6 @@ class AgentSystem(Exchange):
         return self._crew.outstanding.wait(timeout)
 
     @property
-    def info(self) -> ModelInfo:
-        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
-        if self._info is None:
-            raise SystemStopped("the system has not been started: use `with` or start()")
-        return self._info
-
-    @property
     def chat(self) -> ChatFormat:
         """Tokenizer and chat template of the model."""
         return self.info.chat
@@ -284,70 +233,6 @@ class AgentSystem(Exchange):
     def spec(self) -> ModelCacheSpec:
         """Cache spec of the model."""
         return self.info.spec
-
-    def send(
-        self,
-        actor: AgentActor,
-        make: Callable[[Ticket], Prompt],
-        timeout: float | None,
-        *,
-        streamed: bool,
-    ) -> Ticket:
-        """Accept a turn for an agent of this system. For `Agent`."""
-        ticket = Ticket.begin(actor.agent_id, streamed=streamed)
-        self._crew.outstanding.begin_turn(ticket)
-        try:
-            accepted = send(actor.actor_ref, make(ticket))
-        except MailboxFull as error:
-            ticket.reject(error)
-            raise
-        if not accepted:
-            gone = SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped")
-            ticket.reject(gone)
-            raise gone
-        if timeout is not None:
-            # Weakly: a reply that arrived long ago is not kept for its deadline.
-            late = weakref.ref(ticket)
-            self._crew.timer.after(timeout, lambda: _expire(actor, late(), timeout))
-        return ticket
-
-    def _restore(self, agent_id: str, system_prompt: str | None) -> Agent:
-        records = None
-        if self._crew.persistence is not None:
-            records = self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
-        info = self.info
-        try:
-            transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerUnreadable(
-                f"the ledger of {agent_id!r} holds records of another form: {error}"
-            ) from error
-        if records:
-            transcript.require_system_prompt(system_prompt)
-        else:
-            transcript.system_prompt = system_prompt
-        wiring = Wiring(
-            self._crew.gpu,
-            self._crew.persistence,
-            self._crew.outstanding,
-            info.chat,
-            info.fingerprint,
-            info.spec.context,
-            self._crew.pool,
-        )
-        actor = AgentActor(agent_id, transcript, wiring)
-        actor.begin()
-        return Agent(self, actor)
-
-    def _require_running(self) -> None:
-        if self._state != "running":
-            raise SystemStopped(f"the system is {self._state}: use it inside `with`")
-
-
-def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
-    if ticket is not None and not ticket.reply.done:
-        late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
-        send(actor.actor_ref, CancelTurn(ticket, late))
 
 
 @atexit.register

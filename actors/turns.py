@@ -4,6 +4,7 @@ from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
 from kvactors.core.errors import ContextExceeded, EmptyPrompt
 from kvactors.core.events import Finished
+from kvactors.core.overflow import DropOldest, turns_to_drop
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
 from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
@@ -11,7 +12,7 @@ from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_has
 # Tokens of a system prompt from which on it is worth waiting for who prefills it.
 LEAST_SHARED = 64
 
-__all__ = ["make_answer", "make_draft", "make_request", "most_tokens"]
+__all__ = ["make_answer", "make_draft", "make_request", "most_tokens", "without_oldest"]
 
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:
@@ -27,6 +28,20 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
         text = transcript.chat.decode(said.token_ids)
         turn = Turn(ask.role, text, said.token_ids, text, raw=True)
     return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
+
+
+def without_oldest(
+    transcript: Transcript, draft: Draft, ask: Ask, context: int, policy: DropOldest
+) -> Draft:
+    """The draft, or where it does not fit the context one that leaves the oldest turns out."""
+    turns = [*transcript.turns[: draft.keep], *draft.turns]
+    max_tokens = ask.sampling.max_tokens if ask.answer else 0
+    if sum(len(turn.token_ids) for turn in turns) + max_tokens <= context:
+        return draft
+    past, new = turns[: draft.keep], draft.turns
+    reserved = max_tokens + sum(len(turn.token_ids) for turn in new)
+    head, tail = turns_to_drop(policy, past, reserved, context)
+    return Draft(head, (*past[tail:], *new), draft.match, draft.system_prompt)
 
 
 def make_request(

@@ -104,7 +104,8 @@ class Admission:
         needed: list[str] = []
         self.waiting.sort(key=_rank)
         for request in list(self.waiting):
-            held = [*running, *started, *filter(self._is_reserved, self.waiting)]
+            active = [*running, *started]
+            held = [*active, *filter(self._is_reserved, self.waiting)]
             if self._backed_up:
                 break
             if request.agent_id in self._traffic.asked or self._follows(request, held):
@@ -112,7 +113,7 @@ class Admission:
             if request not in held and len(held) >= self._config.max_batch:
                 break
             self._traffic.prepare(request)
-            if self._gave_way_to(request, running) or not self._make_room(request, held):
+            if self._gave_way_to(request, active) or not self._make_room(request, active, held):
                 self._blocked = True
                 break
             if self._traffic.must_ask(request):
@@ -148,24 +149,30 @@ class Admission:
         """Whether the turns that this one gave way to still run, all of them."""
         return bool(running and request.preempted and request.gave_way_after == self._ended)
 
-    def _make_room(self, request: Request, held: Iterable[Request]) -> bool:
+    def _make_room(
+        self, request: Request, active: Sequence[Request], held: Iterable[Request]
+    ) -> bool:
         """Evict idle agents until the turn fits: its row while it prefills, its copy among
-        the decoding ones, and the least work space. What it decodes is not promised."""
+        the decoding ones, and the least work space. What it decodes is not promised.
+
+        A turn that finds nobody active goes on in any case: agents restored for others leave.
+        """
         memory, agent_id = self._memory, request.agent_id
-        others = [other.agent_id for other in held if other is not request]
+        busy = [agent_id, *(other.agent_id for other in held)]
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
         past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
         need = memory.bytes_of(2 * (tokens + EXTENT_STEP) + past)
-        need += memory.workspace.least(tokens, len(others))
-        # A turn that has the memory to itself always goes on.
-        if not memory.make_room(need, [agent_id, *others]) and others:
-            return False
-        return memory.make_blocks(agent_id, len(request.tokens) + 1, [agent_id, *others])
+        need += memory.workspace.least(tokens, len(active))
+        room, blocks = memory.make_room(need, busy), len(request.tokens) + 1
+        if active or (room and memory.make_blocks(agent_id, blocks, busy)):
+            return room and memory.make_blocks(agent_id, blocks, busy)
+        memory.make_room(need, [agent_id])
+        return memory.make_blocks(agent_id, blocks, [agent_id])
 
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""
-        self._traffic.restored.discard(request.agent_id)
+        self._traffic.begun(request.agent_id)
         cache = self._memory.hot.touch(request.agent_id, self._clock())
         cache.shared = cache.shared or block_floor(request.shared)
         if request.preempted:

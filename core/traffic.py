@@ -33,6 +33,8 @@ class Traffic:
         self.counts = {"hits": 0, "restores": 0, "misses": 0, "shared_tokens": 0}
         self.asked: dict[str, float] = {}
         self.restored: set[str] = set()
+        # Of those, the ones of whom the store had nothing that fits.
+        self._unknown: set[str] = set()
         self._loaded = loaded
         self._memory = memory
         self._clock = clock
@@ -47,11 +49,13 @@ class Traffic:
     def must_ask(self, request: Request) -> bool:
         """Whether the store may know KV of this agent that is not in memory."""
         agent_id, past = request.agent_id, request.prompt - request.fresh
-        known = agent_id in self._memory.hot or agent_id in self.restored
+        # What was restored may have been evicted again before the turn could start.
+        known = agent_id in self._memory.hot or agent_id in self._unknown
         return self._stored and past > 0 and not known
 
     def ask(self, agent_id: str) -> None:
         """Note that the store is asked for an agent's KV."""
+        self.restored.discard(agent_id)
         self.asked[agent_id] = self._clock()
 
     def prefetch(self, agent_id: str, tokens: list[int]) -> bool:
@@ -77,7 +81,9 @@ class Traffic:
         if request is not None:
             self.restored.add(agent_id)
             past = request.tokens[: request.prompt - request.fresh]
-            if self._adopt(agent_id, past, stored) and not request.preempted:
+            if not self._adopt(agent_id, past, stored):
+                self._unknown.add(agent_id)
+            elif not request.preempted:
                 request.cache_state = "warm"
             request.restored_at = self._clock() - asked_at
         elif ahead is not None:
@@ -92,8 +98,13 @@ class Traffic:
     def withdraw(self, agent_id: str) -> None:
         """Nobody waits for this agent's KV any more."""
         self.asked.pop(agent_id, None)
-        self.restored.discard(agent_id)
         self._ahead.pop(agent_id, None)
+        self.begun(agent_id)
+
+    def begun(self, agent_id: str) -> None:
+        """The turn that waited for this agent's KV has begun."""
+        self.restored.discard(agent_id)
+        self._unknown.discard(agent_id)
 
     def _adopt(self, agent_id: str, known: list[int], stored: Sequence[ExportedKV]) -> bool:
         """Make stored KV hot, as far as it belongs to the agent's own beginning."""

@@ -105,6 +105,12 @@ class Transcript:
             transcript._replay(record)
         return transcript
 
+    def copy(self) -> "Transcript":
+        """The same memory, for another agent."""
+        other = Transcript(self.chat, self.tokenizer_id, self.system_prompt)
+        other.turns = list(self.turns)
+        return other
+
     @property
     def token_ids(self) -> list[int]:
         """All token ids, a new list."""

@@ -55,12 +55,18 @@ class KvFolders:
     """All KV of a store. Persistence thread only."""
 
     def __init__(
-        self, files: Files, root: Path, max_disk: int | None, sealing: Sealing | None
+        self,
+        files: Files,
+        root: Path,
+        max_disk: int | None,
+        sealing: Sealing | None,
+        *,
+        share: bool,
     ) -> None:
         self.files = files
         self.root = root
         self.sealing = sealing
-        self.holders = Holders(root)
+        self.holders = Holders(root, share=share)
         self.max_disk = max_disk
         self.pinned: set[str] = set()  # encoded ids
         self._by_agent: dict[str, set[str]] = {}

@@ -100,7 +100,7 @@ class KvPart(CommitPart):
         path = self.kv.folder(self.key) / name
         claim = (self.key.fingerprint, name)
         source = self.kv.holders.find(*claim, size) or self.claims.get(claim)
-        if source is None:
+        if source is None and self.kv.holders.share:
             self.claims[claim] = path
         self.fresh.append(_Fresh(path, chunks, digest, size, source))
         return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)

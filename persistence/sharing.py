@@ -21,9 +21,11 @@ _REMEMBERED = 1 << 16
 class Holders:
     """Which agent is known to hold a segment. Forgets the oldest; never believed blindly."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, share: bool) -> None:
         self.can_link = True
         """False once the file system has refused to link."""
+        self.share = share
+        """Whether saves of different agents share at all; forks always do."""
         self._root = root
         self._agents: dict[tuple[str, str], str] = {}
 
@@ -36,7 +38,7 @@ class Holders:
     def find(self, fingerprint: str, name: str, size: int) -> Path | None:
         """A file of `size` bytes with this content, if one is known and still there."""
         agent = self._agents.get((fingerprint, name))
-        if agent is None or not self.can_link:
+        if agent is None or not self.can_link or not self.share:
             return None
         path = self._root / fingerprint / agent / name
         try:

@@ -64,12 +64,14 @@ class Store:
         files: Files | None = None,
         max_disk: int | None = DEFAULT_MAX_DISK,
         encryption_key: EncryptionKey | None = None,
+        share_segments: bool = True,
     ) -> None:
         """Make what is missing, and lock. Agents are only listed: each is checked, and what a
         crash left of it is swept (recovery.py), when it is first read or written.
 
         `max_disk`: bytes that `kv/` may take, None for no limit. `encryption_key`: 32 bytes,
-        or a function that returns them; a store is encrypted as a whole or not. Raises
+        or a function that returns them; a store is encrypted as a whole or not.
+        `share_segments`: link a segment that another agent has instead of writing it. Raises
         EncryptionError (EncryptionMismatch, WrongKey), StoreLocked,
         StoreAlreadyOpen, StoreNotWritable.
         """
@@ -78,7 +80,7 @@ class Store:
         self._meter = Meter()
         self._touched: set[str] = set()
         sealing = None if encryption_key is None else Sealing(encryption_key)
-        self._kv = KvFolders(self._files, self.root / "kv", max_disk, sealing)
+        self._kv = KvFolders(self._files, self.root / "kv", max_disk, sealing, share=share_segments)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
         try:
             self._make_folder(self.root)

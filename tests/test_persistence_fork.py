@@ -108,9 +108,9 @@ def test_a_fork_of_nobody_or_onto_somebody_is_refused(tmp_path: Path) -> None:
     store = with_parent(tmp_path)
     put(store, kv_save("child", example_segment(0, 4)))
 
-    with pytest.raises(AgentExists, match="'child' exists"):
+    with pytest.raises(AgentExists, match="'child' exists, and forks"):
         store.fork("parent", "child")
-    with pytest.raises(AgentExists, match="'parent' exists"):
+    with pytest.raises(AgentExists, match="'parent' exists, and forks"):
         store.fork("parent", "parent")
     with pytest.raises(AgentNotStored, match="'nobody' is not stored"):
         store.fork("nobody", "new")
@@ -263,6 +263,18 @@ def test_agents_with_the_same_beginning_share_its_segments(tmp_path: Path) -> No
     for name in "abcdefg":
         store.forget(name)
     assert store.read_kv("h", F1) == (head, tails["h"])
+    store.close()
+
+
+def test_a_store_that_shares_nothing_writes_each_agents_own_segments(tmp_path: Path) -> None:
+    store = Store(tmp_path, share_segments=False)
+
+    put(store, kv_save("a", SEGMENTS[0]), kv_save("b", SEGMENTS[0]))
+    put(store, kv_save("c", SEGMENTS[0]))
+
+    assert len(inodes(tmp_path)) == 3
+    store.fork("a", "child")
+    assert len(inodes(tmp_path)) == 3
     store.close()
 
 

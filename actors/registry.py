@@ -1,0 +1,186 @@
+"""The agents of one system: spawned, restored, forked, forgotten."""
+
+import threading
+import weakref
+from typing import Any
+
+from kvactors.actors.agent import AgentActor, Wiring
+from kvactors.actors.crew import Crew
+from kvactors.actors.dispatcher import MailboxFull, send
+from kvactors.actors.errors import AgentExists, LedgerUnreadable
+from kvactors.actors.handle import Agent
+from kvactors.actors.launch import ModelInfo
+from kvactors.actors.messages import (
+    CacheAhead,
+    CancelTurn,
+    Forget,
+    ForgetStored,
+    Fork,
+    MakePrompt,
+    ReadLedger,
+)
+from kvactors.actors.parameters import check_id, check_system_prompt
+from kvactors.actors.reply import Ticket
+from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
+from kvactors.core.overflow import ContextPolicy, check_policy
+from kvactors.core.transcript import Transcript
+
+__all__ = ["Registry"]
+
+
+class Registry:
+    """The part of AgentSystem that makes and ends agents. `isolated`: nothing is shared."""
+
+    def __init__(self, *, isolated: bool) -> None:
+        self._crew = Crew()
+        self._lock = threading.RLock()
+        self._agents: dict[str, Agent] = {}
+        self._isolated = isolated
+        self._state = "new"
+        self._info: ModelInfo | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
+        if self._info is None:
+            raise SystemStopped("the system has not been started: use `with` or start()")
+        return self._info
+
+    def _require_running(self) -> None:
+        if self._state != "running":
+            raise SystemStopped(f"the system is {self._state}: use it inside `with`")
+
+    def spawn(
+        self,
+        agent_id: str,
+        system_prompt: str | None = None,
+        *,
+        from_: str | Agent | None = None,
+        context_policy: ContextPolicy = "refuse",
+    ) -> Agent:
+        """The agent of this id, restored if the store knows it. Writes nothing, reads no KV.
+
+        `system_prompt` None means as stored. `from_` another agent: a new one that remembers
+        all that the other has when its turns so far are done, without a copy of its KV in
+        memory or on disk. `context_policy`: what happens at the end of the context, "refuse"
+        or DropOldest(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
+        AgentExists, LedgerUnreadable (for that agent alone), SystemStopped.
+        """
+        check_id(agent_id)
+        check_system_prompt(system_prompt)
+        check_policy(context_policy)
+        if from_ is not None:
+            if system_prompt is not None:
+                raise InvalidConfig("a fork has its parent's system prompt: leave it unset")
+            return self._fork(agent_id, from_, context_policy)
+        with self._lock:
+            self._require_running()
+            known = self._agents.get(agent_id)
+            if known is None:
+                transcript = self._restored(agent_id, system_prompt)
+                known = self._begin(agent_id, transcript, context_policy)
+            else:
+                known._actor.transcript.require_system_prompt(system_prompt)
+                known._actor.context_policy = context_policy
+            return known
+
+    def agents(self) -> list[Agent]:
+        """The agents spawned in this system, in the order of their ids."""
+        with self._lock:
+            return [self._agents[agent_id] for agent_id in sorted(self._agents)]
+
+    def prefetch(self, agent_id: str) -> None:
+        """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
+        agent = self.spawn(agent_id)
+        send(agent._actor.actor_ref, CacheAhead())
+
+    def forget(self, agent_id: str) -> None:
+        """Delete an agent from memory and disk; its running turn fails."""
+        check_id(agent_id)
+        with self._lock:
+            self._require_running()
+            agent = self._agents.pop(agent_id, None)
+            if agent is not None:
+                agent._actor.actor_ref.stop()
+            self._crew.ask(self._crew.gpu, Forget(agent_id))
+            if self._crew.persistence is not None:
+                self._crew.ask(self._crew.persistence, ForgetStored(agent_id))
+
+    def send(
+        self,
+        actor: AgentActor,
+        make: MakePrompt,
+        timeout: float | None,
+        *,
+        streamed: bool,
+    ) -> Ticket:
+        """Put a prompt into the lane of an agent of this system. For `Agent`."""
+        ticket = Ticket.begin(actor.agent_id, streamed=streamed)
+        self._crew.outstanding.begin_turn(ticket)
+        try:
+            accepted = send(actor.actor_ref, make(ticket))
+        except MailboxFull as error:
+            ticket.reject(error)
+            raise
+        if not accepted:
+            gone = SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped")
+            ticket.reject(gone)
+            raise gone
+        if timeout is not None:
+            # Weakly: a reply that arrived long ago is not kept for its deadline.
+            late = weakref.ref(ticket)
+            self._crew.timer.after(timeout, lambda: _expire(actor, late(), timeout))
+        return ticket
+
+    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
+        source = self.spawn(parent) if isinstance(parent, str) else parent
+        with self._lock:
+            self._require_running()
+            if child in self._agents:
+                raise AgentExists(f"agent {child!r} exists, and a fork makes a new one")
+        ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
+        copied, stored = ticket.reply.get()
+        if stored is not None:
+            stored.get()
+        with self._lock:
+            return self._begin(child, copied, policy)
+
+    def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
+        records: Any = None
+        if self._crew.persistence is not None:
+            records = self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
+        info = self.info
+        try:
+            transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerUnreadable(
+                f"the ledger of {agent_id!r} holds records of another form: {error}"
+            ) from error
+        if records:
+            transcript.require_system_prompt(system_prompt)
+        else:
+            transcript.system_prompt = system_prompt
+        return transcript
+
+    def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
+        info = self.info
+        wiring = Wiring(
+            self._crew.gpu,
+            self._crew.persistence,
+            self._crew.outstanding,
+            info.chat,
+            info.fingerprint,
+            info.spec.context,
+            self._crew.pool,
+            self._isolated,
+        )
+        actor = AgentActor(agent_id, transcript, wiring, policy)
+        actor.begin()
+        self._agents[agent_id] = Agent(self, actor)
+        return self._agents[agent_id]
+
+
+def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
+    if ticket is not None and not ticket.reply.done:
+        late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
+        send(actor.actor_ref, CancelTurn(ticket, late))

@@ -1,0 +1,209 @@
+"""Memory under a budget: what is bounded, who leaves, and that nobody answers differently."""
+
+import gc
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvactors.actors import AgentSystem, DropOldest, Sampling
+from kvactors.core.errors import ContextExceeded, InvalidConfig
+from kvactors.core.eviction import IdleAgent, least_recently_used, least_worth
+from kvactors.core.residency import ranges_to_save
+from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
+
+OpenSystem = Callable[..., AgentSystem]
+WAIT = 60
+ANSWER = Sampling(max_tokens=12)
+BYTES_PER_TOKEN = 320
+
+
+def grid() -> tuple[Any, PlainTokenizer]:
+    return snap_to_grid(tiny_model()), PlainTokenizer()
+
+
+def converse(system: AgentSystem, agents: int, tokens: int) -> list[list[tuple[int, ...]]]:
+    """Two turns of every agent, all at once; what each answered."""
+    rng = random.Random(7)
+    answers = []
+    for _ in range(2):
+        prompts = [[rng.randrange(1, 128) for _ in range(tokens)] for _ in range(agents)]
+        replies = [
+            system.spawn(f"agent {n}").ask(prompt, sampling=ANSWER)
+            for n, prompt in enumerate(prompts)
+        ]
+        answers.append([reply.get(timeout=WAIT).token_ids for reply in replies])
+    return answers
+
+
+# -- the budget ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["with a store", "without"])
+def test_under_a_budget_for_a_few_every_agent_answers_as_with_room_for_all(
+    open_system: OpenSystem, tmp_path: Path, kept: bool
+) -> None:
+    agents, tokens = 12, 200
+    budget = 10 * 2 * tokens * BYTES_PER_TOKEN
+    store = tmp_path / "few" if kept else False
+    few = open_system(grid, store=store, attention="packed", memory_budget=budget)
+    mx.reset_peak_memory()
+    model = mx.get_active_memory()
+    answers = converse(few, agents, tokens)
+
+    assert mx.get_peak_memory() - model <= 1.1 * budget
+    stats = few.stats()
+    assert stats["evictions"] > 0
+    few.stop(timeout=WAIT)
+    assert answers == converse(open_system(grid, store=False, attention="packed"), agents, tokens)
+
+
+def test_turns_that_outgrow_the_budget_give_way_and_answer_the_same(
+    open_system: OpenSystem,
+) -> None:
+    long = Sampling(max_tokens=300)
+    prompts = [[n + 1] * 40 for n in range(6)]
+    answers = {}
+    for budget in (5 * 340 * BYTES_PER_TOKEN, None):
+        system = open_system(grid, store=False, attention="packed", memory_budget=budget)
+        asked = [
+            system.spawn(str(n)).ask(prompt, sampling=long) for n, prompt in enumerate(prompts)
+        ]
+        answers[budget] = [reply.get(timeout=WAIT) for reply in asked]
+        if budget:
+            assert system.stats()["preemptions"] > 0
+        system.stop(timeout=WAIT)
+    few, many = answers.values()
+    assert [reply.token_ids for reply in few] == [reply.token_ids for reply in many]
+    for reply in few:
+        usage = reply.usage
+        assert usage.prompt_tokens == usage.reused_tokens + usage.prefilled_tokens
+
+
+def test_when_all_is_idle_the_ledger_of_bytes_agrees_with_mlx(open_system: OpenSystem) -> None:
+    gc.collect()
+    system = open_system(grid, store=False, attention="packed")
+    converse(system, 5, 300)
+    stats = system.stats()
+    counted = stats["hot_bytes"] + stats["arena_bytes"] + stats["backlog_bytes"]
+    assert stats["hot_tokens"] == sum(
+        len(agent.transcript().token_ids) - 1 for agent in system.agents()
+    )
+    assert abs(stats["mlx_bytes"] - counted) < 0.1 * counted
+
+
+# -- who leaves ----------------------------------------------------------------------------
+
+
+def test_a_policy_of_ones_own_decides_who_is_evicted(open_system: OpenSystem) -> None:
+    offered: list[list[str]] = []
+
+    def newest_first(idle: Sequence[IdleAgent], now: float) -> list[str]:
+        offered.append([agent.agent_id for agent in idle])
+        return offered[-1][::-1]
+
+    budget = 3_600_000
+    system = open_system(grid, store=False, memory_budget=budget, eviction=newest_first)
+    for name in "abcd":
+        system.spawn(name).ask([3] * 1500, sampling=ANSWER).get(timeout=WAIT)
+    assert offered
+    assert system.spawn("a").ask([4], sampling=ANSWER).get(timeout=WAIT).cache == "hot"
+
+
+def test_the_named_policies_order_idle_agents() -> None:
+    idle = [
+        IdleAgent("old and cheap", 100, 10, 0.0, 10),
+        IdleAgent("old and dear", 100, 1000, 0.0, 0),
+        IdleAgent("new", 100, 1000, 9.9, 0),
+    ]
+    assert least_recently_used(idle, 10.0) == ["old and cheap", "old and dear", "new"]
+    assert least_worth(idle, 10.0)[0] == "old and cheap"
+    assert least_worth(idle, 10.0)[-1] == "new"
+
+
+@pytest.mark.parametrize("wrong", [{"eviction": "random"}, {"isolation": "maybe"}])
+def test_unknown_policies_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=r"must be one of|is .shared. or"):
+        AgentSystem(grid, store=False, **wrong)
+
+
+# -- ahead of time -------------------------------------------------------------------------
+
+
+def test_prefetched_agents_are_hot_at_their_next_turn(open_system: OpenSystem) -> None:
+    first = open_system(grid)
+    first.spawn("alice").ask([5] * 300, sampling=ANSWER).get(timeout=WAIT).cached.get(timeout=WAIT)
+    first.stop(timeout=WAIT)
+
+    second = open_system(grid)
+    second.prefetch("alice")
+    ready = threading.Event()
+    for _ in range(200):
+        if second.stats()["hot_agents"] == 1:
+            break
+        ready.wait(0.02)
+    reply = second.spawn("alice").ask([6], sampling=ANSWER).get(timeout=WAIT)
+    assert reply.cache == "hot"
+    assert reply.usage.prefilled_tokens <= 2
+
+
+# -- the end of the context ----------------------------------------------------------------
+
+
+def test_an_agent_that_drops_its_oldest_turns_lives_through_ten_times_its_context(
+    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, logger="kvactors")
+    system = open_system(grid, attention="packed", context=256)
+    agent = system.spawn("alice", context_policy=DropOldest(keep_head=2))
+    agent.ask([9] * 20, sampling=ANSWER).get(timeout=WAIT)
+    said = 0
+    while said < 10 * 256:
+        reply = agent.ask([1 + said % 100] * 40, sampling=ANSWER).get(timeout=WAIT)
+        assert reply.usage.prompt_tokens + len(reply.token_ids) <= 256
+        said += 40 + len(reply.token_ids)
+    turns = agent.transcript().turns
+    assert turns[0].token_ids == (9,) * 20
+    system.stop(timeout=WAIT)
+
+    again = open_system(grid, attention="packed", context=256)
+    restored = again.spawn("alice", context_policy=DropOldest(keep_head=2))
+    assert restored.transcript().turns == turns
+    assert restored.ask([3], sampling=ANSWER).get(timeout=WAIT).cache == "warm"
+
+
+def test_by_default_the_end_of_the_context_refuses_with_the_numbers(
+    open_system: OpenSystem,
+) -> None:
+    agent = open_system(grid, store=False, context=64).spawn("alice")
+    with pytest.raises(ContextExceeded, match="exceed the context of 64 tokens"):
+        agent.ask([1] * 60, sampling=ANSWER).get(timeout=WAIT)
+    with pytest.raises(InvalidConfig, match="context_policy"):
+        open_system(grid, store=False).spawn("bob", context_policy="forget")  # type: ignore[arg-type]
+
+
+# -- ranges --------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.integers(0, 4))
+def test_ranges_cover_what_is_new_and_end_where_a_shared_beginning_does(
+    turns: list[int], blocks: int
+) -> None:
+    saved, shared, stored = 0, 256 * blocks, list[tuple[int, int]]()
+    for tokens in turns:
+        end = saved + tokens
+        ranges = ranges_to_save(saved, end, shared)
+        stored = [part for part in stored if part[0] < ranges[0][0]] + ranges
+        assert [start for start, _ in stored] == [0, *(stop for _, stop in stored[:-1])]
+        assert stored[-1][1] == end
+        assert all(stop - start <= 1024 for start, stop in stored)
+        assert not any(start < shared < stop for start, stop in stored if stop % 256 == 0)
+        saved = end

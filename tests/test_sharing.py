@@ -1,0 +1,222 @@
+"""One beginning, many agents: forks and equal system prompts hold KV once, and nobody can tell."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from small_tokenizers import build, chat_format
+
+from kvactors.actors import AgentExists, AgentSystem, Reply, Sampling
+from kvactors.core.errors import InvalidConfig
+from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
+
+OpenSystem = Callable[..., AgentSystem]
+WAIT = 60
+ANSWER = Sampling(max_tokens=6)
+SYSTEM = "You keep what you are told, word by word, and you answer from memory alone. " * 14
+
+
+def grid() -> tuple[Any, PlainTokenizer]:
+    return snap_to_grid(tiny_model()), PlainTokenizer()
+
+
+def chat_model() -> tuple[Any, Any]:
+    model = snap_to_grid(tiny_model(seed=5, vocab_size=build("bytes").get_vocab_size()))
+    return model, chat_format("bytes", "chatml").tokenizer
+
+
+def told_alone(system: AgentSystem, tokens: tuple[int, ...], answer: tuple[int, ...]) -> bool:
+    """Whether an agent that is told the same tokens at once answers the same."""
+    alone = system.spawn("alone")
+    try:
+        prompt = list(tokens[: len(tokens) - len(answer)])
+        reply: Reply = alone.ask(prompt, sampling=ANSWER).get(timeout=WAIT)
+        return reply.token_ids == answer
+    finally:
+        system.forget("alone")
+
+
+# -- forks ---------------------------------------------------------------------------------
+
+
+def test_a_fork_begins_with_its_parents_memory_and_copies_no_block(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(grid, attention="packed")
+    alice = system.spawn("alice")
+    alice.ask([3, 1, 4] * 200, sampling=ANSWER).get(timeout=WAIT)
+    before = system.stats()["hot_bytes"]
+
+    bob = system.spawn("bob", from_="alice")
+
+    assert bob.transcript() == alice.transcript()
+    assert system.stats()["hot_bytes"] == before
+    first = bob.ask([7], sampling=ANSWER).get(timeout=WAIT)
+    assert first.cache == "hot"
+    assert first.usage.prefilled_tokens <= 2
+    assert told_alone(system, bob.transcript().token_ids, first.token_ids)
+    other = alice.ask([9], sampling=ANSWER).get(timeout=WAIT)
+    assert told_alone(system, alice.transcript().token_ids, other.token_ids)
+
+
+@pytest.mark.parametrize("gone", ["parent", "child"])
+def test_after_a_restart_either_may_be_forgotten_first(open_system: OpenSystem, gone: str) -> None:
+    system = open_system(grid, attention="packed")
+    system.spawn("parent").ask([3, 1, 4] * 200, sampling=ANSWER).get(timeout=WAIT)
+    system.spawn("child", from_="parent")
+    system.stop(timeout=WAIT)
+
+    again = open_system(grid, attention="packed")
+    again.forget(gone)
+    left = again.spawn("child" if gone == "parent" else "parent")
+    reply = left.ask([5], sampling=ANSWER).get(timeout=WAIT)
+    assert reply.cache == "warm"
+    assert told_alone(again, left.transcript().token_ids, reply.token_ids)
+
+
+def test_a_warm_parent_is_forked_on_disk(open_system: OpenSystem, tmp_path: Path) -> None:
+    first = open_system(grid)
+    first.spawn("alice").ask([3] * 600, sampling=ANSWER).get(timeout=WAIT)
+    first.stop(timeout=WAIT)
+    second = open_system(grid)
+    second.spawn("bob", from_="alice")
+    linked = [path.stat().st_nlink for path in (tmp_path / "store").rglob("seg-*")]
+    assert linked
+    assert set(linked) == {2}
+    assert second.spawn("bob").ask([5], sampling=ANSWER).get(timeout=WAIT).cache == "warm"
+
+
+def test_a_fork_makes_a_new_agent_or_says_why_not(open_system: OpenSystem) -> None:
+    system = open_system(grid)
+    system.spawn("alice").ask([3], sampling=ANSWER).get(timeout=WAIT)
+    with pytest.raises(AgentExists):
+        system.spawn("alice", from_="alice")
+    with pytest.raises(InvalidConfig, match="parent's system prompt"):
+        system.spawn("bob", "be brief", from_="alice")
+    assert system.spawn("bob", from_="alice").ask([4], sampling=ANSWER).get(timeout=WAIT)
+    with pytest.raises(AgentExists):
+        system.spawn("bob", from_="alice")
+
+
+def test_a_fork_of_an_agent_without_turns_is_empty(open_system: OpenSystem) -> None:
+    system = open_system(chat_model)
+    system.spawn("alice", "be brief")
+    bob = system.spawn("bob", from_="alice")
+    assert bob.transcript().turns == ()
+    assert bob.system_prompt == "be brief"
+
+
+# -- equal system prompts ------------------------------------------------------------------
+
+
+def ask_all(system: AgentSystem, agents: int) -> list[Any]:
+    asked = [
+        system.spawn(f"agent {n}", SYSTEM).ask(f"I am number {n}.", sampling=ANSWER)
+        for n in range(agents)
+    ]
+    return [reply.get(timeout=WAIT) for reply in asked]
+
+
+def test_agents_with_one_system_prompt_prefill_it_once_and_answer_as_if_alone(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    agents = 8
+    shared = open_system(chat_model, attention="packed")
+    replies = ask_all(shared, agents)
+    whole = max(reply.usage.prompt_tokens for reply in replies)
+    prefilled = sum(reply.usage.prefilled_tokens for reply in replies)
+    assert prefilled < whole + agents * 40
+    stats = shared.stats()
+    assert stats["shared_tokens"] > (agents - 1) * (whole - 60)
+    full_blocks = whole // 256 * 256 * 320
+    assert stats["hot_bytes"] < full_blocks + agents * (whole * 320 - full_blocks + 40 * 320)
+    shared.stop(timeout=WAIT)
+    linked = {path.stat().st_nlink for path in (tmp_path / "store").rglob("seg-0-*")}
+    assert linked == {agents}
+
+    strict = open_system(chat_model, store=False, attention="packed", isolation="strict")
+    apart = ask_all(strict, agents)
+    assert strict.stats()["shared_tokens"] == 0
+    assert [reply.token_ids for reply in apart] == [reply.token_ids for reply in replies]
+
+
+# -- everything in any order ---------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+TOKENS = st.lists(st.integers(1, 127), min_size=1, max_size=300)
+
+
+class Lives(RuleBasedStateMachine):
+    """Spawn, ask, fork, rewind, forget, restart; each reply is that of an agent alone."""
+
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, tuple[int, ...]] = {}
+        self.store = self.folder / f"store-{id(self)}"
+        self.system = self.open()
+
+    def open(self) -> AgentSystem:
+        system = AgentSystem(
+            grid, self.store, attention="packed", memory_budget=12 * 256 * 320, model_name="grid"
+        )
+        system.start()
+        return system
+
+    @rule(name=NAMES, tokens=TOKENS)
+    def ask(self, name: str, tokens: list[int]) -> None:
+        if len(self.known.get(name, ())) + len(tokens) > 1200:
+            return
+        agent = self.system.spawn(name)
+        reply = agent.ask(tokens, sampling=ANSWER).get(timeout=WAIT)
+        self.known[name] = (*self.known.get(name, ()), *tokens, *reply.token_ids)
+        assert told_alone(self.system, self.known[name], reply.token_ids)
+
+    @rule(parent=NAMES, child=NAMES)
+    def fork(self, parent: str, child: str) -> None:
+        if parent in self.known and child not in self.known:
+            self.system.forget(child)
+            self.system.spawn(child, from_=parent)
+            self.known[child] = self.known[parent]
+
+    @rule(name=NAMES, share=st.floats(0, 1))
+    def rewind(self, name: str, share: float) -> None:
+        if name in self.known:
+            left = int(share * len(self.known[name]))
+            self.system.spawn(name).rewind(to_token=left).get(timeout=WAIT)
+            self.known[name] = self.known[name][:left]
+
+    @rule(name=NAMES)
+    def forget(self, name: str) -> None:
+        self.system.forget(name)
+        self.known.pop(name, None)
+
+    @precondition(lambda self: bool(self.known))
+    @rule()
+    def restart(self) -> None:
+        self.system.stop(timeout=WAIT)
+        self.system = self.open()
+
+    @invariant()
+    def everybody_remembers(self) -> None:
+        for name, tokens in self.known.items():
+            assert self.system.spawn(name).transcript().token_ids == tokens
+
+    def teardown(self) -> None:
+        self.system.stop(timeout=WAIT)
+
+
+def test_lives_in_any_order(tmp_path: Path) -> None:
+    Lives.folder = tmp_path
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    limits = settings(
+        max_examples=8, stateful_step_count=14, deadline=None, suppress_health_check=checks
+    )
+    Lives.TestCase.settings = limits
+    case = Lives.TestCase()
+    case.runTest()
