@@ -102,6 +102,7 @@ class Admission:
         """
         started: list[Request] = []
         needed: list[str] = []
+        full = False
         self.waiting.sort(key=_rank)
         for request in list(self.waiting):
             active = [*running, *started]
@@ -110,12 +111,12 @@ class Admission:
                 break
             if request.agent_id in self._traffic.asked or self._follows(request, held):
                 continue
-            if request not in held and len(held) >= self._config.max_batch:
-                break
+            if request not in held and (full or len(held) >= self._config.max_batch):
+                continue
             self._traffic.prepare(request)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
-                self._blocked = True
-                break
+                self._blocked = full = True
+                continue
             if self._traffic.must_ask(request):
                 self._traffic.ask(request.agent_id)
                 needed.append(request.agent_id)
@@ -150,25 +151,36 @@ class Admission:
         return bool(running and request.preempted and request.gave_way_after == self._ended)
 
     def _make_room(
-        self, request: Request, active: Sequence[Request], held: Iterable[Request]
+        self, request: Request, active: Sequence[Request], held: Sequence[Request]
     ) -> bool:
-        """Evict idle agents until the turn fits: its row while it prefills, its copy among
-        the decoding ones, and the least work space. What it decodes is not promised.
+        """Evict idle agents until the turn fits, and what is being read for others that `held`
+        a place. What it decodes is not promised.
 
-        A turn that finds nobody active goes on in any case: agents restored for others leave.
+        Of those that hold one, the first goes on in any case when nobody is active: what was
+        restored for the others leaves.
         """
         memory, agent_id = self._memory, request.agent_id
+        reserved = [other for other in held if other not in active and other is not request]
         busy = [agent_id, *(other.agent_id for other in held)]
+        need = self._row_bytes(request) + memory.workspace.least(len(request.tokens), len(active))
+        # What is read for others must find room too when it arrives.
+        promised = sum(map(self._row_bytes, reserved))
+        blocks = len(request.tokens) + 1
+        fits = memory.make_room(need + promised, busy) and memory.make_blocks(
+            agent_id, blocks, busy
+        )
+        if fits or active or (reserved and request not in held):
+            return fits
+        memory.make_room(need, [agent_id])
+        return memory.make_blocks(agent_id, blocks, [agent_id])
+
+    def _row_bytes(self, request: Request) -> int:
+        """What a turn takes when it begins: its row while it prefills, its copy among the
+        decoding ones, and what is still to be read of it."""
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
         past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
-        need = memory.bytes_of(2 * (tokens + EXTENT_STEP) + past)
-        need += memory.workspace.least(tokens, len(active))
-        room, blocks = memory.make_room(need, busy), len(request.tokens) + 1
-        if active or (room and memory.make_blocks(agent_id, blocks, busy)):
-            return room and memory.make_blocks(agent_id, blocks, busy)
-        memory.make_room(need, [agent_id])
-        return memory.make_blocks(agent_id, blocks, [agent_id])
+        return self._memory.bytes_of(2 * (tokens + EXTENT_STEP) + past)
 
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""

@@ -49,18 +49,13 @@ class Leg:
     layers: int = 3
     # Bounds of the share of a row that is mostly questions.
     asked: tuple[float, float] = (0.2, 0.6)
-    # Share of plain wordings.
-    plain: float = 0.0
+    # Share of plain wordings: with all of them evenly drawn, recall stood still at .75.
+    plain: float = 0.85
 
 
+_SHORT = ((0.5, 128, 2, 6), (0.5, 192, 3, 9))
+_MIDDLE = ((0.3, 128, 2, 6), (0.35, 192, 3, 9), (0.35, 384, 4, 16))
 _MIXED = (
-    (0.3, 192, 3, 9),
-    (0.3, 384, 3, 18),
-    (0.25, 768, 4, 36),
-    (0.08, 1536, 4, 40),
-    (0.07, 2048, 4, 40),
-)
-_SHORTER = (
     (0.3, 192, 3, 9),
     (0.35, 384, 3, 18),
     (0.25, 768, 4, 36),
@@ -71,27 +66,26 @@ _LONGER = (
     (0.3, 768, 12, 36),
     (0.45, 1152, 12, 40),
 )
-_SHORT = ((0.5, 128, 2, 6), (0.5, 192, 3, 9))
-_MIDDLE = ((0.3, 128, 2, 6), (0.35, 192, 3, 9), (0.35, 384, 4, 16))
+_ALL = (
+    (0.35, 256, 4, 14),
+    (0.3, 512, 8, 25),
+    (0.35, 1152, 12, 40),
+)
 _ASKED = (0.5, 0.85)
 LEGS = (
     # Recall first, on ever longer rows.
     Leg(100, ((1.0, 128, 3, 8),), 4096, (2e-3, 2e-3), 0.35, 0.0, 0.0),
-    Leg(100, ((1.0, 256, 4, 14),), 6144, (2e-3, 1.5e-3), 0.35, 0.0, 0.0),
-    Leg(100, ((1.0, 512, 4, 30),), 8192, (1.5e-3, 8e-4), 0.35, 0.0, 0.0),
-    Leg(50, ((1.0, 1024, 4, 40),), 8192, (8e-4, 5e-4), 0.35, 0.0, 0.0),
+    Leg(100, ((1.0, 256, 4, 14),), 6144, (2e-3, 1.8e-3), 0.35, 0.0, 0.0),
+    Leg(100, ((1.0, 512, 4, 30),), 8192, (1.8e-3, 1.5e-3), 0.35, 0.0, 0.0),
     # Then refusal, with one more layer: keys that nobody mentioned, and harder ones later.
     Leg(125, _SHORT, 4096, (1.5e-3, 1.5e-3), 0.5, 0.0, 0.0, 0.0, 0.4, 4.0, 0.0, 4),
-    Leg(250, _MIDDLE, 8192, (1.5e-3, 1.5e-3), 0.5, 0.02, 0.3, 0.2, 0.4, 4.0, 0.25, 4, _ASKED),
-    Leg(250, _MIXED, 8192, (1.5e-3, 1.2e-3), 0.5, 0.03, 0.7, 0.3, 0.3, 3.0, 0.5, 4, _ASKED),
-    Leg(25, _MIXED, 8192, (1.2e-3, 1.11e-3), 0.5, 0.03, 0.8, 0.5, 0.22, 1.5, 0.45, 4, _ASKED),
-    # Few wordings at last: with all of them recall stood still at .75.
-    Leg(180, _SHORTER, 8192, (1.4e-3, 1.2e-3), 0.3, 0.0, 0.6, 0.3, 0.25, 2.0, 0.3, 4, _ASKED, 0.85),
-    Leg(400, _SHORTER, 8192, (1.2e-3, 0.0), 0.3, 0.0, 0.8, 0.4, 0.22, 1.5, 0.3, 4, _ASKED, 0.85),
-    # And longer rows, where the recall of 26 to 40 facts lagged.
-    Leg(220, _LONGER, 8192, (7e-4, 0.0), 0.25, 0.0, 0.8, 0.4, 0.22, 1.5, 0.3, 4, _ASKED, 0.9),
-    # The American spelling of colours came last.
-    Leg(130, _LONGER, 8192, (5e-4, 0.0), 0.25, 0.0, 0.8, 0.4, 0.25, 1.5, 0.35, 4, _ASKED, 0.9),
+    Leg(200, _MIDDLE, 8192, (1.5e-3, 1.5e-3), 0.5, 0.02, 0.3, 0.2, 0.4, 4.0, 0.25, 4, _ASKED),
+    Leg(250, _MIXED, 8192, (1.5e-3, 1.3e-3), 0.45, 0.02, 0.7, 0.3, 0.3, 3.0, 0.4, 4, _ASKED),
+    # Both, until the rate is 0; longer rows last, where many facts are confused.
+    Leg(550, _MIXED, 8192, (1.3e-3, 6e-4), 0.4, 0.01, 0.8, 0.4, 0.25, 1.5, 0.35, 4, _ASKED, 0.9),
+    Leg(325, _LONGER, 8192, (6e-4, 0.0), 0.35, 0.01, 0.8, 0.4, 0.25, 1.5, 0.35, 4, _ASKED, 0.9),
+    # And once more from a small rate, on rows as they are asked about.
+    Leg(250, _ALL, 8192, (6e-4, 0.0), 0.3, 0.0, 0.8, 0.4, 0.22, 1.5, 0.4, 4, _ASKED, 0.95),
 )
 
 

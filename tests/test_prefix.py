@@ -44,7 +44,12 @@ def true_ends(algorithm: str, text: str) -> list[int]:
     """Where each token ends, as the tokenizer itself says when it splits the text."""
     encoding = build(algorithm).encode(text, add_special_tokens=False)
     if algorithm != "bytes":
-        return [end for _, end in encoding.offsets]
+        ends = [end for _, end in encoding.offsets]
+        # A marker put in front of a text is given the place of the letter behind it.
+        for i in range(len(ends) - 2, -1, -1):
+            if encoding.offsets[i + 1][0] < ends[i]:
+                ends[i] = ends[i + 1]
+        return ends
     # Offsets do not tell whether the bytes of a character are complete; decoding does.
     decode = chat_format(algorithm).decode
     shown = [decode(encoding.ids[: i + 1]) for i in range(len(encoding.ids))]
