@@ -73,6 +73,8 @@ class Wiring:
     """Identity of the model's KV."""
     context: int
     """Tokens that a transcript may have."""
+    vocab_size: int
+    """Rows of the embedding."""
     pool: Dispatcher
     """The threads that agents share."""
     isolated: bool
@@ -168,7 +170,13 @@ class AgentActor(PooledActor):
             )
         wiring = self.wiring
         return draft, make_request(
-            self.agent_id, self.transcript, draft, ask, wiring.context, isolated=wiring.isolated
+            self.agent_id,
+            self.transcript,
+            draft,
+            ask,
+            wiring.context,
+            wiring.vocab_size,
+            isolated=wiring.isolated,
         )
 
     def _warn(self, request: Request) -> None:

@@ -35,7 +35,7 @@ from kvactors.core.errors import (
     SystemPromptMismatch,
     TokenOutOfRange,
 )
-from kvactors.core.testing import tiny_llama
+from kvactors.core.testing import PlainTokenizer, tiny_llama, tiny_model
 
 OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
@@ -68,6 +68,21 @@ def test_a_bad_prompt_is_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=text):
         shared.spawn("a").ask(prompt)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_fails_that_turn_alone(
+    open_system: OpenSystem,
+) -> None:
+    def mismatched() -> tuple[Any, PlainTokenizer]:
+        return tiny_model(), PlainTokenizer(vocab_size=100_000)
+
+    alice = open_system(mismatched).spawn("alice")
+
+    with pytest.raises(TokenOutOfRange, match="token id 233 .* 0 <= id < 128"):
+        alice.ask("caf\u00e9", sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(TokenOutOfRange, match="token id 233"):
+        alice.observe("caf\u00e9").get(timeout=WAIT)
+    assert alice.ask("coffee", sampling=SHORT).get(timeout=WAIT).finish_reason == "length"
 
 
 def test_prompt_and_max_tokens_that_can_never_fit_are_refused_with_the_numbers(
@@ -156,6 +171,8 @@ def test_a_callable_model_needs_a_name_to_be_stored_under(tmp_path: Path) -> Non
         {"seed": "x"},
         {"stop": ("",)},
         {"stop": (3,)},
+        {"stop": 3},
+        {"stop": None},
     ],
 )
 def test_a_bad_sampling_parameter_is_refused(parameters: dict[str, Any]) -> None:
