@@ -113,4 +113,4 @@ class _Text:
             self._text += after[len(before) :]
             self._shown, self._fresh = self._fresh, []
         cuts = [place for place in map(self._text.find, self._stop) if place >= 0]
-        return self._text[: min(cuts) if cuts else len(self._text) - self._hold]
+        return self._text[: min(cuts) if cuts else max(0, len(self._text) - self._hold)]
