@@ -90,7 +90,9 @@ class AgentSystem(Exchange):
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
     ) -> None:
-        check_parameters(model, max_batch=max_batch, target_latency=target_latency)
+        check_parameters(
+            model, max_batch=max_batch, target_latency=target_latency, progress=progress
+        )
         check_storage(store, max_disk, encryption_key)
         super().__init__(isolated=check_isolation(isolation))
         stored = store is not False
@@ -113,7 +115,7 @@ class AgentSystem(Exchange):
             attention=attention,
             reproducible=reproducible,
             template_kwargs=template_kwargs,
-            name=model_name or callable_name(model),
+            name=callable_name(model) if model_name is None else model_name,
         )
         if callable(model) and options.name is None and stored:
             raise InvalidConfig(

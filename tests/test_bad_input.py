@@ -31,6 +31,7 @@ from kvactors.core.errors import (
     InvalidInput,
     InvalidSampling,
     MemoryExceeded,
+    ModelError,
     ModelNotFound,
     SystemPromptMismatch,
     TokenOutOfRange,
@@ -60,6 +61,8 @@ def shared() -> Any:
         ([True], TokenOutOfRange, "True"),
         (None, InvalidInput, "NoneType"),
         (b"bytes", InvalidInput, "bytes"),
+        (bytearray(b"bytes"), InvalidInput, "bytearray"),
+        ({1: 2}, InvalidInput, "dict"),
         (7, InvalidInput, "int"),
     ],
 )
@@ -78,7 +81,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_fails_that_turn_alone(
 
     alice = open_system(mismatched).spawn("alice")
 
-    with pytest.raises(TokenOutOfRange, match="token id 233 .* 0 <= id < 128"):
+    with pytest.raises(TokenOutOfRange, match=r"token id 233 .* 0 <= id < 128"):
         alice.ask("caf\u00e9", sampling=SHORT).get(timeout=WAIT)
     with pytest.raises(TokenOutOfRange, match="token id 233"):
         alice.observe("caf\u00e9").get(timeout=WAIT)
@@ -132,8 +135,16 @@ def test_any_unicode_id_is_legal_and_stays_inside_the_store(
     [
         ({"kv_bits": 3}, InvalidConfig, "4, 8 or None"),
         ({"kv_bits": True}, InvalidConfig, "4, 8 or None"),
+        ({"kv_bits": 4.0}, InvalidConfig, "4, 8 or None"),
         ({"max_batch": 0}, InvalidConfig, "at least 1"),
         ({"group_size": 48}, InvalidConfig, "32, 64 or 128"),
+        ({"group_size": 64.0}, InvalidConfig, "32, 64 or 128"),
+        ({"template_kwargs": "x"}, InvalidConfig, "dict"),
+        ({"progress": 5}, InvalidConfig, "callable"),
+        ({"model_name": 5}, InvalidConfig, "non-empty string"),
+        ({"max_disk": float("nan")}, InvalidConfig, "bytes or None"),
+        ({"target_latency": float("nan")}, InvalidConfig, "above 0 seconds"),
+        ({"memory_budget": 1.5}, InvalidConfig, "whole number of bytes"),
         ({"attention": "fast"}, InvalidConfig, "auto, packed, dequantize"),
         ({"dtype": "int8"}, InvalidConfig, "float32"),
         ({"context": 0}, InvalidConfig, "at least 2"),
@@ -149,6 +160,24 @@ def test_a_bad_parameter_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(error, match=text):
         AgentSystem(**{"model": tiny_llama(), "store": False, **options})
+
+
+def _raises() -> Any:
+    raise OSError("no such weights")
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (_raises, "raised OSError: no such weights"),
+        (lambda: None, r"must return \(model, tokenizer\), not None"),
+        (lambda: (None, None), r"must return \(model, tokenizer\)"),
+        (lambda: (tiny_model(), None), "needs encode and decode: NoneType"),
+    ],
+)
+def test_a_callable_that_makes_no_model_is_a_model_error(model: Any, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        AgentSystem(model, store=False).start()
 
 
 def test_a_callable_model_needs_a_name_to_be_stored_under(tmp_path: Path) -> None:
