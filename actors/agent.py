@@ -203,6 +203,7 @@ class AgentActor(PooledActor):
         ask, draft = self._running, self._draft
         assert draft is not None
         if ask.ticket.reply.done:
+            self._take_back(finished.exported)
             self._end()
             return
         try:
@@ -289,6 +290,9 @@ class AgentActor(PooledActor):
             self._cancel_next = self.actor_inbox.prompts > 0
         elif running is not None and message.ticket in (None, running):
             self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
+            if message.error is not None:
+                # Whoever waits is told now: the GPU may be in the middle of a long step.
+                running.reject(message.error)
         elif message.ticket is not None and not message.ticket.reply.done:
             late = SystemStopped(f"the turn of {self.agent_id!r} was cancelled before it began")
             message.ticket.reject(message.error or late)

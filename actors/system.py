@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.exchange import Exchange
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.messages import ReadStats
@@ -165,11 +166,13 @@ class AgentSystem(Exchange):
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
 
-        After `timeout` seconds what still runs is cancelled. Idempotent.
+        After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
+        inside an actor or a callback.
         """
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
+        check_may_block()
         with self._life:
             if self._state != "running":
                 self._state = "stopped"

@@ -347,6 +347,22 @@ def test_a_blocking_get_on_a_pool_thread_is_refused_with_advice(shared: AgentSys
     Caller.dispatcher.close()
 
 
+def test_waiting_for_the_system_in_a_callback_is_refused_with_advice() -> None:
+    refused: list[BaseException] = []
+
+    def progress(*_: object) -> None:
+        for wait in (system.wait_idle, system.stop, system.stats):
+            try:
+                wait()
+            except BlockingCall as error:
+                refused.append(error)
+
+    with AgentSystem(tiny_llama(), store=False, progress=progress) as system:
+        system.spawn("a").ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+
+    assert len(refused) == 3
+
+
 def test_every_public_error_is_a_kvactors_error() -> None:
     import kvactors.actors as public
 
