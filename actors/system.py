@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.exchange import Exchange
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.messages import ReadStats
@@ -90,7 +91,9 @@ class AgentSystem(Exchange):
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
     ) -> None:
-        check_parameters(model, max_batch=max_batch, target_latency=target_latency)
+        check_parameters(
+            model, max_batch=max_batch, target_latency=target_latency, progress=progress
+        )
         check_storage(store, max_disk, encryption_key)
         super().__init__(isolated=check_isolation(isolation))
         stored = store is not False
@@ -113,7 +116,7 @@ class AgentSystem(Exchange):
             attention=attention,
             reproducible=reproducible,
             template_kwargs=template_kwargs,
-            name=model_name or callable_name(model),
+            name=callable_name(model) if model_name is None else model_name,
         )
         if callable(model) and options.name is None and stored:
             raise InvalidConfig(
@@ -163,11 +166,13 @@ class AgentSystem(Exchange):
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
 
-        After `timeout` seconds what still runs is cancelled. Idempotent.
+        After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
+        inside an actor or a callback.
         """
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
+        check_may_block()
         with self._life:
             if self._state != "running":
                 self._state = "stopped"
