@@ -126,7 +126,7 @@ class GpuActor(PooledActor):
             engine.forget(message.agent_id)
             self._agents.pop(message.agent_id, None)
         elif isinstance(message, ReadStats):
-            return engine.stats()
+            return engine.stats(), engine.in_memory
         elif isinstance(message, EncodeFloats):
             return self._encode(engine, message)
         return None

@@ -8,7 +8,7 @@ than twice (design, Persistence).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -123,10 +123,12 @@ class HotCaches:
     def __contains__(self, agent_id: str) -> bool:
         return agent_id in self._caches
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that all agents together have cached, shared ones counted for each."""
-        return sum(cache.end for cache in self._caches.values())
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._caches)
+
+    def tokens(self, busy: Collection[str]) -> int:
+        """Tokens that all agents but these have cached, shared ones counted for each."""
+        return sum(cache.end for name, cache in self._caches.items() if name not in busy)
 
     def get(self, agent_id: str) -> HotCache | None:
         """The agent's hot cache, if it has one."""
