@@ -19,6 +19,7 @@ __all__ = [
     "CacheAhead",
     "Cancel",
     "CancelTurn",
+    "Check",
     "CountStored",
     "EncodeFloats",
     "Flush",
@@ -235,6 +236,11 @@ class Forget:
 @dataclass(frozen=True, slots=True)
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """To the GPU actor, by ask: prove the engine's bookkeeping. For tests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,9 @@ class Engine:
         return events
 
     def check(self) -> None:
-        """Prove the bookkeeping: blocks, slots, and the lengths of every turn."""
+        """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""
         self._memory.pool.check()
+        self._memory.hot.check()
         self._rows.decode.arena.table.check()
         for request in self._rows.active:
             request.check()

@@ -208,6 +208,14 @@ class HotCaches:
             if agent_id not in taken and not cache.unwritten
         ]
 
+    def check(self) -> None:
+        """Prove the counts: who holds which piece, and its bytes once."""
+        held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
+        assert held == self._holders, "holders differ from the pieces that agents have"
+        assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
+        for cache in self._caches.values():
+            assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
+
     def _own_bytes(self, cache: HotCache) -> int:
         """What dropping the cache would free."""
         return sum(piece.nbytes for piece in cache.pieces if self._holders[piece] == 1)
