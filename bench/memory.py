@@ -2,8 +2,8 @@
 
     python -m kvactors.bench.memory [--quick] [--plot out.png]
 
-Regime: a random llama of 4 layers (hidden 256, 4 heads, 2 KV heads of 64). Bytes are what MLX
-itself counts above the loaded model. KV of a token: one agent's cache, as it is held while the
+Regime: a random llama of 4 layers (hidden 128, 2 heads of 64). Bytes are what MLX itself counts
+above the loaded model. KV of a token: one agent's cache, as it is held while the
 agent is idle. Prefill: one prompt, at 4 bits in float32, by one forward of all its tokens and
 through AgentSystem, with room for any chunk and within a budget. Agents that fit: as many idle
 agents as stay in memory, one after the other, until the first is evicted.
@@ -23,9 +23,10 @@ from kvactors.core.options import ModelOptions
 
 __all__ = ["main"]
 
-DESCRIPTION = "random llama, 4 layers, hidden 256, 4 heads, 2 KV heads, head dim 64"
+DESCRIPTION = "random llama, 4 layers, hidden 128, 2 heads, 2 KV heads, head dim 64"
 VOCABULARY = 1024
 GROUP = 64
+KV_TOKENS = 512
 ITEM_BYTES = {"float16": 2, "float32": 4}
 FIRST = Sampling(max_tokens=1)
 Row = dict[str, Any]
@@ -41,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompt, tokens, budget = (1536, 128, 4 << 20) if quick else (12_288, 512, 64 << 20)
 
     blas.preload()
-    kv = [kv_row(dtype, bits, tokens) for dtype in ITEM_BYTES for bits in (None, 8, 4)]
+    kv = [kv_row(dtype, bits, KV_TOKENS) for dtype in ITEM_BYTES for bits in (None, 8, 4)]
     prefill = prefill_rows(prompt)
     agents = [agents_row(bits, tokens, budget) for bits in (None, 8, 4)]
 
-    _show(f"KV of {tokens} tokens.\n{DESCRIPTION}.", kv)
+    _show(f"Bytes of KV a token, {KV_TOKENS} tokens.\n{DESCRIPTION}.", kv)
     _show(f"Peak of a prefill of {prompt} tokens", prefill)
     _show(f"Idle agents of {tokens} tokens that fit {budget / 1e6:.1f} MB, in float32", agents)
     found = {"kv": kv, "prefill": prefill, "agents": agents}
@@ -66,8 +67,9 @@ def small_llama() -> tuple[Any, Any]:
     model = tiny_model(
         vocab_size=VOCABULARY,
         num_hidden_layers=4,
-        hidden_size=256,
-        intermediate_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=2,
         max_position_embeddings=32_768,
     )
     return model, PlainTokenizer(VOCABULARY)
