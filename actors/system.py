@@ -4,7 +4,6 @@ import atexit
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.exchange import Exchange
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.messages import CountStored, ReadStats
@@ -31,7 +31,8 @@ __all__ = ["AgentSystem", "default_store"]
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
 
-_running: "weakref.WeakSet[AgentSystem]" = weakref.WeakSet()
+# Not weakly: one that nobody refers to any more still has to save and to end its threads.
+_running: "set[AgentSystem]" = set()
 
 
 def default_store() -> Path:
@@ -92,7 +93,9 @@ class AgentSystem(Exchange):
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
     ) -> None:
-        check_parameters(model, max_batch=max_batch, target_latency=target_latency)
+        check_parameters(
+            model, max_batch=max_batch, target_latency=target_latency, progress=progress
+        )
         check_storage(store, max_disk, encryption_key)
         super().__init__(isolated=check_isolation(isolation))
         stored = store is not False
@@ -115,7 +118,7 @@ class AgentSystem(Exchange):
             attention=attention,
             reproducible=reproducible,
             template_kwargs=template_kwargs,
-            name=model_name or callable_name(model),
+            name=callable_name(model) if model_name is None else model_name,
         )
         if callable(model) and options.name is None and stored:
             raise InvalidConfig(
@@ -165,11 +168,13 @@ class AgentSystem(Exchange):
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
 
-        After `timeout` seconds what still runs is cancelled. Idempotent.
+        After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
+        inside an actor or a callback.
         """
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
+        check_may_block()
         with self._life:
             if self._state != "running":
                 self._state = "stopped"
@@ -251,6 +256,16 @@ class AgentSystem(Exchange):
     def spec(self) -> ModelCacheSpec:
         """Cache spec of the model."""
         return self.info.spec
+
+
+def _abandon_all() -> None:
+    for system in list(_running):
+        system._abandon()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
 
 
 @atexit.register
