@@ -102,7 +102,8 @@ class AgentActor(PooledActor):
         self._running: Ask | None = None
         self._draft: Draft | None = None
         self._warned = False
-        self._cancel_next = False
+        # The first turn to begin is cancelled if it was asked before this.
+        self._cancel_before = 0
 
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
@@ -142,7 +143,7 @@ class AgentActor(PooledActor):
     # -- one turn ----------------------------------------------------------------------
 
     def _begin(self, ask: Ask) -> None:
-        cancelled, self._cancel_next = self._cancel_next, False
+        cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
         try:
@@ -181,7 +182,8 @@ class AgentActor(PooledActor):
 
     def _warn(self, request: Request) -> None:
         most, context = most_tokens(request), self.wiring.context
-        if most >= WARN_AT * context and not self._warned:
+        refuses = self.context_policy == "refuse"
+        if refuses and most >= WARN_AT * context and not self._warned:
             self._warned = True
             logger.warning(
                 "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "
@@ -287,7 +289,7 @@ class AgentActor(PooledActor):
         """End the running turn at its next step; one that has not begun never will."""
         running = None if self._running is None else self._running.ticket
         if running is None and message.ticket is None:
-            self._cancel_next = self.actor_inbox.prompts > 0
+            self._cancel_before = message.serial
         elif running is not None and message.ticket in (None, running):
             self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
             if message.error is not None:
