@@ -21,7 +21,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.pools import Pool, make_pool
+from kvactors.core.pools import Places, Pool, make_pool
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
 
@@ -74,7 +74,9 @@ def _packed(
         rows, layer.kv_heads, repeats * tokens, dim
     )
     scores = _scores(folded, keys, layer)
-    if mask is not None:
+    if mask is not None and tokens == 1:
+        scores = mx.where(mask, scores, -mx.inf)
+    elif mask is not None:
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
@@ -174,7 +176,7 @@ def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
     pool = make_pool(layer, 1, extent)
     dtype = getattr(mx, layer.dtype)
     noise = mx.random.normal((1, layer.kv_heads, extent, layer.head_dim), key=mx.random.key(0))
-    pool.write(noise.astype(dtype), noise.astype(dtype), [0], mx.arange(extent)[None])
+    pool.write(noise.astype(dtype), noise.astype(dtype), Places([0], extent))
     mx.eval(pool.arrays)
     return pool, noise
 

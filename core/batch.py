@@ -76,10 +76,10 @@ class BatchQuantizedKVCache:
         geometry = self.geometry
         assert geometry is not None, "a shared cache steps through its Arena"
         row = 0
-        for pool, starts, at in zip(self.pools, geometry.starts, geometry.positions, strict=True):
-            rows = slice(row, row + len(starts))
-            pool.write(keys[rows], values[rows], starts, at)
-            row += len(starts)
+        for pool, places in zip(self.pools, geometry.places, strict=True):
+            rows = slice(row, row + len(places.starts))
+            pool.write(keys[rows], values[rows], places)
+            row += len(places.starts)
         if not self._shared:
             self.table.advance(geometry.width)
         return self, self

@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from kvactors.core.attention import DEFAULT_THRESHOLD
 from kvactors.core.options import AttentionMode
+from kvactors.core.pools import Places
 from kvactors.core.slots import SlotTable
 
 __all__ = ["REPRODUCIBLE_STEP", "AttentionPolicy", "StepGeometry"]
@@ -49,12 +50,11 @@ class StepGeometry:
         self.starts = [list(slab.lengths) for slab in table.slabs]
         self.extents = [table.extent(max(starts) + width) for starts in self.starts]
         self.offset = mx.array([start for starts in self.starts for start in starts])
-        self.positions: list[mx.array] = []
+        self.places = [Places(starts, width) for starts in self.starts]
         self.masks: list[mx.array] = []
         row = 0
         for starts, extent in zip(self.starts, self.extents, strict=True):
             offset = self.offset[row : row + len(starts)]
             at = offset[:, None] + mx.arange(width)
-            self.positions.append(at)
             self.masks.append(mx.arange(extent) <= at[:, None, :, None])
             row += len(starts)

@@ -9,10 +9,11 @@ place while nobody else holds the buffer. GPU thread only.
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["Arrays", "FpPool", "Pool", "QuantizedPool", "array_widths", "make_pool"]
+__all__ = ["Arrays", "FpPool", "Places", "Pool", "QuantizedPool", "array_widths", "make_pool"]
 
 Arrays = dict[str, mx.array]
 
@@ -30,13 +31,38 @@ def array_widths(layer: LayerSpec) -> dict[str, tuple[int, Any]]:
     }
 
 
+class Places:
+    """Where the rows of one slab write `width` tokens each in one step; shared by all layers."""
+
+    def __init__(self, starts: list[int], width: int) -> None:
+        self.starts = starts
+        self.width = width
+        self._cells: dict[tuple[int, ...], mx.array] = {}
+
+    @property
+    def common_start(self) -> int | None:
+        """The position at which all rows write, if there is one."""
+        return self.starts[0] if len(set(self.starts)) == 1 else None
+
+    def cells(self, slots: int, heads: int, capacity: int) -> mx.array:
+        """Flat cells, in the order of [2, n, heads, width], of an array of
+        [2, slots, heads, capacity] cells."""
+        geometry = (slots, heads, capacity)
+        if geometry not in self._cells:
+            half, row, head, token = np.ogrid[:2, : len(self.starts), :heads, : self.width]
+            start = np.array(self.starts)[row]
+            cells = ((half * slots + row) * heads + head) * capacity + start + token
+            self._cells[geometry] = mx.array(cells.ravel().astype(np.uint32))
+        return self._cells[geometry]
+
+
 class Pool(Protocol):
     """What both kinds of pool offer to the batch cache."""
 
     layer: LayerSpec
     arrays: Arrays
 
-    def write(self, keys: mx.array, values: mx.array, starts: list[int], at: mx.array) -> None:
+    def write(self, keys: mx.array, values: mx.array, places: Places) -> None:
         """Store new tokens [n, kv_heads, T, head_dim] at each row's own position."""
 
     def keys(self, rows: int, extent: int) -> tuple[mx.array, ...]:
@@ -96,17 +122,24 @@ class _BasePool:
         """Bring [2, n, kv_heads, T, head_dim] into the stored form."""
         raise NotImplementedError
 
-    def write(self, keys: mx.array, values: mx.array, starts: list[int], at: mx.array) -> None:
-        """Store new tokens at each row's own position; `at` is [n, T] of those positions."""
-        tokens = keys.shape[2]
-        rows = len(starts)
+    def write(self, keys: mx.array, values: mx.array, places: Places) -> None:
+        """Store new tokens at each row's own position."""
         new = self.encode(mx.stack([keys, values]))
-        for name, array in self.arrays.items():
-            if len(set(starts)) == 1:
-                array[:, :rows, :, starts[0] : starts[0] + tokens] = new[name]
-            else:
-                index = mx.arange(rows)[:, None]
-                array[:, index, :, at] = new[name].transpose(1, 3, 0, 2, 4)
+        start = places.common_start
+        if start is not None:
+            rows, end = len(places.starts), start + places.width
+            for name, array in self.arrays.items():
+                array[:, :rows, :, start:end] = new[name]
+            return
+        slots, capacity = self.shape
+        cells = places.cells(slots, self.layer.kv_heads, capacity)
+        for name in list(self.arrays):
+            # Nothing else may refer to the array, or the write copies all of it.
+            array = self.arrays.pop(name)
+            shape, flat = array.shape, array.reshape(-1, array.shape[-1])
+            del array
+            flat[cells] = new[name].reshape(-1, shape[-1])
+            self.arrays[name] = flat.reshape(shape)
 
     def keys(self, rows: int, extent: int) -> tuple[mx.array, ...]:
         return tuple(array[0, :rows, :, :extent] for array in self.arrays.values())

@@ -15,7 +15,7 @@ from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import make_pool
+from kvactors.core.pools import Places, make_pool
 from kvactors.core.spec import LayerSpec
 from kvactors.core.testing import PlainTokenizer, tiny_model
 
@@ -75,7 +75,7 @@ def test_attention_agrees_with_float64_numpy(
     keys = mx.random.normal((1, kv_heads, length, dim), key=key[0]).astype(kind)
     values = mx.random.normal((1, kv_heads, length, dim), key=key[1]).astype(kind)
     queries = mx.random.normal((1, heads, tokens, dim), key=key[2]).astype(kind)
-    pool.write(keys, values, [0], mx.arange(length)[None])
+    pool.write(keys, values, Places([0], length))
     at = mx.arange(length - tokens, length)
     mask = (mx.arange(192) <= at[:, None])[None, None]
 
