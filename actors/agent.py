@@ -6,13 +6,14 @@ shut and its thread serves other agents.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pykka import ActorDeadError
 
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.errors import SaveFailed
+from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
     Ask,
     CacheAhead,
@@ -32,11 +33,13 @@ from kvactors.actors.messages import (
 )
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Rewound, Ticket, make_reply
+from kvactors.actors.swap_messages import Adopt, Pause
 from kvactors.actors.turns import (
     make_answer,
     make_draft,
     make_request,
     most_tokens,
+    retokenized_tokens,
     without_oldest,
 )
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
@@ -45,7 +48,6 @@ from kvactors.core.overflow import ContextPolicy, DropOldest
 from kvactors.core.prefix import Draft
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
-from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save
@@ -67,12 +69,8 @@ class Wiring:
     """ActorRef of the persistence actor, or None when nothing is kept."""
     outstanding: Outstanding
     """Who waits, to be told if the engine dies."""
-    chat: ChatFormat
-    """Tokenizer and template."""
-    fingerprint: str
-    """Identity of the model's KV."""
-    context: int
-    """Tokens that a transcript may have."""
+    model: ModelInfo
+    """The model that is loaded."""
     pool: Dispatcher
     """The threads that agents share."""
     isolated: bool
@@ -101,6 +99,7 @@ class AgentActor(PooledActor):
         self._draft: Draft | None = None
         self._warned = False
         self._cancel_next = False
+        self._paused: Pause | None = None
 
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
@@ -113,7 +112,7 @@ class AgentActor(PooledActor):
         elif isinstance(message, Fork):
             self._fork(message)
         elif isinstance(message, CacheAhead):
-            if self._running is None and self.transcript.turns:
+            if self.actor_inbox.open_to_prompts and self.transcript.turns:
                 tokens = tuple(self.transcript.token_ids)
                 self._tell_gpu(Prefetch(self.agent_id, tokens))
         elif isinstance(message, TurnFinished):
@@ -123,6 +122,10 @@ class AgentActor(PooledActor):
                 self._fail(message.error)
         elif isinstance(message, CancelTurn):
             self._cancel(message)
+        elif isinstance(message, Pause):
+            self._pause(message)
+        elif isinstance(message, Adopt):
+            self._adopt(message)
         else:
             super().on_receive(message)
 
@@ -132,6 +135,8 @@ class AgentActor(PooledActor):
             error = SystemStopped(f"agent {self.agent_id!r} was stopped during its turn")
             self._tell_gpu(Cancel(self.agent_id, self._running.ticket.serial, error))
             self._fail(error)
+        if self._paused is not None:
+            self._paused.reject()
 
     def on_failure(self, *_info: Any) -> None:
         """A defect in this actor: whoever waits for its turn is told."""
@@ -156,23 +161,23 @@ class AgentActor(PooledActor):
         self._warn(request)
         self._running, self._draft = ask, draft
         self.actor_inbox.open_to_prompts = False
+        ask.ticket.chat = self.transcript.chat
         self._tell_gpu(Step(request, self.actor_ref))
         if cancelled:
             self._tell_gpu(Cancel(self.agent_id, request.serial))
 
     def _request(self, ask: Ask) -> tuple[Draft, Request]:
+        self._follow_model()
+        spec, isolated = self.wiring.model.spec, self.wiring.isolated
         draft = make_draft(self.transcript, ask)
         if isinstance(self.context_policy, DropOldest):
-            draft = without_oldest(
-                self.transcript, draft, ask, self.wiring.context, self.context_policy
-            )
-        wiring = self.wiring
+            draft = without_oldest(self.transcript, draft, ask, spec.context, self.context_policy)
         return draft, make_request(
-            self.agent_id, self.transcript, draft, ask, wiring.context, isolated=wiring.isolated
+            self.agent_id, self.transcript, draft, ask, spec, isolated=isolated
         )
 
     def _warn(self, request: Request) -> None:
-        most, context = most_tokens(request), self.wiring.context
+        most, context = most_tokens(request), self.wiring.model.spec.context
         if most >= WARN_AT * context and not self._warned:
             self._warned = True
             logger.warning(
@@ -205,11 +210,12 @@ class AgentActor(PooledActor):
             self._take_back(finished.exported)
             self._fail(failure)
             return
+        retokenized = retokenized_tokens(self.transcript, draft)
         record = self.transcript.extend([*draft.turns, *answer], draft.keep, draft.system_prompt)
         self._save(record, ask.ticket, finished.exported)
         self._end()
         text = answer[0].text if answer else ""
-        ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket))
+        ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket, retokenized))
 
     def _rewind(self, message: Rewind) -> None:
         ticket = message.ticket
@@ -260,7 +266,7 @@ class AgentActor(PooledActor):
             for part in exported
         )
         nbytes = sum(part.nbytes for part in exported)
-        save = Save(self.agent_id, (record,), self.wiring.fingerprint, segments)
+        save = Save(self.agent_id, (record,), self.wiring.model.fingerprint, segments)
         self.wiring.outstanding.begin_save(ticket)
         if not send(self.wiring.persistence, SaveTurn(save, ticket, nbytes)):
             error = SaveFailed("the persistence actor is dead: nothing is saved any more")
@@ -294,7 +300,36 @@ class AgentActor(PooledActor):
     def _end(self) -> None:
         self._running = None
         self._draft = None
-        self.actor_inbox.open_to_prompts = True
+        if self._paused is None:
+            self.actor_inbox.open_to_prompts = True
+        else:
+            self._paused.done.resolve(True)
+
+    # -- another model -----------------------------------------------------------------
+
+    def _pause(self, message: Pause) -> None:
+        self._paused = message
+        self.actor_inbox.open_to_prompts = False
+        if self._running is None:
+            message.done.resolve(True)
+
+    def _adopt(self, message: Adopt) -> None:
+        self.wiring = replace(self.wiring, model=message.model)
+        self._warned = False
+        try:
+            self._follow_model()
+        except Exception as error:
+            # Its turns fail with this until another model is loaded.
+            logger.warning("agent %r cannot go on under this model: %s", self.agent_id, error)
+        self._paused = None
+        self.actor_inbox.open_to_prompts = self._running is None
+        message.done.resolve(True)
+
+    def _follow_model(self) -> None:
+        """Have the transcript under the model that is loaded. Raises TemplateError."""
+        model = self.wiring.model
+        if self.transcript.chat is not model.chat:
+            self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
 
     def _is_running(self, serial: int) -> bool:
         return self._running is not None and self._running.ticket.serial == serial

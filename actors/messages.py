@@ -11,6 +11,7 @@ from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
+from kvactors.core.spec import LayerSpec
 from kvactors.persistence.segment import RawTensor
 from kvactors.persistence.store import Save, Store
 
@@ -240,8 +241,8 @@ class ReadStats:
 class EncodeFloats:
     """To the GPU actor, by ask: float KV of one layer as the model stores it, RawTensors."""
 
-    layer: int
-    """Which layer."""
+    layer: LayerSpec
+    """Its form."""
     floats: RawTensor
     """[2, kv_heads, tokens, head_dim]."""
 
@@ -252,6 +253,8 @@ class Restored:
 
     agent_id: str
     """Whose."""
+    fingerprint: str
+    """Of which model."""
     stored: Sequence[ExportedKV]
     """Contiguous from token 0."""
 

@@ -8,6 +8,7 @@ from kvactors.actors.agent import AgentActor, Wiring
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
 from kvactors.actors.errors import AgentExists, LedgerUnreadable
+from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
@@ -21,6 +22,7 @@ from kvactors.actors.messages import (
 )
 from kvactors.actors.parameters import check_id, check_system_prompt
 from kvactors.actors.reply import Ticket
+from kvactors.actors.swap_messages import Pause
 from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
@@ -37,6 +39,7 @@ class Registry:
         self._agents: dict[str, Agent] = {}
         self._isolated = isolated
         self._state = "new"
+        self._swapping = False
         self._info: ModelInfo | None = None
 
     @property
@@ -163,19 +166,14 @@ class Registry:
         return transcript
 
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
-        info = self.info
+        crew = self._crew
         wiring = Wiring(
-            self._crew.gpu,
-            self._crew.persistence,
-            self._crew.outstanding,
-            info.chat,
-            info.fingerprint,
-            info.spec.context,
-            self._crew.pool,
-            self._isolated,
+            crew.gpu, crew.persistence, crew.outstanding, self.info, crew.pool, self._isolated
         )
         actor = AgentActor(agent_id, transcript, wiring, policy)
         actor.begin()
+        if self._swapping:
+            send(actor.actor_ref, Pause(ReplyFuture()))
         self._agents[agent_id] = Agent(self, actor)
         return self._agents[agent_id]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvactors.actors.exchange import Exchange
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.messages import ReadStats
 from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
-from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.actors.swap import Swap
+from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
@@ -37,7 +37,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem(Exchange):
+class AgentSystem(Swap):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -115,11 +115,6 @@ class AgentSystem(Exchange):
             template_kwargs=template_kwargs,
             name=model_name or callable_name(model),
         )
-        if callable(model) and options.name is None and stored:
-            raise InvalidConfig(
-                "a callable model needs a name of its own to be stored under: pass a named "
-                "function, or model_name="
-            )
         self._launch = Launch(
             model,
             options,

@@ -2,17 +2,25 @@
 
 from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
-from kvactors.core.errors import ContextExceeded, EmptyPrompt
+from kvactors.core.errors import ContextExceeded, EmptyPrompt, TokenOutOfRange
 from kvactors.core.events import Finished
 from kvactors.core.overflow import DropOldest, turns_to_drop
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
+from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
 
 # Tokens of a system prompt from which on it is worth waiting for who prefills it.
 LEAST_SHARED = 64
 
-__all__ = ["make_answer", "make_draft", "make_request", "most_tokens", "without_oldest"]
+__all__ = [
+    "make_answer",
+    "make_draft",
+    "make_request",
+    "most_tokens",
+    "retokenized_tokens",
+    "without_oldest",
+]
 
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:
@@ -25,8 +33,10 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
     if isinstance(said, NewText):
         turn = transcript.render(ask.role, said.text, answer=ask.answer)
     else:
-        text = transcript.chat.decode(said.token_ids)
-        turn = Turn(ask.role, text, said.token_ids, text, raw=True)
+        text, ids = said.model.chat.decode(said.token_ids), said.token_ids
+        if said.model.tokenizer_id != transcript.tokenizer_id:
+            ids = tuple(transcript.chat.encode(text))
+        turn = Turn(ask.role, text, ids, text, raw=True)
     return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
 
 
@@ -49,22 +59,27 @@ def make_request(
     transcript: Transcript,
     draft: Draft,
     ask: Ask,
-    context: int,
+    spec: ModelCacheSpec,
     *,
     isolated: bool = False,
 ) -> Request:
     """The request that runs a draft. An `isolated` one shares no system prompt's KV. Raises
-    EmptyPrompt, ContextExceeded."""
+    EmptyPrompt, TokenOutOfRange, ContextExceeded."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
         raise EmptyPrompt("the prompt has no tokens")
+    if max(tokens) >= spec.vocab_size:
+        # Two models may have one tokenizer, and not equally many rows of the embedding.
+        raise TokenOutOfRange(
+            f"token id {max(tokens)} is outside the vocabulary: 0 <= id < {spec.vocab_size}"
+        )
     known = _remembered(transcript, draft, tokens)
     max_tokens = ask.sampling.max_tokens if ask.answer else 0
-    if len(tokens) + max_tokens > context:
+    if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
-            f"{len(tokens) + max_tokens} exceed the context of {context} tokens"
+            f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
     chat = transcript.chat
     shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
@@ -97,6 +112,12 @@ def make_answer(
     generated = finished.request.generated
     stop = ask.sampling.stop
     return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+
+
+def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:
+    """Tokens of the draft's turns that another tokenizer made."""
+    turns = (*transcript.turns[: draft.keep], *draft.turns)
+    return sum(len(turn.token_ids) for turn in turns if turn.source)
 
 
 def most_tokens(request: Request) -> int:
