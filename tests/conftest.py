@@ -1,5 +1,6 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from kvactors.core import blas
 blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
+from kvactors.actors.agent import AgentActor  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
 from kvactors.core.options import ModelOptions  # noqa: E402
@@ -73,3 +75,26 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
     yield start
     for system in systems:
         system.stop(timeout=30)
+
+
+@pytest.fixture
+def open_grid(open_system: Callable[..., AgentSystem]) -> Callable[..., AgentSystem]:
+    """Systems that are pinned to exact arithmetic: give them a grid model."""
+
+    def start(model: Any, **options: Any) -> AgentSystem:
+        return open_system(model, attention="packed", **options)
+
+    return start
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released each time that an agent was told to pause."""
+    told, true = threading.Semaphore(0), AgentActor._pause
+
+    def noted(self: AgentActor, message: Any) -> None:
+        true(self, message)
+        told.release()
+
+    monkeypatch.setattr(AgentActor, "_pause", noted)
+    return told

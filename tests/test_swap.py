@@ -7,133 +7,38 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from small_tokenizers import build, chat_format
+from small_tokenizers import chat_format
+from swap_models import (
+    ANSWER,
+    FIRST,
+    SECOND,
+    STORY,
+    WAIT,
+    Background,
+    Grid,
+    Held,
+    ask,
+    computed_alone,
+    swapping,
+)
 
 from kvactors.actors import (
-    Agent,
     AgentSystem,
-    BlockingCall,
     ContextExceeded,
-    EngineDied,
     Reply,
-    Sampling,
     SwapFailed,
     SystemStopped,
 )
-from kvactors.actors.agent import AgentActor
-from kvactors.actors.futures import mark_pool_thread
-from kvactors.actors.messages import Restored
-from kvactors.core.errors import InvalidConfig, KvactorsError, ModelNotFound, TemplateError
+from kvactors.actors.crew import Crew
+from kvactors.actors.export import export_stored
+from kvactors.actors.messages import Restored, WithStore
+from kvactors.actors.swap_messages import SwapModel
+from kvactors.core.errors import KvactorsError
 from kvactors.core.events import ExportedKV
-from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.store import Store
 
 OpenSystem = Callable[..., AgentSystem]
-WAIT = 60
-ANSWER = Sampling(max_tokens=6)
-STORY = "He said: be calm! Hello world, hello again. " * 12
-
-
-class Grid:
-    """A grid model with one of the small tokenizers. `memory`: what MLX held when it was asked
-    for, each time."""
-
-    def __init__(self, algorithm: str, template: str = "chatml", seed: int = 1) -> None:
-        self.name = f"{algorithm} {template} {seed}"
-        self.algorithm, self.template, self.seed = algorithm, template, seed
-        self.memory: list[int] = []
-
-    def __call__(self) -> tuple[Any, Any]:
-        self.memory.append(mx.get_active_memory())
-        model = tiny_model(seed=self.seed, vocab_size=build(self.algorithm).get_vocab_size())
-        return snap_to_grid(model), chat_format(self.algorithm, self.template).tokenizer
-
-
-class Held(Grid):
-    """A grid model whose steps can be held at a gate."""
-
-    def __init__(self) -> None:
-        super().__init__("bytes")
-        self.gate = threading.Event()
-        self.model: Any = None
-
-    def __call__(self) -> tuple[Any, Any]:
-        model, tokenizer = super().__call__()
-        self.model = Faulty(model)
-        return self.model, tokenizer
-
-    def hold(self) -> None:
-        self.model.arm(hold=self.gate)
-
-
-FIRST, SECOND = Grid("bytes"), Grid("unigram", "default system", seed=2)
-
-
-@pytest.fixture
-def open_grid(open_system: OpenSystem) -> OpenSystem:
-    """Systems whose models compute exactly."""
-
-    def start(model: Any = FIRST, **options: Any) -> AgentSystem:
-        return open_system(model, attention="packed", **options)
-
-    return start
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released each time that an agent was told to pause."""
-    told, true = threading.Semaphore(0), AgentActor._pause
-
-    def noted(self: AgentActor, message: Any) -> None:
-        true(self, message)
-        told.release()
-
-    monkeypatch.setattr(AgentActor, "_pause", noted)
-    return told
-
-
-def ask(agent: Agent, text: Any = "Hello", sampling: Sampling = ANSWER) -> Reply:
-    """One turn, waited for, KV on disk."""
-    reply: Reply = agent.ask(text, sampling=sampling).get(timeout=WAIT)
-    reply.cached.get(timeout=WAIT)
-    return reply
-
-
-def computed_alone(system: AgentSystem, agent: Agent, reply: Reply) -> bool:
-    """Whether an agent that is told all of it at once, as token ids, answers the same."""
-    tokens = list(agent.transcript().token_ids)
-    assert tokens[len(tokens) - len(reply.token_ids) :] == list(reply.token_ids)
-    alone = system.spawn("alone")
-    try:
-        prompt = tokens[: len(tokens) - len(reply.token_ids)]
-        return ask(alone, prompt).token_ids == reply.token_ids
-    finally:
-        system.forget("alone")
-
-
-def swapping(system: AgentSystem, model: Any, **options: Any) -> "Background":
-    return Background(lambda: system.swap_model(model, **options))
-
-
-class Background:
-    """A call on a thread of its own."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call,))
-        self._thread.start()
-
-    def _run(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            self.error = error
-
-    def end(self) -> BaseException | None:
-        """What it raised, once it has ended."""
-        self._thread.join(WAIT)
-        assert not self._thread.is_alive()
-        return self.error
 
 
 # -- there and back ------------------------------------------------------------------------
@@ -143,7 +48,7 @@ class Background:
 def test_agents_go_on_under_another_model_and_are_warm_when_the_first_is_back(
     open_grid: OpenSystem, kept: bool
 ) -> None:
-    system = open_grid(**({} if kept else {"store": False}))
+    system = open_grid(FIRST, **({} if kept else {"store": False}))
     alice = system.spawn("alice", "Be brief.")
     ask(alice, STORY)
     told = alice.transcript()
@@ -233,10 +138,35 @@ def test_forks_and_rewinds_after_a_swap(open_grid: OpenSystem) -> None:
     assert [again.spawn(name).transcript().turns for name in ("alice", "bob")] == turns
 
 
+def test_an_export_after_a_swap_is_of_the_model_that_is_loaded(
+    open_grid: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+    system.swap_model(SECOND)
+    ask(alice)
+
+    system.export_agent("alice", tmp_path / "alice.q4", format="q4-flat")
+
+    bob = system.import_agent(tmp_path / "alice.q4", "bob")
+    assert bob.transcript().token_ids == alice.transcript().token_ids
+    reply = ask(bob)
+    assert reply.cache == "warm"
+    assert computed_alone(system, bob, reply)
+    # Without the model nobody knows its tokens of the other one's turns.
+    fingerprint = system.info.fingerprint
+    system.stop(timeout=WAIT)
+    store = Store(tmp_path / "store")
+    with pytest.raises(ExportRejected, match="several models"):
+        export_stored(store, "alice", tmp_path / "a", "q4-flat", model="?", fingerprint=fingerprint)
+    store.close()
+
+
 def test_what_a_swap_does_not_name_stays_and_what_depends_on_the_model_is_found_anew(
     open_grid: OpenSystem,
 ) -> None:
-    system = open_grid(store=False, kv_bits=8, max_batch=3, memory_budget="40MB")
+    system = open_grid(FIRST, store=False, kv_bits=8, max_batch=3, memory_budget="40MB")
     ask(system.spawn("alice"), STORY)
     before = system.info
 
@@ -268,6 +198,38 @@ def test_the_old_models_memory_is_free_before_the_new_one_is_loaded(
     system.swap_model(second)
 
     assert second.memory[-1] - FIRST.memory[-1] < 0.05 * weights
+
+
+def test_what_the_old_model_computed_is_written_before_it_goes(
+    open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, asked = list[str](), threading.Event()
+    commit, true = Store.commit, Crew.ask
+
+    def late(self: Store, *args: Any, **kwargs: Any) -> None:
+        asked.wait(WAIT)
+        commit(self, *args, **kwargs)
+        order.append("saved")
+
+    def noted(self: Crew, actor: Any, message: Any) -> Any:
+        if isinstance(message, WithStore | SwapModel):
+            asked.set()
+        return true(self, actor, message)
+
+    def other() -> Any:
+        order.append("loaded")
+        return Grid("unigram")()
+
+    monkeypatch.setattr(Store, "commit", late)
+    monkeypatch.setattr(Crew, "ask", noted)
+    system = open_grid(FIRST)
+    reply = system.spawn("alice").ask(STORY, sampling=ANSWER).get(timeout=WAIT)
+
+    system.swap_model(other)
+
+    assert order == ["saved", "loaded"]
+    assert reply.cached.get(timeout=WAIT) is True
+    assert system.stats()["backlog_bytes"] == 0
 
 
 # -- turns meanwhile -----------------------------------------------------------------------
@@ -341,7 +303,7 @@ def test_asks_that_race_with_swaps_each_end_in_a_reply_or_an_error(
             except KvactorsError as error:
                 ended.append(error)
 
-    talkers = [Background(lambda name=name: talk(name)) for name in "abc"]  # type: ignore[misc]
+    talkers = [Background(lambda name=name: talk(name)) for name in "abc"]
     for model in (SECOND, FIRST, Grid("wordpiece", "none"), FIRST):
         system.swap_model(model)
     done.set()
@@ -431,166 +393,3 @@ def test_kv_that_was_asked_for_under_the_old_model_is_not_the_new_ones(
     reply = ask(alice)
     assert (reply.cache, reply.usage.reused_tokens) == ("cold", 0)
     assert computed_alone(system, alice, reply)
-
-
-# -- when it fails -------------------------------------------------------------------------
-
-
-def test_a_model_that_is_not_there_is_refused_before_the_old_one_goes(
-    open_grid: OpenSystem, tmp_path: Path
-) -> None:
-    system = open_grid(FIRST)
-    alice = system.spawn("alice")
-    ask(alice, STORY)
-
-    with pytest.raises(SwapFailed, match=f"goes on with {FIRST.name}") as failure:
-        system.swap_model(tmp_path / "nowhere")
-
-    assert isinstance(failure.value.__cause__, ModelNotFound)
-    assert ask(alice).cache == "hot"
-
-
-def test_when_the_new_model_cannot_be_loaded_the_old_one_goes_on_warm(
-    open_grid: OpenSystem,
-) -> None:
-    system = open_grid(FIRST)
-    alice = system.spawn("alice", "Be brief.")
-    ask(alice, STORY)
-    weights = mx.get_active_memory() - FIRST.memory[-1]
-
-    def half() -> Any:
-        model = tiny_model(vocab_size=4000)
-        raise RuntimeError(f"out of luck with {model}")
-
-    with pytest.raises(SwapFailed, match=r"half cannot be loaded \(RuntimeError: out of luck"):
-        system.swap_model(half)
-
-    assert FIRST.memory[-1] - FIRST.memory[-2] < 0.05 * weights
-    assert system.info.name == FIRST.name
-    reply = ask(alice)
-    assert (reply.cache, reply.usage.retokenized_tokens) == ("warm", 0)
-    assert computed_alone(system, alice, reply)
-    system.swap_model(SECOND)
-    assert ask(alice).cache == "cold"
-
-
-def test_when_the_old_model_cannot_be_loaded_again_every_future_says_so(
-    open_grid: OpenSystem, pauses: threading.Semaphore
-) -> None:
-    class Once(Held):
-        def __call__(self) -> tuple[Any, Any]:
-            if self.model is not None:
-                raise OSError("unplugged")
-            return super().__call__()
-
-    def broken() -> Any:
-        raise RuntimeError("broken")
-
-    once = Once()
-    system = open_grid(once)
-    alice = system.spawn("alice")
-    told = ask(alice, STORY)
-    once.hold()
-    running = alice.ask("Hello", sampling=ANSWER)
-    assert once.model.reached.wait(WAIT)
-    swap = swapping(system, broken)
-    assert pauses.acquire(timeout=WAIT)
-    waiting = alice.ask("world", sampling=ANSWER)
-    once.gate.set()
-
-    error = swap.end()
-
-    assert isinstance(error, SwapFailed)
-    assert "cannot be loaded, nor bytes chatml 1 again (OSError: unplugged)" in str(error)
-    assert running.get(timeout=WAIT).finish_reason == "length"
-    with pytest.raises(EngineDied):
-        waiting.get(timeout=WAIT)
-    with pytest.raises(EngineDied):
-        alice.ask("again")
-    with pytest.raises((SwapFailed, EngineDied)):
-        system.swap_model(SECOND)
-    turns = alice.transcript().turns
-    system.stop(timeout=WAIT)
-    restored = open_grid(Held()).spawn("alice")
-    assert restored.transcript().turns == turns
-    assert told.text == turns[1].text
-    assert ask(restored).cache == "warm"
-
-
-def test_an_agent_that_the_new_template_cannot_render_waits_for_the_next_model(
-    open_grid: OpenSystem,
-) -> None:
-    class Strict(Grid):
-        def __call__(self) -> tuple[Any, Any]:
-            model, tokenizer = super().__call__()
-            template = tokenizer.chat_template
-            tokenizer = build_strict(tokenizer)
-            assert tokenizer.chat_template != template
-            return model, tokenizer
-
-    def build_strict(tokenizer: Any) -> Any:
-        from copy import copy
-
-        strict = copy(tokenizer)
-        strict.chat_template = (
-            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
-            "{% endif %}{% endfor %}" + tokenizer.chat_template
-        )
-        return strict
-
-    system = open_grid(FIRST)
-    alice, bob = system.spawn("alice"), system.spawn("bob")
-    alice.observe("3 degrees", role="tool").get(timeout=WAIT)
-    ask(bob)
-
-    system.swap_model(Strict("unigram"))
-
-    with pytest.raises(TemplateError, match="no tools"):
-        ask(alice)
-    assert ask(bob).cache == "cold"
-    system.swap_model(FIRST)
-    assert ask(alice).cache == "warm"
-
-
-def test_what_cannot_be_a_swap_is_refused_and_changes_nothing(open_grid: OpenSystem) -> None:
-    system = open_grid(FIRST)
-    alice = system.spawn("alice")
-    ask(alice)
-
-    for wrong, options in [(3, {}), (lambda: None, {}), (SECOND, {"kv_bits": 5})]:
-        with pytest.raises(InvalidConfig):
-            system.swap_model(wrong, **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="max_batch"):
-        system.swap_model(SECOND, max_batch=2)  # type: ignore[call-arg]
-    with pytest.raises(SystemStopped):
-        AgentSystem(FIRST, store=False).swap_model(SECOND)
-
-    def on_a_pool_thread() -> None:
-        mark_pool_thread()
-        system.swap_model(SECOND)
-
-    assert isinstance(Background(on_a_pool_thread).end(), BlockingCall)
-    assert system.info.name == FIRST.name
-    assert ask(alice).cache == "hot"
-
-
-def test_token_ids_beyond_the_new_models_embedding_end_in_an_error(
-    open_grid: OpenSystem,
-) -> None:
-    class Small(Grid):
-        """The same tokenizer over fewer rows."""
-
-        def __call__(self) -> tuple[Any, Any]:
-            return snap_to_grid(tiny_model(seed=3, vocab_size=96)), PlainTokenizer(128)
-
-    class Large(Small):
-        def __call__(self) -> tuple[Any, Any]:
-            return snap_to_grid(tiny_model(seed=3)), PlainTokenizer(128)
-
-    system = open_grid(Large("large"))
-    alice = system.spawn("alice")
-    ask(alice, [100, 101])
-    system.swap_model(Small("small"))
-
-    with pytest.raises(KvactorsError, match="outside the vocabulary: 0 <= id < 96"):
-        ask(alice, [1])
