@@ -34,7 +34,7 @@ from kvactors.core.errors import (
     TurnFailed,
     TurnTimeout,
 )
-from kvactors.core.overflow import DropOldest
+from kvactors.core.overflow import DropOldest, Summarize
 from kvactors.core.sampling import Sampling
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
+    "Summarize",
     "SwapFailed",
     "SystemStopped",
     "Timing",

@@ -4,7 +4,7 @@ import threading
 import weakref
 from typing import Any
 
-from kvactors.actors.agent import AgentActor, Wiring
+from kvactors.actors.agent import AgentActor
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
 from kvactors.actors.errors import AgentExists, LedgerUnreadable
@@ -23,6 +23,7 @@ from kvactors.actors.messages import (
 from kvactors.actors.parameters import check_id, check_system_prompt
 from kvactors.actors.reply import Ticket
 from kvactors.actors.swap_messages import Pause
+from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
@@ -65,8 +66,8 @@ class Registry:
 
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers
         all that the other has when its turns so far are done, without a copy of its KV in
-        memory or on disk. `context_policy`: what happens at the end of the context, "refuse"
-        or DropOldest(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
+        memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
+        DropOldest() or Summarize(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
         AgentExists, LedgerUnreadable (for that agent alone), SystemStopped.
         """
         check_id(agent_id)

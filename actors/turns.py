@@ -4,7 +4,6 @@ from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, TokenOutOfRange
 from kvactors.core.events import Finished
-from kvactors.core.overflow import DropOldest, turns_to_drop
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
 from kvactors.core.spec import ModelCacheSpec
@@ -19,7 +18,6 @@ __all__ = [
     "make_request",
     "most_tokens",
     "retokenized_tokens",
-    "without_oldest",
 ]
 
 
@@ -38,20 +36,6 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
             ids = tuple(transcript.chat.encode(text))
         turn = Turn(ask.role, text, ids, text, raw=True)
     return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
-
-
-def without_oldest(
-    transcript: Transcript, draft: Draft, ask: Ask, context: int, policy: DropOldest
-) -> Draft:
-    """The draft, or where it does not fit the context one that leaves the oldest turns out."""
-    turns = [*transcript.turns[: draft.keep], *draft.turns]
-    max_tokens = ask.sampling.max_tokens if ask.answer else 0
-    if sum(len(turn.token_ids) for turn in turns) + max_tokens <= context:
-        return draft
-    past, new = turns[: draft.keep], draft.turns
-    reserved = max_tokens + sum(len(turn.token_ids) for turn in new)
-    head, tail = turns_to_drop(policy, past, reserved, context)
-    return Draft(head, (*past[tail:], *new), draft.match, draft.system_prompt)
 
 
 def make_request(

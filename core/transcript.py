@@ -10,6 +10,8 @@ it are kept (`keep`; all, if it is not there) and which follow:
     {"version": 2, "tokenizer": ..., "turns": [q2, a2]}            q1 a1 q2 a2
     {"version": 2, "tokenizer": ..., "keep": 2, "turns": [q3, a3]} q1 a1 q3 a3
 
+A summary of turns that left the context has `stands_for`, their number.
+
 Under another tokenizer a turn is rendered and tokenized again from its text, and keeps its
 `source`: under the first one it is again, to the token, what it was.
 """
@@ -50,7 +52,8 @@ class Turn:
     text that those stand for: template, end of turn and stop strings included. `raw` marks a
     prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
     that a rewind or a diverging prompt cut in the middle. `asked`: the assistant was to answer
-    it. `source` is set where another tokenizer made the turn.
+    it. `stands_for` counts the earlier turns that it is a summary of. `source` is set where
+    another tokenizer made the turn.
     """
 
     role: str
@@ -59,6 +62,7 @@ class Turn:
     rendered: str
     raw: bool = False
     finish: str | None = None
+    stands_for: int = 0
     asked: bool = field(default=False, compare=False)
     source: Source | None = field(default=None, compare=False, repr=False)
 
@@ -283,7 +287,14 @@ class Transcript:
         ids = tuple(int(t) for t in np.frombuffer(entry["tokens"], dtype="<u4"))
         rendered = text.join(entry["around"]) if "around" in entry else self.chat.decode(ids)
         return Turn(
-            entry["role"], text, ids, rendered, entry["raw"], entry["finish"], source.answered
+            entry["role"],
+            text,
+            ids,
+            rendered,
+            entry["raw"],
+            entry["finish"],
+            entry.get("stands_for", 0),
+            source.answered,
         )
 
     def _foreign(self, source: Source) -> Turn:
@@ -296,12 +307,12 @@ class Transcript:
             turn = self.given_answer(text, finish)
         else:
             turn = self.render(role, text, answer=source.answered)
-        return replace(turn, source=source)
+        return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 
 
 def _entry(turn: Turn) -> dict[str, Any]:
     """A turn as the ledger has it. `text.join(around)` is its rendered text."""
-    return {
+    entry = {
         "role": turn.role,
         "text": turn.text,
         "tokens": np.asarray(turn.token_ids, dtype="<u4").tobytes(),
@@ -309,3 +320,6 @@ def _entry(turn: Turn) -> dict[str, Any]:
         "finish": turn.finish,
         "around": turn.rendered.split(turn.text, 1) if turn.text else [turn.rendered],
     }
+    if turn.stands_for:
+        entry["stands_for"] = turn.stands_for
+    return entry

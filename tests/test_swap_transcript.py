@@ -1,5 +1,6 @@
 """A transcript under another tokenizer: as a restart would make it, and back to the token."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -14,6 +15,7 @@ from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript
 
 TEXTS = st.text("ab be 🦊", min_size=1, max_size=5)
+KINDS = ["ask", "ask", "ask", "observe", "raw", "cut", "whole", "sum"]
 FORMATS = [("bytes", "chatml"), ("unigram", "default system"), ("wordpiece", "none")]
 
 
@@ -31,7 +33,7 @@ def chat_of(format: tuple[str, str]) -> tuple[ChatFormat, str]:
 def step(transcript: Transcript, data: st.DataObject) -> dict[str, Any]:
     """One thing that an agent may do; its ledger record."""
     chat, turns = transcript.chat, transcript.turns
-    kind = data.draw(st.sampled_from(["ask", "ask", "ask", "observe", "raw", "cut", "whole"]))
+    kind = data.draw(st.sampled_from(KINDS))
     answer = transcript.answer(
         chat.encode("decade"), data.draw(st.sampled_from(["length", "stop"]))
     )
@@ -41,6 +43,10 @@ def step(transcript: Transcript, data: st.DataObject) -> dict[str, Any]:
         return transcript.extend([transcript.render("user", data.draw(TEXTS), answer=False)])
     if kind == "raw":
         return transcript.extend([raw_turn(chat, data.draw(TEXTS)), answer])
+    if kind == "sum":
+        keep = data.draw(st.integers(0, len(turns)))
+        summary = replace(transcript.render("user", "be", answer=False), stands_for=3)
+        return transcript.extend([summary, *turns[keep:]], keep)
     if kind == "cut":
         keep, remains = cut_at_token(
             transcript, data.draw(st.integers(0, len(transcript.token_ids)))
