@@ -76,12 +76,12 @@ def swapping(system: AgentSystem, model: Any, **options: Any) -> "Background":
 class Background:
     """A call on a thread of its own."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], object]) -> None:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(call,))
         self._thread.start()
 
-    def _run(self, call: Callable[[], None]) -> None:
+    def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
         except BaseException as error:

@@ -251,9 +251,10 @@ def test_turns_that_run_end_first_and_those_that_wait_are_the_new_models(
     late = bob.ask("again", sampling=ANSWER)
     carol = system.spawn("carol")
     new = carol.ask([5, 6, 7], sampling=ANSWER)
+    fork = Background(lambda: system.spawn("dan", from_="bob"))
     held.gate.set()
 
-    assert swap.end() is None
+    assert (swap.end(), fork.end()) == (None, None)
 
     assert "".join(piece.text for piece in running) == running.reply.text
     assert "".join(piece.text for piece in waiting) == waiting.reply.text
@@ -263,6 +264,7 @@ def test_turns_that_run_end_first_and_those_that_wait_are_the_new_models(
     assert computed_alone(system, alice, waiting.reply)
     assert computed_alone(system, bob, late.get(timeout=WAIT))
     assert computed_alone(system, carol, new.get(timeout=WAIT))
+    assert system.spawn("dan").transcript() == bob.transcript()
     # Token ids of the old tokenizer are the new one's of the same text.
     assert carol.transcript().turns[0].text == chat_format("bytes").decode([5, 6, 7])
     assert carol.transcript().turns[0].token_ids != (5, 6, 7)
