@@ -180,7 +180,7 @@ class AgentActor(PooledActor):
 
     def _aborted(self, error: Exception) -> None:
         running = self._running
-        if running is not None and running.gap is not None:
+        if running is not None and running.gap is not None and not running.ask.ticket.reply.done:
             self._after_summary(running, error)
         else:
             self._fail(error)
@@ -192,6 +192,7 @@ class AgentActor(PooledActor):
             return
         ask, draft = running.ask, running.draft
         if ask.ticket.reply.done:
+            self.wiring.take_back(self.agent_id, finished.exported)
             self._end()
             return
         if running.gap is not None:
@@ -259,6 +260,9 @@ class AgentActor(PooledActor):
         elif running is not None and message.ticket in (None, running.ask.ticket):
             running.cancelled = message
             self.wiring.tell_gpu(Cancel(self.agent_id, running.serial, message.error))
+            if message.error is not None:
+                # Whoever waits is told now: the GPU may be in the middle of a long step.
+                running.ask.ticket.reject(message.error)
         elif message.ticket is not None and not message.ticket.reply.done:
             late = SystemStopped(f"the turn of {self.agent_id!r} was cancelled before it began")
             message.ticket.reject(message.error or late)

@@ -17,12 +17,12 @@ from pykka import Timeout
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.exchange import Exchange
-from kvactors.actors.futures import ReplyFuture, on_pool_thread
+from kvactors.actors.futures import ReplyFuture, check_may_block
 from kvactors.actors.launch import Launch, ModelInfo, callable_name
 from kvactors.actors.messages import WithStore
 from kvactors.actors.parameters import check_model, check_turn
 from kvactors.actors.swap_messages import Adopt, Pause, SwapModel, Swapped
-from kvactors.core.errors import BlockingCall, EngineDied, SwapFailed, SystemStopped
+from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
 
 __all__ = ["ModelChanges", "Swap"]
 
@@ -79,18 +79,17 @@ class Swap(Exchange):
         message says; no turn is accepted then, and what was said is stored. Any thread but an
         actor's (BlockingCall).
         """
-        if on_pool_thread():
-            raise BlockingCall("swap_model waits for all turns: call it outside of actors")
+        check_may_block()
+        self._require_running()
         check_model(model)
         check_turn(None, timeout)
+        name = callable_name(model) if model_name is None else model_name
         result: ReplyFuture[None] = ReplyFuture()
 
         def run() -> None:
             try:
                 with self._one_swap:
-                    options = replace(
-                        self._launch.options, name=model_name or callable_name(model), **changes
-                    )
+                    options = replace(self._launch.options, name=name, **changes)
                     self._swap(replace(self._launch, source=model, options=options), timeout)
             except BaseException as error:
                 result.reject(error)

@@ -53,10 +53,11 @@ def make_request(
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
         raise EmptyPrompt("the prompt has no tokens")
+    # MLX reads beyond the embedding without a check, and takes the process with it.
     if max(tokens) >= spec.vocab_size:
-        # Two models may have one tokenizer, and not equally many rows of the embedding.
         raise TokenOutOfRange(
-            f"token id {max(tokens)} is outside the vocabulary: 0 <= id < {spec.vocab_size}"
+            f"token id {max(tokens)} is outside the vocabulary of the model, 0 <= id < "
+            f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
         )
     known = _remembered(transcript, draft, tokens)
     max_tokens = ask.sampling.max_tokens if ask.answer else 0
