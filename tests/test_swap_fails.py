@@ -65,9 +65,7 @@ def test_when_the_new_model_cannot_be_loaded_the_old_one_goes_on_warm(
         model = tiny_model(vocab_size=4000)
         raise RuntimeError(f"out of luck with {model}")
 
-    with pytest.raises(
-        SwapFailed, match=r"half cannot be loaded \(ModelError: .* raised RuntimeError: out of luck"
-    ):
+    with pytest.raises(SwapFailed, match=r"half cannot be loaded .*RuntimeError: out of luck"):
         system.swap_model(half)
 
     assert FIRST.memory[-1] - FIRST.memory[-2] < 0.05 * weights
@@ -106,10 +104,8 @@ def test_when_the_old_model_cannot_be_loaded_again_every_future_says_so(
     error = swap.end()
 
     assert isinstance(error, SwapFailed)
-    assert (
-        "cannot be loaded, nor once again (ModelError: the model callable raised OSError: unplugged)"
-        in str(error)
-    )
+    assert "broken cannot be loaded, nor once again" in str(error)
+    assert "OSError: unplugged" in str(error)
     assert running.get(timeout=WAIT).finish_reason == "length"
     with pytest.raises(EngineDied):
         waiting.get(timeout=WAIT)
@@ -188,5 +184,5 @@ def test_token_ids_beyond_the_new_models_embedding_end_in_an_error(
     ask(alice, [100, 101])
     system.swap_model(small)
 
-    with pytest.raises(KvactorsError, match="outside the vocabulary: 0 <= id < 96"):
+    with pytest.raises(KvactorsError, match="outside the vocabulary of the model, 0 <= id < 96"):
         ask(alice, [1])

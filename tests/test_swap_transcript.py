@@ -44,7 +44,8 @@ def step(transcript: Transcript, data: st.DataObject) -> dict[str, Any]:
     if kind == "raw":
         return transcript.extend([raw_turn(chat, data.draw(TEXTS)), answer])
     if kind == "sum":
-        keep = data.draw(st.integers(0, len(turns)))
+        ends = [index for index, turn in enumerate(turns) if not turn.is_answer]
+        keep = data.draw(st.sampled_from([*ends, len(turns)]))
         summary = replace(transcript.render("user", "be", answer=False), stands_for=3)
         return transcript.extend([summary, *turns[keep:]], keep)
     if kind == "cut":
