@@ -70,7 +70,8 @@ class AgentActor(PooledActor):
         self.wiring = wiring
         self._running: Running | None = None
         self._warned = False
-        self._cancel_next = False
+        # The first turn to begin is cancelled if it was asked before this.
+        self._cancel_before = 0
         self._paused: Pause | None = None
 
     def on_receive(self, message: Any) -> None:
@@ -117,7 +118,7 @@ class AgentActor(PooledActor):
     # -- one turn ----------------------------------------------------------------------
 
     def _begin(self, ask: Ask) -> None:
-        cancelled, self._cancel_next = self._cancel_next, False
+        cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
         self._run(ask, lambda: self._planner().first(ask))
@@ -256,7 +257,7 @@ class AgentActor(PooledActor):
         """End the running turn at its next step; one that has not begun never will."""
         running = self._running
         if running is None and message.ticket is None:
-            self._cancel_next = self.actor_inbox.prompts > 0
+            self._cancel_before = message.serial
         elif running is not None and message.ticket in (None, running.ask.ticket):
             running.cancelled = message
             self.wiring.tell_gpu(Cancel(self.agent_id, running.serial, message.error))
