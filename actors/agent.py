@@ -28,8 +28,8 @@ from kvactors.actors.messages import (
     TurnFinished,
     WithStore,
 )
+from kvactors.actors.model_messages import Adopt, Pause
 from kvactors.actors.reply import Rewound, make_reply
-from kvactors.actors.swap_messages import Adopt, Pause
 from kvactors.actors.turns import (
     make_answer,
     most_tokens,

@@ -14,7 +14,8 @@ from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
-from kvactors.actors.messages import EncodeFloats, WithStore
+from kvactors.actors.messages import WithStore
+from kvactors.actors.model_messages import EncodeFloats
 from kvactors.actors.parameters import check_id
 from kvactors.actors.registry import Registry
 from kvactors.core.errors import InvalidConfig, InvalidInput

@@ -18,11 +18,9 @@ from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import (
     Cancel,
     Check,
-    EncodeFloats,
     Forget,
     ForkCache,
     LoadKV,
-    LoadModel,
     NewTokens,
     Prefetch,
     ReadStats,
@@ -34,7 +32,7 @@ from kvactors.actors.messages import (
     TurnFinished,
     Wire,
 )
-from kvactors.actors.swap_messages import SwapModel, Swapped
+from kvactors.actors.model_messages import EncodeFloats, LoadModel, SwapModel, Swapped
 from kvactors.core.errors import EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
 

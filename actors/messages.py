@@ -4,15 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvactors.actors.launch import Launch
 from kvactors.actors.reply import Ticket
 from kvactors.actors.said import Said
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
-from kvactors.core.spec import LayerSpec
-from kvactors.persistence.segment import RawTensor
 from kvactors.persistence.store import Save, Store
 
 __all__ = [
@@ -22,14 +19,12 @@ __all__ = [
     "CancelTurn",
     "Check",
     "CountStored",
-    "EncodeFloats",
     "Flush",
     "Forget",
     "ForgetStored",
     "Fork",
     "ForkCache",
     "LoadKV",
-    "LoadModel",
     "MakePrompt",
     "NewTokens",
     "OpenStore",
@@ -208,14 +203,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadModel:
-    """To the GPU actor, by ask: load, probe, start the engine; answers ModelInfo."""
-
-    launch: Launch
-    """How."""
-
-
-@dataclass(frozen=True, slots=True)
 class Wire:
     """To the GPU actor, by ask: who reads and writes for it."""
 
@@ -254,16 +241,6 @@ class CountStored:
     """Of the model whose KV counts."""
     in_memory: frozenset[str]
     """Agents that do not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeFloats:
-    """To the GPU actor, by ask: float KV of one layer as the model stores it, RawTensors."""
-
-    layer: LayerSpec
-    """Its form."""
-    floats: RawTensor
-    """[2, kv_heads, tokens, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)

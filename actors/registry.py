@@ -20,9 +20,9 @@ from kvactors.actors.messages import (
     MakePrompt,
     ReadLedger,
 )
+from kvactors.actors.model_messages import Pause
 from kvactors.actors.parameters import check_id, check_system_prompt
 from kvactors.actors.reply import Ticket
-from kvactors.actors.swap_messages import Pause
 from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy

@@ -20,8 +20,8 @@ from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture, check_may_block
 from kvactors.actors.launch import Launch, ModelInfo, callable_name
 from kvactors.actors.messages import WithStore
+from kvactors.actors.model_messages import Adopt, Pause, SwapModel, Swapped
 from kvactors.actors.parameters import check_model, check_turn
-from kvactors.actors.swap_messages import Adopt, Pause, SwapModel, Swapped
 from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
 
 __all__ = ["ModelChanges", "Swap"]

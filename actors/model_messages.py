@@ -1,11 +1,31 @@
-"""The messages of a model swap: immutable, without logic, a line under each field."""
+"""The messages about the model: immutable, without logic, a line under each field."""
 
 from dataclasses import dataclass
 
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.launch import Launch, ModelInfo
+from kvactors.core.spec import LayerSpec
+from kvactors.persistence.segment import RawTensor
 
-__all__ = ["Adopt", "Pause", "SwapModel", "Swapped"]
+__all__ = ["Adopt", "EncodeFloats", "LoadModel", "Pause", "SwapModel", "Swapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """To the GPU actor, by ask: load, probe, start the engine; answers ModelInfo."""
+
+    launch: Launch
+    """How."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeFloats:
+    """To the GPU actor, by ask: float KV of one layer as the model stores it, RawTensors."""
+
+    layer: LayerSpec
+    """Its form."""
+    floats: RawTensor
+    """[2, kv_heads, tokens, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
