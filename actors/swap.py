@@ -119,7 +119,8 @@ class Swap(Exchange):
         self._launch = launch
 
     def _pause(self, timeout: float | None) -> None:
-        """Let running turns end, and no other begin. Raises SwapFailed when time is up."""
+        """Let running turns end, and no other begin. Raises SwapFailed when time is up, and
+        why the system takes no turns any more, if it does not."""
         with self._lock:
             self._require_running()
             self._swapping = True
@@ -128,7 +129,7 @@ class Swap(Exchange):
         for done in pauses:
             while not done.done:
                 if self._crew.outstanding.refusal is not None:
-                    raise self._crew.outstanding.refusal
+                    raise self._crew.outstanding.refusal.with_traceback(None)
                 left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
                 if left <= 0:
                     running = sum(not pause.done for pause in pauses)

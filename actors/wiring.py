@@ -62,5 +62,6 @@ class Wiring:
 
     def take_back(self, agent_id: str, exported: Sequence[ExportedKV]) -> None:
         """Tell the GPU actor that the KV it exported will never be on disk."""
-        nbytes = sum(part.nbytes for part in exported)
-        self.tell_gpu(Saved(agent_id, 0, nbytes, False))
+        if exported:
+            nbytes = sum(part.nbytes for part in exported)
+            self.tell_gpu(Saved(agent_id, 0, nbytes, False))
