@@ -5,6 +5,7 @@ token (activations), for each pair of token and key (scores), and for each key (
 layer). The three factors are solved from the peaks of three small forwards.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -55,12 +56,11 @@ class WorkSpace:
         """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
         return max(self.chunk(LEAST_CHUNK, 1, keys), self.decode(1 + others, keys))
 
-    def longest_chunk(self, asked: int, rows: int, cached: int, room: int) -> int:
-        """The longest chunk of at most `asked` tokens that `room` bytes allow; at least 1."""
-        keys = cached + asked
-        each = rows * (self.token + keys * self.pair)
-        spare = room - rows * keys * self.key
-        return max(1, min(asked, int(spare / each) if each else asked))
+    def longest_chunk(self, asked: int, cached: int, room: int) -> int:
+        """The longest chunk of one row, of at most `asked` tokens, that `room` bytes allow; at
+        least 1."""
+        fit = bisect_right(range(asked + 1), room, key=lambda n: self.chunk(n, 1, cached + n))
+        return max(1, fit - 1)
 
 
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
