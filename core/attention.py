@@ -11,7 +11,8 @@ model's dtype (in half precision they disagree enough to change tokens):
   For prefill chunks; several times faster there.
 
 The packed path is exact by row: a row's result does not depend on its neighbours, on the
-padding, or on how many queries are asked at once. Seed 000, 3.2; seed 002, AttendSpec.
+padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
+share as one row does, on the second path. Seed 000, 3.2; seed 002, AttendSpec.
 """
 
 import importlib
@@ -86,12 +87,10 @@ def attend_together(
         tuple(array[:, :, shared:] for array in stored)
         for stored in (pool.keys(rows, extent), pool.values(rows, extent))
     )
-    if not packed:
-        own_keys, own_values = (_as_float(own_keys, layer),), (_as_float(own_values, layer),)
 
-    def as_one(apart: mx.array) -> mx.array:
+    def as_one(rowwise: mx.array) -> mx.array:
         """[rows, kv_heads, repeats, n] as one row's [1, kv_heads, rows * repeats, n]."""
-        return apart.swapaxes(0, 1).flatten(1, 2)[None]
+        return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
 
     def apart(one: mx.array) -> mx.array:
         """The way back."""
@@ -99,14 +98,20 @@ def attend_together(
 
     folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)
-    own = _scores(folded, own_keys, layer) if packed else folded @ own_keys[0].swapaxes(-1, -2)
+    if packed:
+        own = _scores(folded, own_keys, layer)
+    else:
+        own = folded @ _as_float(own_keys, layer).swapaxes(-1, -2)
     own = mx.where(mask[..., shared:], own, -mx.inf)
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
     common, own = mx.exp(common - as_one(top)), mx.exp(own - top)
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
-    summed = _weighted(own, own_values, layer) if packed else own @ own_values[0]
-    out = (apart(common @ values) + summed) / total
-    return out.reshape(queries.shape).astype(queries.dtype)
+    out = apart(common @ values)
+    if packed:
+        out += _weighted(own, own_values, layer)
+    else:
+        out += own @ _as_float(own_values, layer)
+    return (out / total).reshape(queries.shape).astype(queries.dtype)
 
 
 def _packed(

@@ -44,7 +44,7 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-@pytest.mark.parametrize("bench", ["decode", "prefix", "recall", "restore", "storage"])
+@pytest.mark.parametrize("bench", ["cascade", "decode", "prefix", "recall", "restore", "storage"])
 @pytest.mark.slow
 def test_benches_end_with_one_json_line(bench: str) -> None:
     command = [sys.executable, "-m", f"kvactors.bench.{bench}", "--quick"]
