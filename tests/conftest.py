@@ -12,9 +12,10 @@ from kvactors.core import blas
 
 blas.preload()
 
+from proof import prove  # noqa: E402
+
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
-from kvactors.actors.messages import Check  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
@@ -61,11 +62,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(tmp_path / "store")
     yield opened
     opened.close()
-
-
-def prove(system: AgentSystem) -> None:
-    """Let a system prove its bookkeeping."""
-    system._crew.ask(system._crew.gpu, Check())
 
 
 @pytest.fixture
