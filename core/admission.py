@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvactors.core.blocks import BLOCK_TOKENS, block_floor, blocks_for
+from kvactors.core.blocks import block_floor
 from kvactors.core.errors import MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.memory import Memory
@@ -70,11 +70,11 @@ class Admission:
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
-        need, total = blocks_for(_most_tokens(request)), self._memory.pool.total
-        if need > total:
+        need, budget = self._memory.least(_most_tokens(request)), self._memory.budget
+        if need > budget:
             raise MemoryExceeded(
                 f"{request.prompt} tokens and max_tokens {request.sampling.max_tokens} need "
-                f"{need} blocks of {BLOCK_TOKENS} tokens; memory_budget holds {total}"
+                f"{need} bytes while they run; memory_budget is {budget}"
             )
         self._arrivals += 1
         request.arrival = self._arrivals

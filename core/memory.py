@@ -62,6 +62,11 @@ class Memory:
         """Bytes of KV of so many tokens."""
         return tokens * self._bytes_per_token
 
+    def least(self, tokens: int) -> int:
+        """Bytes that a turn takes when it runs alone: its row, the copy of it that is kept when
+        it ends, and a decode step."""
+        return self.bytes_of(2 * tokens) + self.workspace.decode(1, tokens)
+
     @property
     def room(self) -> int:
         """Bytes that nobody has and nobody was promised."""

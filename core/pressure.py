@@ -52,9 +52,10 @@ class Pressure:
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
         arena, memory = self._rows.decode.arena, self._memory
+        batch = self._rows.prefill_batch([request])
         promised = memory.bytes_of(arena.table.extent(len(request.tokens) + 1))
         while request in self._rows.prefills:
-            if self._fits(lambda: arena.join_bytes(request.cached + 1) - promised):
+            if self._fits(lambda: arena.take_bytes(batch.arena, batch.row(request)) - promised):
                 return True
             if not self._give_way():
                 return True
@@ -84,7 +85,8 @@ class Pressure:
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
         longest = arena.table.extent(max(arena.table.lengths) + 1)
-        space = memory.workspace.decode(len(batch), longest)
+        shared = sum(map(arena.table.shared, range(len(arena.table.slabs))))
+        space = memory.workspace.decode(len(batch), longest, shared)
         # One step ahead: a token is in flight that `tokens` does not have yet.
         return all(
             memory.make_blocks(r.agent_id, len(r.tokens) + 2, self._busy) for r in batch.requests

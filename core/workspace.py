@@ -48,9 +48,10 @@ class WorkSpace:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
         return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))
 
-    def decode(self, rows: int, keys: int) -> int:
-        """Bytes of a decode step of `rows` rows, padded to `keys` keys."""
-        return int(rows * keys * self.decoded)
+    def decode(self, rows: int, keys: int, shared: int = 0) -> int:
+        """Bytes of a decode step of `rows` rows, padded to `keys` keys; `shared` of them are
+        dequantized for all rows at once."""
+        return int(rows * keys * self.decoded + shared * self.key)
 
     def least(self, keys: int, others: int) -> int:
         """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
@@ -67,7 +68,8 @@ def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
     """Bytes that MLX held at most beside the cache during one forward."""
     arena = Arena(loaded.spec, loaded.policy, max_slabs=1)
     arena.table.lean = True
-    arena.add_row(keys - tokens, keys)
+    # Decoding rows have spare room; on the CPU a product over a part of a slab copies it.
+    arena.add_row(keys - tokens, keys if tokens > 1 else 2 * keys)
     arena.evaluate()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

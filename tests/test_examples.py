@@ -60,7 +60,10 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-@pytest.mark.parametrize("bench", ["memory", "prefix", "recall", "storage"])
+BENCHES = ["cascade", "memory", "prefix", "recall", "storage"]
+
+
+@pytest.mark.parametrize("bench", BENCHES)
 @pytest.mark.slow
 def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
     plot = tmp_path / "out.png"

@@ -16,6 +16,7 @@ from kvactors.core import arena, batch, geometry, pools, residency, runner
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model import LoadedModel
+from kvactors.core.pools import Places
 from kvactors.core.sampling import Sampling
 from kvactors.core.testing import make_request, run_engine
 
@@ -118,8 +119,7 @@ def masks(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
 def a_stale_cell_is_seen(patch: pytest.MonkeyPatch) -> None:
     def change(step: Any) -> None:
         step.masks = [
-            mx.arange(extent) <= at[:, None, :, None] + 1
-            for extent, at in zip(step.extents, step.positions, strict=True)
+            mx.concatenate([mask[..., :1], mask[..., :-1]], axis=-1) for mask in step.masks
         ]
 
     masks(patch, change)
@@ -134,7 +134,7 @@ def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
     def change(step: Any) -> None:
-        step.starts = [[max(starts)] * len(starts) for starts in step.starts]
+        step.places = [Places([max(starts)] * len(starts), step.width) for starts in step.starts]
 
     masks(patch, change)
 
@@ -142,9 +142,9 @@ def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
 def tokens_written_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     true = pools._BasePool.write
 
-    def write(self: Any, keys: Any, values: Any, starts: list[int], at: Any) -> None:
-        flipped = keys[::-1] if len(starts) > 1 else keys
-        true(self, flipped, values, starts, at)
+    def write(self: Any, keys: Any, values: Any, places: Places) -> None:
+        flipped = keys[::-1] if len(places.starts) > 1 else keys
+        true(self, flipped, values, places)
 
     patch.setattr(pools._BasePool, "write", write)
 
