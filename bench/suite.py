@@ -7,6 +7,7 @@ from json import dumps
 from pathlib import Path
 
 from kvactors.bench import decode, footprint, latency, prefill, turns
+from kvactors.bench.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import machine, print_table
@@ -53,12 +54,14 @@ def run_suite(
         COLUMNS,
         [outcome.row() for outcome in outcomes],
     )
+    bounds = _bounds(setup)
     if json is not None:
         found = {
             "bench": "suite",
             **machine(),
             "model": model or DESCRIPTION,
             "scale": asdict(scale),
+            "bounds": bounds,
             "rows": [outcome.as_json() for outcome in outcomes],
         }
         json.write_text(dumps(found, indent=1), encoding="utf-8")
@@ -66,6 +69,28 @@ def run_suite(
         plot.mkdir(parents=True, exist_ok=True)
         draw(outcomes, plot / "regimes.png")
     return outcomes
+
+
+def _bounds(setup: Setup) -> dict[str, float]:
+    """Prints and returns what this machine allows, in seconds and in units a second."""
+    rates = measure_rates(setup)
+    bounds = {
+        "prefill of 4,096": prefill_bound(setup, rates, 4096),
+        "step, 1 agent of 4,096": decode_bound(setup, rates, 1, 4096),
+        "step, 16 agents of 1,000": decode_bound(setup, rates, 16, 1000),
+    }
+    columns = ("products GFLOP/s", "reading GB/s", "scores GFLOP/s", "sums GFLOP/s")
+    print_table(
+        "What this machine does (quantized_matmul at 4 bits: scores of keys, sums of values).",
+        columns,
+        [rates.row()],
+    )
+    print_table(
+        "Least ms by these rates, if mlx-lm's own kernels do the work.",
+        tuple(bounds),
+        [[1e3 * seconds for seconds in bounds.values()]],
+    )
+    return {**asdict(rates), **bounds}
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:

@@ -6,9 +6,8 @@ mlx-lm's models call `scaled_dot_product_attention` by a name in their own modul
 Two paths over the stored codes, both with float32 scores, softmax and sums whatever the
 model's dtype (in half precision they disagree enough to change tokens):
 
-- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU the
-  scores of a decode step come from the codes as transient floats instead, unless the path
-  is pinned.
+- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
+  the path is pinned, products of few queries take the codes as transient floats, unscaled.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention.
   For prefill chunks; several times faster there.
 
@@ -41,8 +40,10 @@ __all__ = [
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
 DEFAULT_THRESHOLD = 4
 
-# Keys of a step from which their codes are worth unpacking (launches count below that).
+# Keys of a step from which their codes are worth unpacking (launches count below that), and
+# query rows per KV head from which those of values are (bench/LOG.md).
 UNPACK_CELLS = 4096
+UNPACK_SUMS = 6
 
 # Of scores, softmax and sums, whatever the model's dtype.
 PRECISION = mx.float32
@@ -62,7 +63,7 @@ def attend(
     """Attention of [n, heads, T, head_dim] queries over one slab's first n rows.
 
     `mask` is boolean [n, 1, T, extent], true where a query sees a key; None sees all. `unpack`
-    lets the packed path take scores from the codes as floats, where that is possible.
+    lets the packed path take products from the codes as floats, where that is faster.
     Returns the queries' shape and dtype.
     """
     keys, values = pool.keys(queries.shape[0], extent), pool.values(queries.shape[0], extent)
@@ -116,7 +117,7 @@ def attend_together(
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
     out = apart(common @ values)
     if packed:
-        out += _weighted(own, own_values, layer)
+        out += _weighted(own, own_values, layer, unpack)
     else:
         out += own @ _as_float(own_values, layer)
     return (out / total).reshape(queries.shape).astype(queries.dtype)
@@ -144,7 +145,8 @@ def _packed(
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
-    out = _weighted(mx.softmax(scores, axis=-1, precise=True), values, layer)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    out = _weighted(weights, values, layer, unpack)
     return out.reshape(rows, heads, tokens, dim).astype(queries.dtype)
 
 
@@ -155,8 +157,7 @@ def _scores(
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[:, :, :, None, :] * keys[0].astype(PRECISION)[:, :, None]).sum(-1)
     codes, scales, biases = keys
-    cells = codes.shape[0] * codes.shape[1] * codes.shape[2]
-    if unpack and cells >= UNPACK_CELLS and layer.bits == 4 and layer.group_size == layer.head_dim:
+    if unpack and _worth_unpacking(codes, layer):
         return _scores_of_bytes(queries, codes, scales, biases)
     return mx.quantized_matmul(
         queries, codes, scales, biases, True, group_size=layer.group_size, bits=layer.bits
@@ -171,20 +172,43 @@ def _scores_of_bytes(
 
     MLX's transposed product with codes does one sum at a time on the CPU; BLAS takes these.
     """
-    halves = codes.view(mx.uint8)
     pairs = queries.reshape(*queries.shape[:-1], -1, 2)
-    products = [
-        pairs[..., index] @ half.astype(PRECISION).swapaxes(-1, -2)
-        for index, half in enumerate((halves & 15, halves >> 4))
-    ]
+    even, odd = (
+        pairs[..., index] @ half.swapaxes(-1, -2) for index, half in enumerate(_halves(codes))
+    )
     scales, biases = (array.astype(PRECISION).swapaxes(-1, -2) for array in (scales, biases))
-    return (products[0] + products[1]) * scales + queries.sum(-1, keepdims=True) * biases
+    return (even + odd) * scales + queries.sum(-1, keepdims=True) * biases
 
 
-def _weighted(weights: mx.array, values: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
+def _sums_of_bytes(
+    weights: mx.array, codes: mx.array, scales: mx.array, biases: mx.array
+) -> mx.array:
+    """Sums of values likewise: weights take the scale before, and their own sum of biases."""
+    scaled = weights * scales.astype(PRECISION).swapaxes(-1, -2)
+    sums = mx.stack([scaled @ half for half in _halves(codes)], axis=-1)
+    return sums.flatten(-2) + weights @ biases.astype(PRECISION)
+
+
+def _halves(codes: mx.array) -> tuple[mx.array, mx.array]:
+    """Codes of 4 bits at even and at odd places, as floats."""
+    pairs = codes.view(mx.uint8)
+    return (pairs & 15).astype(PRECISION), (pairs >> 4).astype(PRECISION)
+
+
+def _worth_unpacking(codes: mx.array, layer: LayerSpec) -> bool:
+    rows, heads, keys, _ = codes.shape
+    whole = layer.bits == 4 and layer.group_size == layer.head_dim
+    return whole and rows * heads * keys >= UNPACK_CELLS
+
+
+def _weighted(
+    weights: mx.array, values: tuple[mx.array, ...], layer: LayerSpec, unpack: bool
+) -> mx.array:
     if layer.bits is None or layer.group_size is None:
         return (weights[..., None] * values[0].astype(PRECISION)[:, :, None]).sum(-2)
     codes, scales, biases = values
+    if unpack and weights.shape[-2] >= UNPACK_SUMS and _worth_unpacking(codes, layer):
+        return _sums_of_bytes(weights, codes, scales, biases)
     return mx.quantized_matmul(
         weights, codes, scales, biases, False, group_size=layer.group_size, bits=layer.bits
     )

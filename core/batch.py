@@ -92,8 +92,8 @@ class BatchQuantizedKVCache:
         assert geometry is not None
         assert layer is not None
         repeats = queries.shape[1] // layer.kv_heads
-        packed = self.policy.packed(geometry.width, repeats)
-        unpack = self.policy.unpack and geometry.width == 1
+        unpack = self.policy.unpacks(geometry.width, repeats)
+        packed = unpack or self.policy.packed(geometry.width, repeats)
         parts = []
         row = 0
         for index, pool in enumerate(self.pools):

@@ -82,8 +82,9 @@ class Scheduler:
         size = self.chunk_size(first.cached, first.remaining, decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
-            # What a longer prompt would get now is there for several short ones.
-            budget = self.chunk_size(first.cached, _CHUNK_TABLE[0][1], decode)
+            # What a longer prompt would get now is there for several short ones; more would
+            # keep the first waiting.
+            budget = self.chunk_size(first.cached, self.config.first_chunk, decode)
             chunks += self._pack(ordered[1:], size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:

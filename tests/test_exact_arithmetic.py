@@ -73,6 +73,7 @@ def test_attention_agrees_with_float64_numpy(
     path: str,
 ) -> None:
     monkeypatch.setattr(attention, "UNPACK_CELLS", 1)
+    monkeypatch.setattr(attention, "UNPACK_SUMS", 1)
     group = None if bits is None else (64 if dim % 64 == 0 else 32)
     layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
     pool = make_pool(layer, 1, 256)

@@ -59,7 +59,9 @@ def test_a_turn_asked_again_at_the_end_of_an_extent_gives_the_same_answer(
     prompt = prompts_of((129,))[0]
 
     first = run_engine(engine, [(0, make_request("a", [], prompt, SAMPLING))])["a"]
-    again = run_engine(engine, [(0, make_request("a", prompt[:-1], prompt[-1:], SAMPLING))])["a"]
+    other = make_request("b", [], prompt[:20], Sampling(max_tokens=40))
+    once_more = make_request("a", prompt[:-1], prompt[-1:], SAMPLING)
+    again = run_engine(engine, [(0, other), (3, once_more)])["a"]
 
     assert again.request.cache_state == "hot"
     assert again.request.generated == first.request.generated
