@@ -180,7 +180,8 @@ class Admission:
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
         past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
-        return self._memory.bytes_of(2 * (tokens + EXTENT_STEP) + past)
+        memory = self._memory
+        return 2 * memory.bytes_of(tokens + EXTENT_STEP) + memory.bytes_of(past)
 
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""

@@ -50,8 +50,9 @@ class Pressure:
         memory, widest = self._memory, max(chunk.request.target for chunk in chunks)
         begun = self._rows.prefills[chunks[0].request] is not None
         # A row was promised to each; only what they are wider together is not.
-        extra = 0 if begun else sum(widest - chunk.request.target for chunk in chunks)
-        return memory.bytes_of(extra) + memory.workspace.chunk(tokens, len(chunks), widest)
+        bytes_of, own = memory.bytes_of, (chunk.request.target for chunk in chunks)
+        extra = 0 if begun else sum(bytes_of(widest) - bytes_of(target) for target in own)
+        return extra + memory.workspace.chunk(tokens, len(chunks), widest)
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
@@ -83,7 +84,8 @@ class Pressure:
         """Room for what `keep` copies."""
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
-        return self._fits(lambda: self._memory.bytes_of(max(0, request.cached - have)))
+        bytes_of = self._memory.bytes_of
+        return self._fits(lambda: bytes_of(max(have, request.cached)) - bytes_of(have))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory

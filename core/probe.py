@@ -1,61 +1,124 @@
-"""The load-time probe: two ragged rows must compute what each computes alone.
+"""The load-time probe: how a model can be run over our caches, if it can be.
 
-Some model families are silently wrong when rows of a batch stand at different positions.
-They are refused here, not discovered in a conversation. GPU thread.
+Some families are silently wrong when the rows of a batch stand at different positions, or
+take only one form of mask. So ragged rows are run together over some steps, with everything
+in float, and compared with mlx-lm's own caches, one row at a time. The first plan that agrees
+is used: in a batch, else row by row. A model that agrees with none is refused. GPU thread.
 """
 
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.core.arena import Arena
 from kvactors.core.errors import ProbeFailed
-from kvactors.core.model import LoadedModel
+from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.spec import ModelCacheSpec
 
-__all__ = ["probe_ragged_rows"]
+__all__ = ["choose_plan"]
 
-# Deviations of the logits. Rounding may flip a 4-bit code, which moves logits by some
-# percent of their deviation; a row read at a wrong position moves them by whole ones.
-TOLERANCE = 0.3
+logger = logging.getLogger("kvactors")
+
+# Deviations of the logits. A row read at a wrong position moves them by whole ones.
+TOLERANCE = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.3}
 _PROMPTS = ([1, 2, 3, 2, 1], [2, 3, 1, 1, 2, 3, 3, 2, 1])
-_STEPS = (1, 2)
+# Two steps of decoding, and a chunk of a prompt.
+_STEPS = ([1], [2], [3, 1, 2])
 
 
-def probe_ragged_rows(loaded: LoadedModel) -> None:
-    """Raise ProbeFailed unless a batch of two ragged rows agrees with each row alone."""
-    try:
-        together = _run(loaded, _PROMPTS)
-        alone = [_run(loaded, [prompt])[0] for prompt in _PROMPTS]
-    except Exception as error:
+def choose_plan(model: Any, spec: ModelCacheSpec) -> ModelCacheSpec:
+    """The spec, with the first plan whose logits are those of mlx-lm. Raises ProbeFailed."""
+    expected = [_alone(model, prompt) for prompt in _PROMPTS]
+    failures = []
+    for plan in _plans(spec):
+        failure = _compare(model, plan, expected)
+        if failure is None:
+            break
+        failures.append(failure)
+        logger.debug("%s: %s", _describe(plan), failure)
+    else:
         raise ProbeFailed(
-            f"the model cannot run over a batch cache ({type(error).__name__}: {error}); its "
-            "attention may bypass mlx-lm's scaled_dot_product_attention"
-        ) from error
-    for row, (batched, single) in enumerate(zip(together, alone, strict=True)):
-        deviation = float(mx.sqrt(mx.var(single)))
-        difference = float(mx.abs(batched - single).max())
-        if not difference <= TOLERANCE * max(deviation, 1e-6):
-            raise ProbeFailed(
-                f"row {row} of a ragged batch differs from the same row alone by {difference:.3g} "
-                f"(deviation of the logits {deviation:.3g}): this model family is wrong with "
-                "per-row offsets"
-            )
+            f"the model cannot run over kvactors' caches, not even row by row: {failures[-1]} "
+            f"(in a batch: {failures[0]})"
+        )
+    if not plan.batched:
+        logger.warning("the model is wrong with rows at different positions: it runs row by row")
+    try:
+        _together(model, plan)
+    except Exception as error:
+        raise ProbeFailed(f"the model cannot run over quantized caches: {error}") from error
+    return plan
 
 
-def _run(loaded: LoadedModel, prompts: Any) -> list[mx.array]:
-    """Prefill each prompt alone, join them, decode two steps; the last logits of each."""
-    arena = Arena(loaded.spec, loaded.policy)
-    for prompt in prompts:
-        alone = Arena(loaded.spec, loaded.policy, max_slabs=1)
+def _plans(spec: ModelCacheSpec) -> Iterator[ModelCacheSpec]:
+    """Ways to run a model, the fastest first."""
+    for masks in ("rows", "groups", "added") if spec.plain else ("rows",):
+        yield replace(spec, masks=masks)
+    yield replace(spec, batched=False)
+    if not all(layer.plain or layer.kind == "recurrent" for layer in spec.layers):
+        plain = tuple(
+            layer if layer.kind == "recurrent" else replace(layer, plain=True)
+            for layer in spec.layers
+        )
+        yield replace(spec, layers=plain, batched=False)
+
+
+def _describe(plan: ModelCacheSpec) -> str:
+    return f"{'batched' if plan.batched else 'row by row'}, masks by {plan.masks}"
+
+
+def _compare(model: Any, plan: ModelCacheSpec, expected: list[list[mx.array]]) -> str | None:
+    """What is wrong with a plan, if anything."""
+    in_float = replace(plan, layers=tuple(layer.float_layer() for layer in plan.layers))
+    try:
+        found = _together(model, in_float)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    tolerance = max(TOLERANCE[layer.dtype] for layer in plan.layers)
+    for row, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        for got, due in zip(mine, theirs, strict=True):
+            deviation = float(mx.sqrt(mx.var(due)))
+            difference = float(mx.abs(got - due).max())
+            if not difference <= tolerance * max(deviation, 1e-6):
+                return (
+                    f"row {row} differs by {difference:.3g} from mlx-lm's own cache "
+                    f"(deviation of the logits {deviation:.3g})"
+                )
+    return None
+
+
+def _alone(model: Any, prompt: list[int]) -> list[mx.array]:
+    """Last logits of each step over mlx-lm's own caches."""
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([prompt]), cache=caches))
+    logits = [_last(model(mx.array([step]), cache=caches)) for step in _STEPS]
+    return [row[0] for row in logits]
+
+
+def _together(model: Any, spec: ModelCacheSpec) -> list[list[mx.array]]:
+    """Prefill each prompt alone, join them, take the steps: last logits by prompt and step."""
+    policy = AttentionPolicy("packed")
+    arena = Arena(spec, policy)
+    order: list[int] = []
+    for index, prompt in enumerate(_PROMPTS):
+        alone = Arena(spec, policy)
         alone.add_row(0, len(prompt))
-        alone.forward(loaded.model, mx.array([prompt]))
-        arena.take(alone, 0)
-    order = sorted(range(len(prompts)), key=lambda row: arena.table.lengths[row])
-    logits = mx.zeros(())
-    for token in _STEPS:
-        logits = arena.forward(loaded.model, mx.full((len(prompts), 1), token))
+        alone.forward(model, mx.array([prompt]))
+        alone.evaluate()
+        order.insert(arena.take(alone, 0), index)
+    found: list[list[mx.array]] = [[] for _ in _PROMPTS]
+    for step in _STEPS:
+        logits = _last(arena.forward(model, mx.array([step] * len(order))))
+        for row, index in enumerate(order):
+            found[index].append(logits[row])
+    return found
+
+
+def _last(logits: mx.array) -> mx.array:
     rows = logits[:, -1].astype(mx.float32)
     mx.eval(rows)
-    by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    found = {index: rows[row] for index, row in zip(by_length, order, strict=True)}
-    return [found[index] for index in range(len(prompts))]
+    return rows
