@@ -166,8 +166,7 @@ class Engine:
 
     @property
     def _fixed_chunks(self) -> bool:
-        """Whether where a chunk ends shows in the result: it does in a state."""
-        return self.loaded.policy.reproducible or self.loaded.spec.recurrent
+        return self.loaded.policy.reproducible or self.loaded.spec.fixed_chunks
 
     # -- running -----------------------------------------------------------------------
 

@@ -88,6 +88,8 @@ class KVLayer:
         self.policy = policy
         self.pools: list[Pool] = []
         self.geometry: StepGeometry | None = None
+        # Some models tie these into their graph, so that the cache is evaluated with it.
+        self.keys = self.values = mx.zeros(())
         self._masks = masks
         self._batched = batched
 
@@ -99,6 +101,11 @@ class KVLayer:
         if self.geometry is None:
             return mx.array(self.table.lengths)
         return self.geometry.offset if self._batched else self.geometry.starts[0][0]
+
+    @property
+    def dtype(self) -> Any:
+        """What attention returns: models ask it of what `update_and_fetch` gave them."""
+        return getattr(mx, self.layer.dtype)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Store [B, kv_heads, T, dim] at each row's own position.
@@ -253,7 +260,7 @@ class KVLayer:
             return
         for name, array in self.pools[slab].arrays.items():
             at = mx.arange(end - arrays[name].shape[2], end) % cells
-            array[:, slot, :, at] = arrays[name].transpose(2, 0, 1, 3)
+            array[:, slot, :, at] = arrays[name]
 
     @property
     def nbytes(self) -> int:

@@ -20,7 +20,7 @@ from kvactors.core.workspace import WorkSpace
 __all__ = ["Memory"]
 
 # Where no layer keeps every token, blocks are no measure: bytes alone bound what is held.
-MOST_BLOCKS = 1 << 20
+MOST_BLOCKS = 1 << 16
 
 
 class Memory:

@@ -77,7 +77,7 @@ def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
     """The cache spec of a model, from its own caches after a short forward, and how it is run."""
     layers, nesting = derive_layers(model, options)
     spec = ModelCacheSpec(layers, _vocabulary(model), _context(model, options), nesting)
-    return choose_plan(model, spec)
+    return choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
 
 
 def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:

@@ -17,7 +17,7 @@ from kvactors.core.errors import GroupSizeMismatch, InvalidConfig
 
 __all__ = ["DTYPE_BYTES", "LayerSpec", "ModelCacheSpec", "Side", "choose_group_size"]
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,9 @@ class ModelCacheSpec:
 
     `vocab_size` counts the rows of the embedding, `context` tokens. `nesting` says how the
     model wants its caches: for each, how many of `layers` it lists, or 0 for one by itself.
-    `masks` is the form of mask that attention in float asks for. Unless `batched`, the model
-    is wrong with rows at different positions, and runs them one by one.
+    `masks` is the form of mask that attention in float asks for. Unless `batched`, rows run one
+    by one: the model is wrong with rows at different positions, or their sums must not depend
+    on the neighbours' lengths.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -142,6 +143,11 @@ class ModelCacheSpec:
     def recurrent(self) -> bool:
         """Whether some layer has a state."""
         return any(layer.kind == "recurrent" for layer in self.layers)
+
+    @property
+    def fixed_chunks(self) -> bool:
+        """Whether where a prefill's chunks end shows in the result."""
+        return self.recurrent or self.plain
 
     @cached_property
     def plain(self) -> bool:

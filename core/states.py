@@ -37,6 +37,8 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
     # -- what models call ------------------------------------------------------------
 
     def __getitem__(self, index: int) -> mx.array | None:
+        if index >= len(self.layer.states):
+            raise IndexError(index)
         states = self.now[self._slab]
         return None if states is None else states[index]
 

@@ -96,39 +96,62 @@ def tiny_llama(**changes: Any) -> Callable[[], tuple[Any, PlainTokenizer]]:
 
 
 def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
-    """Make every linear layer's sums exact in float32, in any order; returns the model.
+    """Make the sums of every linear layer exact in float32, in any order; returns the model.
 
     Weights are rounded to 1/128 and clipped to 1, inputs are rounded to 1/256 and clipped to
     8 on every call: products then fit into float32's 24 bits even when hundreds are summed.
+    Experts, convolutions and the embedding as an output layer count as linear layers.
     """
-    for _, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            module.weight = mx.round(mx.clip(module.weight, -1, 1) * weights) / weights
+    linears = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            module.weight = _snapped(module.weight, weights)
+            module.__class__ = _GridEmbedding
+        elif _is_linear(module):
+            module.weight = _snapped(module.weight, weights)
             if "bias" in module:
                 module.bias = mx.round(module.bias * weights) / weights
+            linears.append((name, _GridLinear(module, inputs)))
     mx.eval(model.parameters())
-    _wrap_linears(model, inputs)
+    model.update_modules(nn.utils.tree_unflatten(linears))
     return model
 
 
+def _is_linear(module: Any) -> bool:
+    """A linear layer of MLX, or of mlx-lm: for experts, for heads."""
+    named = type(module).__name__ in ("SwitchLinear", "MultiLinear")
+    return named or isinstance(module, nn.Linear | nn.Conv1d)
+
+
+def _snapped(weight: mx.array, grid: float) -> mx.array:
+    return mx.round(mx.clip(weight, -1, 1) * grid) / grid
+
+
 class _GridLinear(nn.Module):  # type: ignore[misc]
-    def __init__(self, linear: nn.Linear, grid: float) -> None:
+    def __init__(self, linear: nn.Module, grid: float) -> None:
         super().__init__()
         self.linear = linear
         self._grid = grid
 
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.linear(mx.round(mx.clip(x, -8, 8) * self._grid) / self._grid)
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        out: mx.array = self.linear(_rounded(x, self._grid), *args, **kwargs)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        # Some models read their layers' weights.
+        if name in ("weight", "bias") and "linear" in self:
+            return getattr(self["linear"], name)
+        return super().__getattr__(name)
+
+
+class _GridEmbedding(nn.Embedding):  # type: ignore[misc]
+    def as_linear(self, x: mx.array) -> mx.array:
+        out: mx.array = super().as_linear(_rounded(x, 256))
         return out
 
 
-def _wrap_linears(model: Any, grid: float) -> None:
-    leaves = [
-        (name, _GridLinear(module, grid))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    model.update_modules(nn.utils.tree_unflatten(leaves))
+def _rounded(x: mx.array, grid: float) -> mx.array:
+    return mx.round(mx.clip(x, -8, 8) * grid) / grid
 
 
 class Faulty(nn.Module):  # type: ignore[misc]
