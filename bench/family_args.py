@@ -285,5 +285,10 @@ OWN: dict[str, dict[str, Any]] = {
         "ffn_multipliers": [1.0, 1.0],
         "ffn_dim_divisor": 32,
     },
+    "recurrent_gemma": {
+        "block_types": ["recurrent", "recurrent", "attention"],
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+    },
 }
 """What is special to a family, over COMMON; for nested ones of their text model."""

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm.models
+from mlx.utils import tree_flatten, tree_unflatten
 
 from kvactors.bench.family_args import COMMON, NESTED, OWN
 
@@ -78,6 +79,13 @@ def _values(args: Any, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _amplify(model: Any) -> None:
+    """Let the context decide, where random weights would hardly let it through."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and any(part in name.lower() for part in _ATTENTION):
             module.weight = module.weight * _GAIN
+    blank = [
+        (name, mx.random.uniform(-1, 1, array.shape))
+        for name, array in tree_flatten(model.parameters())
+        if "conv" in name and not array.any()
+    ]
+    model.update(tree_unflatten(blank))

@@ -5,6 +5,7 @@ in any order, so that tests may compare bit for bit (design, What "exact" means)
 wraps a model so that it fails, delays or lies when told to. GPU thread, but for `Faulty.arm`.
 """
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -102,56 +103,33 @@ def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
     8 on every call: products then fit into float32's 24 bits even when hundreds are summed.
     Experts, convolutions and the embedding as an output layer count as linear layers.
     """
-    linears = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
-            module.weight = _snapped(module.weight, weights)
-            module.__class__ = _GridEmbedding
-        elif _is_linear(module):
-            module.weight = _snapped(module.weight, weights)
+    for _, module in model.named_modules():
+        if _is_linear(module):
+            module.weight = mx.round(mx.clip(module.weight, -1, 1) * weights) / weights
             if "bias" in module:
                 module.bias = mx.round(module.bias * weights) / weights
-            linears.append((name, _GridLinear(module, inputs)))
+            module.__class__ = _on_grid(type(module), inputs)
     mx.eval(model.parameters())
-    model.update_modules(nn.utils.tree_unflatten(linears))
     return model
 
 
 def _is_linear(module: Any) -> bool:
     """A linear layer of MLX, or of mlx-lm: for experts, for heads."""
     named = type(module).__name__ in ("SwitchLinear", "MultiLinear")
-    return named or isinstance(module, nn.Linear | nn.Conv1d)
+    return named or isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding)
 
 
-def _snapped(weight: mx.array, grid: float) -> mx.array:
-    return mx.round(mx.clip(weight, -1, 1) * grid) / grid
+@functools.cache
+def _on_grid(kind: Any, grid: float) -> Any:
+    """The same kind of layer, with its inputs on a grid."""
+    method = "as_linear" if issubclass(kind, nn.Embedding) else "__call__"
 
-
-class _GridLinear(nn.Module):  # type: ignore[misc]
-    def __init__(self, linear: nn.Module, grid: float) -> None:
-        super().__init__()
-        self.linear = linear
-        self._grid = grid
-
-    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        out: mx.array = self.linear(_rounded(x, self._grid), *args, **kwargs)
+    def snapped(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        rounded = mx.round(mx.clip(x, -8, 8) * grid) / grid
+        out: mx.array = getattr(kind, method)(self, rounded, *args, **kwargs)
         return out
 
-    def __getattr__(self, name: str) -> Any:
-        # Some models read their layers' weights.
-        if name in ("weight", "bias") and "linear" in self:
-            return getattr(self["linear"], name)
-        return super().__getattr__(name)
-
-
-class _GridEmbedding(nn.Embedding):  # type: ignore[misc]
-    def as_linear(self, x: mx.array) -> mx.array:
-        out: mx.array = super().as_linear(_rounded(x, 256))
-        return out
-
-
-def _rounded(x: mx.array, grid: float) -> mx.array:
-    return mx.round(mx.clip(x, -8, 8) * grid) / grid
+    return type(f"Grid{kind.__name__}", (kind,), {method: snapped})
 
 
 class Faulty(nn.Module):  # type: ignore[misc]
