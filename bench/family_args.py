@@ -223,7 +223,12 @@ OWN: dict[str, dict[str, Any]] = {
         "mamba_proj_bias": False,
         "mamba_conv_bias": True,
     },
-    "hunyuan": {"num_shared_expert": 1, "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}, "use_cla": True, "cla_share_factor": 2},
+    "hunyuan": {
+        "num_shared_expert": 1,
+        "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+        "use_cla": True,
+        "cla_share_factor": 2,
+    },
     "jamba": {"layers_block_type": ["mamba", "attention"] * 2, "expert_layer_period": 2},
     "kimi_k3": {
         "model_type": "kimi_linear",
@@ -239,7 +244,11 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": _MIXED, "num_dense_layers": 1},
     "llama4": {"num_experts_per_tok": 1, "attention_chunk_size": 64},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
-    "longcat_flash": {"zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True},
+    "longcat_flash": {
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+    },
     "longcat_flash_ngram": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True},
     "mellum": {
         "layer_types": _PATTERN,
@@ -255,8 +264,14 @@ OWN: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 32,
         "head_dim": 64,
     },
-    "minicpm3": {"rope_scaling": {**_YARN, "type": "longrope", "short_factor": [1.0] * 16,
-                                  "long_factor": [1.0] * 16}},
+    "minicpm3": {
+        "rope_scaling": {
+            **_YARN,
+            "type": "longrope",
+            "short_factor": [1.0] * 16,
+            "long_factor": [1.0] * 16,
+        }
+    },
     "ministral3": {"rope_parameters": _YARN, "layer_types": _PATTERN},
     "mistral4": {"rope_parameters": _YARN},
     "muse_spark": {
@@ -275,8 +290,10 @@ OWN: dict[str, dict[str, Any]] = {
             {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
         ]
     },
-    "nemotron_h": {"hybrid_override_pattern": ["M", "*", "M", "-", "*", "E"],
-                   "num_hidden_layers": 6},
+    "nemotron_h": {
+        "hybrid_override_pattern": ["M", "*", "M", "-", "*", "E"],
+        "num_hidden_layers": 6,
+    },
     "openelm": {
         "num_transformer_layers": 2,
         "model_dim": 128,

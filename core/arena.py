@@ -112,7 +112,7 @@ class Arena:
         return row
 
     def export(self, row: int, start: int, end: int) -> Piece:
-        """Tokens [start, end) of a row as an evaluated piece, with a checkpoint if it ends there."""
+        """Tokens [start, end) of a row, evaluated; with a checkpoint if the row ends there."""
         length = self.table.lengths[row]
         assert 0 <= start < end <= length
         groups = []
@@ -202,9 +202,7 @@ def _nested(layers: Sequence[LayerCache], nesting: Sequence[int]) -> list[Any]:
     if not any(nesting):
         return list(layers)
     left = iter(layers)
-    return [
-        CacheList(*islice(left, count)) if count else next(left) for count in nesting
-    ]
+    return [CacheList(*islice(left, count)) if count else next(left) for count in nesting]
 
 
 def _step_growth(layer: LayerCache, slab: int, tokens: int) -> tuple[int, int]:

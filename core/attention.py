@@ -204,7 +204,8 @@ _calls: list[Call] | None = None
 def watch_calls() -> Iterator[list[Call]]:
     """What models give to attention meanwhile, over caches that are not ours."""
     global _calls
-    _calls = calls = []
+    calls: list[Call] = []
+    _calls = calls
     try:
         yield calls
     finally:

@@ -90,9 +90,9 @@ class BatchQuantizedKVCache(KVLayer):
         length = self.table.lengths[row]
         if not self._known or length == 0:
             return cache
-        pool, row = self.pools[slab], slice(slot, slot + 1)
-        cache.keys = tuple(mx.contiguous(a[row]) for a in pool.keys(slot + 1, length))
-        cache.values = tuple(mx.contiguous(a[row]) for a in pool.values(slot + 1, length))
+        pool, one = self.pools[slab], slice(slot, slot + 1)
+        cache.keys = tuple(mx.contiguous(a[one]) for a in pool.keys(slot + 1, length))
+        cache.values = tuple(mx.contiguous(a[one]) for a in pool.values(slot + 1, length))
         cache.offset = length
         mx.eval(cache.keys, cache.values)
         return cache
@@ -171,7 +171,9 @@ class BatchQuantizedKVCache(KVLayer):
         if "codes" in pool.arrays:
             arrays = {name: mx.concatenate([key, value]) for name, key, value in sides}
         else:
-            arrays = {f"{p}.{name}": a for name, *kv in sides for p, a in zip("kv", kv, strict=True)}
+            arrays = {
+                f"{p}.{name}": a for name, *kv in sides for p, a in zip("kv", kv, strict=True)
+            }
         pool.load(slot, 0, {name: array[:, :, : cache.offset] for name, array in arrays.items()})
         mx.eval(self.pools[slab].arrays)
 
@@ -183,9 +185,7 @@ class BatchQuantizedKVCache(KVLayer):
     def _adopt(self, layer: LayerSpec) -> None:
         """Learn the geometry, and allocate the rows that joined empty before it was known."""
         self.layer = layer
-        self.pools = [
-            Pool(layer, len(slab.lengths), slab.capacity) for slab in self.table.slabs
-        ]
+        self.pools = [Pool(layer, len(slab.lengths), slab.capacity) for slab in self.table.slabs]
 
 
 def _layer_of(cache: Any) -> LayerSpec:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from kvactors.core.admission import Admission, EngineConfig
-from kvactors.core.pieces import Piece
 from kvactors.core.errors import TurnFailed
 from kvactors.core.events import (
     Aborted,
@@ -22,6 +21,7 @@ from kvactors.core.events import (
 )
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.pressure import Pressure
 from kvactors.core.request import Request
 from kvactors.core.rows import Rows

@@ -128,7 +128,7 @@ class KVLayer:
         return self._floats() if self.layer.plain else (self, self)
 
     def attend(self, queries: mx.array, *, scale: float, sinks: mx.array | None) -> mx.array:
-        """Attention of [B, heads, T, head_dim] over what each row holds: [B, heads, T, value_dim]."""
+        """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim]."""
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
         packed = self.policy.packed(queries.shape[2], queries.shape[1] // layer.kv_heads)

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.pools import Arrays
 
-__all__ = ["Piece", "cut_piece", "join_pieces", "thin_out"]
+__all__ = ["LONGEST_PIECE", "Piece", "cut_piece", "join_pieces", "thin_out"]
 
 # Checkpoints of the past that an agent keeps: when there are MOST, all but KEPT go.
 MOST, KEPT = 4, 2
+# Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
+LONGEST_PIECE = 4 * BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,9 +62,7 @@ def cut_piece(piece: Piece, start: int, end: int, by_token: Sequence[bool]) -> P
     return Piece(start, end, tuple(groups))
 
 
-def join_pieces(
-    pieces: Iterable[Piece], start: int, end: int, by_token: Sequence[bool]
-) -> Piece:
+def join_pieces(pieces: Iterable[Piece], start: int, end: int, by_token: Sequence[bool]) -> Piece:
     """Tokens [start, end) of contiguous pieces as one."""
     parts = [
         cut_piece(piece, max(start, piece.start), min(end, piece.end), by_token)
@@ -87,13 +88,20 @@ def thin_out(
 ) -> tuple[list[Piece], int]:
     """The pieces with fewer checkpoints, if they have many; and up to where they are as before.
 
-    Those whose checkpoint goes are joined. That of a beginning of `shared` tokens stays.
+    Those whose checkpoint goes are joined, with shorter ones before them too: so a token is
+    joined, and written, as often as the logarithm of the longest piece, not of every turn.
+    The checkpoint of a beginning of `shared` tokens stays.
     """
     whole = [i for i, piece in enumerate(pieces) if piece.whole and piece.end > shared]
     if len(whole) <= MOST:
         return list(pieces), pieces[-1].end
     first, last = whole[0], whole[-KEPT - 1]
     start, end = pieces[first].start, pieces[last].end
+    while first and pieces[first - 1].start >= shared and not pieces[first - 1].whole:
+        before = pieces[first - 1].start
+        if start - before > min(end - start, LONGEST_PIECE):
+            break
+        first, start = first - 1, before
     joined = join_pieces(pieces[first : last + 1], start, end, by_token)
     groups = tuple(
         group if cuttable else {} for group, cuttable in zip(joined.groups, by_token, strict=True)

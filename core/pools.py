@@ -184,4 +184,3 @@ class Pool:
         for name in list(self.arrays):
             self.arrays[name] = mx.take(self.arrays.pop(name), index, axis=1)
             mx.eval(self.arrays[name])
-

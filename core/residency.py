@@ -14,16 +14,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvactors.core.arena import Arena
-from kvactors.core.blocks import BLOCK_TOKENS, block_floor
+from kvactors.core.blocks import block_floor
 from kvactors.core.eviction import IdleAgent
-from kvactors.core.pieces import Piece, cut_piece, join_pieces, thin_out
+from kvactors.core.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.transcript import common_prefix
 
 __all__ = ["HotCache", "HotCaches", "ranges_to_save"]
-
-# Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
-LONGEST_PIECE = 4 * BLOCK_TOKENS
 
 
 def ranges_to_save(saved: int, end: int, shared: int = 0) -> list[tuple[int, int]]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from kvactors.core.pieces import Piece
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
 from kvactors.core.runner import DecodeBatch, PrefillBatch
 

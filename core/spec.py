@@ -92,9 +92,7 @@ class LayerSpec:
     def float_layer(self) -> "LayerSpec":
         """The same layer with everything kept in float."""
         keys, values = (replace(side, bits=None, group_size=None) for side in self.sides)
-        return replace(
-            self, bits=None, group_size=None, values=None if keys == values else values
-        )
+        return replace(self, bits=None, group_size=None, values=None if keys == values else values)
 
     def bytes_of(self, tokens: int) -> int:
         """Bytes of a row of so many tokens."""
@@ -129,9 +127,7 @@ class ModelCacheSpec:
     def float_bytes_per_token(self) -> int:
         """The same in the model's own float dtype."""
         return sum(
-            layer.float_layer().bytes_per_token()
-            for layer in self.layers
-            if not layer.checkpointed
+            layer.float_layer().bytes_per_token() for layer in self.layers if not layer.checkpointed
         )
 
     @cached_property

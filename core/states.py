@@ -160,8 +160,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
 
     def _zeros(self, rows: int) -> States:
         return [
-            mx.zeros((rows, *shape), dtype=getattr(mx, dtype))
-            for shape, dtype in self.layer.states
+            mx.zeros((rows, *shape), dtype=getattr(mx, dtype)) for shape, dtype in self.layer.states
         ]
 
 
@@ -170,4 +169,4 @@ def _with_row(state: mx.array, slot: int, row: mx.array) -> mx.array:
 
 
 def _joined(states: States, more: States) -> States:
-    return [mx.concatenate(pair) for pair in zip(states, more, strict=True)]
+    return [mx.concatenate([old, new]) for old, new in zip(states, more, strict=True)]

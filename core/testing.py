@@ -108,7 +108,8 @@ def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
             module.weight = mx.round(mx.clip(module.weight, -1, 1) * weights) / weights
             if "bias" in module:
                 module.bias = mx.round(module.bias * weights) / weights
-            module.__class__ = _on_grid(type(module), inputs)
+            kind: Any = type(module)
+            module.__class__ = _on_grid(kind, inputs)
     mx.eval(model.parameters())
     return model
 

@@ -8,11 +8,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from kvactors.core.pieces import Piece
 from kvactors.core.blocks import block_floor
 from kvactors.core.events import ExportedKV
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
 from kvactors.core.transcript import tokens_hash
 from kvactors.core.wire import from_raw, to_raw

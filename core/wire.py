@@ -22,7 +22,14 @@ FORMAT_VERSION = 1
 RawTensor = tuple[str, str, tuple[int, ...], bytes]
 """Name, safetensors dtype name, shape, little-endian bytes."""
 
-_DTYPES = {"uint32": "U32", "int64": "I64", "int32": "I32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES = {
+    "uint32": "U32",
+    "int64": "I64",
+    "int32": "I32",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}
 _NAMES = {short: name for name, short in _DTYPES.items()}
 
 

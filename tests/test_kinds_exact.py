@@ -51,7 +51,9 @@ def prompts_of(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
     return [rng.integers(1, 128, length).tolist() for length in lengths]
 
 
-def ask(engine: Engine, known: list[int], new: list[int], sampling: Sampling = SAMPLING) -> Finished:
+def ask(
+    engine: Engine, known: list[int], new: list[int], sampling: Sampling = SAMPLING
+) -> Finished:
     return run_engine(engine, [(0, make_request("a", known, new, sampling))])["a"]
 
 
@@ -160,7 +162,9 @@ def test_a_row_that_stops_while_the_next_step_runs_leaves_the_cache_it_would_lea
     alone = run(make_engine(loaded, stored=True))
     longer = make_request("b", [], other, Sampling(max_tokens=30))
     beside = run(make_engine(loaded, stored=True), (0, longer))
-    again = restored(make_engine(loaded, stored=True), beside.exported, alone.request.tokens, second)
+    again = restored(
+        make_engine(loaded, stored=True), beside.exported, alone.request.tokens, second
+    )
 
     assert alone.reason == beside.reason == "stop"
     assert [part.tensors for part in beside.exported] == [part.tensors for part in alone.exported]

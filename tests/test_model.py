@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core.errors import ProbeFailed, UnsupportedLayer
+from kvactors.core.errors import ProbeFailed
 from kvactors.core.model import load_model
 from kvactors.core.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.testing import PlainTokenizer, tiny_model
