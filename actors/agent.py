@@ -73,6 +73,8 @@ class Wiring:
     """Identity of the model's KV."""
     context: int
     """Tokens that a transcript may have."""
+    vocab_size: int
+    """Rows of the embedding."""
     pool: Dispatcher
     """The threads that agents share."""
     isolated: bool
@@ -100,7 +102,8 @@ class AgentActor(PooledActor):
         self._running: Ask | None = None
         self._draft: Draft | None = None
         self._warned = False
-        self._cancel_next = False
+        # The first turn to begin is cancelled if it was asked before this.
+        self._cancel_before = 0
 
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
@@ -140,7 +143,7 @@ class AgentActor(PooledActor):
     # -- one turn ----------------------------------------------------------------------
 
     def _begin(self, ask: Ask) -> None:
-        cancelled, self._cancel_next = self._cancel_next, False
+        cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
         try:
@@ -168,7 +171,13 @@ class AgentActor(PooledActor):
             )
         wiring = self.wiring
         return draft, make_request(
-            self.agent_id, self.transcript, draft, ask, wiring.context, isolated=wiring.isolated
+            self.agent_id,
+            self.transcript,
+            draft,
+            ask,
+            wiring.context,
+            wiring.vocab_size,
+            isolated=wiring.isolated,
         )
 
     def _warn(self, request: Request) -> None:
@@ -195,6 +204,7 @@ class AgentActor(PooledActor):
         ask, draft = self._running, self._draft
         assert draft is not None
         if ask.ticket.reply.done:
+            self._take_back(finished.exported)
             self._end()
             return
         try:
@@ -278,9 +288,12 @@ class AgentActor(PooledActor):
         """End the running turn at its next step; one that has not begun never will."""
         running = None if self._running is None else self._running.ticket
         if running is None and message.ticket is None:
-            self._cancel_next = self.actor_inbox.prompts > 0
+            self._cancel_before = message.serial
         elif running is not None and message.ticket in (None, running):
             self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
+            if message.error is not None:
+                # Whoever waits is told now: the GPU may be in the middle of a long step.
+                running.reject(message.error)
         elif message.ticket is not None and not message.ticket.reply.done:
             late = SystemStopped(f"the turn of {self.agent_id!r} was cancelled before it began")
             message.ticket.reject(message.error or late)

@@ -136,11 +136,6 @@ class Mailbox:
             self._scheduled = False
             return None
 
-    @property
-    def prompts(self) -> int:
-        """Prompts that wait."""
-        return len(self._prompts)
-
     def yield_turn(self) -> bool:
         """After a full batch: whether to go to the end of the dispatcher's queue."""
         with self._lock:

@@ -19,6 +19,8 @@ __all__ = [
     "CacheAhead",
     "Cancel",
     "CancelTurn",
+    "Check",
+    "CountStored",
     "EncodeFloats",
     "Flush",
     "Forget",
@@ -127,9 +129,11 @@ class CancelTurn:
     """To an agent: end a turn, running or still waiting in its mailbox."""
 
     ticket: Ticket | None
-    """Which one; None: the one that runs."""
+    """Which one; None: the one that runs, or waits first."""
     error: Exception | None = None
     """Fail it with this and leave no trace, instead of replying with what there is."""
+    serial: int = 0
+    """When it was called: turns asked later are not meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,22 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """To the GPU actor, by ask: counts and bytes."""
+    """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """To the GPU actor, by ask: prove the engine's bookkeeping. For tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountStored:
+    """To the persistence actor, by ask: what is stored, and what of agents not in memory."""
+
+    fingerprint: str
+    """Of the model whose KV counts."""
+    in_memory: frozenset[str]
+    """Agents that do not count."""
 
 
 @dataclass(frozen=True, slots=True)

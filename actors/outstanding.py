@@ -6,6 +6,7 @@ It answers two questions: is the system idle, and whom to tell when the engine d
 import threading
 import time
 
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.reply import Ticket
 from kvactors.core.errors import KvactorsError
 
@@ -55,6 +56,11 @@ class Outstanding:
         with self._changed:
             self._refusal = self._refusal or error
 
+    def abandon(self, error: KvactorsError) -> None:
+        """In a forked child: whoever held the lock is gone, and so is all that was awaited."""
+        self._changed, self._refusal = threading.Condition(), error
+        self._turns, self._saves = {}, {}
+
     def turns(self) -> list[Ticket]:
         """The turns that wait or run."""
         with self._changed:
@@ -80,7 +86,11 @@ class Outstanding:
             self.end_save(ticket)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is outstanding; False if `timeout` seconds pass first."""
+        """Wait until nothing is outstanding; False if `timeout` seconds pass first.
+
+        Raises BlockingCall on a thread that runs actors.
+        """
+        check_may_block()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while self._turns or self._saves:

@@ -7,12 +7,13 @@ agent's next save.
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
 from kvactors.actors.errors import public
 from kvactors.actors.messages import (
+    CountStored,
     Flush,
     ForgetStored,
     LoadKV,
@@ -68,6 +69,8 @@ class PersistenceActor(PooledActor):
             self._forget(message.agent_id)
         elif isinstance(message, OpenStore):
             self._opened()
+        elif isinstance(message, CountStored):
+            return asdict(self._opened().counts(message.fingerprint, message.in_memory))
         elif isinstance(message, WithStore):
             return self._work(message)
         return None

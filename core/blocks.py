@@ -97,7 +97,7 @@ class BlockPool:
 
     def share(self, parent: str, child: str, tokens: int) -> AgentBlocks:
         """Let `child` start from the parent's full blocks within `tokens` tokens, uncopied."""
-        assert child not in self._agents, f"{child!r} already holds blocks"
+        assert not self.held(child), f"{child!r} already holds blocks"
         shared = self._agents[parent].blocks[: tokens // BLOCK_TOKENS]
         for block in shared:
             self._references[block] += 1
