@@ -27,6 +27,9 @@ from kvactors.core.spec import LayerSpec, Side, choose_group_size
 __all__ = ["derive_layers"]
 
 _KINDS = "full attention (KVCache), sliding windows (RotatingKVCache), states (ArraysCache)"
+# Every head reads the one latent, so its errors add up: at 4 bits they move the logits of
+# random models three to five times as much as those of keys and values do (bench/LOG.md).
+LATENT_BITS = 8
 _PROBE = ([1, 2, 3], [1, 2, 3, 2, 1])
 
 
@@ -170,9 +173,13 @@ def _attention(
     if isinstance(watched.cache, RotatingKVCache):
         limits.append(watched.cache.max_size)
     window = min(limits) if limits else None
-    sides = [_side(watched.name, array.shape[-1], options, plain) for array in (keys, values)]
+    dims = [array.shape[-1] for array in (keys, values)]
+    latent = plain and keys.shape[1] == 1 and dims[0] != dims[1] and window is None
+    bits = max(options.kv_bits, LATENT_BITS) if latent and options.kv_bits else options.kv_bits
+    sides = [_side(dim, bits, options.group_size) for dim in dims]
+    kind = "latent" if latent else "full" if window is None else "sliding"
     return LayerSpec(
-        kind="full" if window is None else "sliding",
+        kind=kind,
         kv_heads=keys.shape[1],
         head_dim=sides[0].dim,
         bits=sides[0].bits,
@@ -189,9 +196,9 @@ def _made(mask: Any, masks: Sequence[tuple[Any, int | None]]) -> bool:
     return not isinstance(mask, mx.array) or any(made is mask for made, _ in masks)
 
 
-def _side(name: str, dim: int, options: ModelOptions, plain: bool) -> Side:
-    group = choose_group_size(dim, options.kv_bits, options.group_size)
-    return Side(dim, options.kv_bits if group is not None else None, group)
+def _side(dim: int, bits: int | None, asked: int | None) -> Side:
+    group = choose_group_size(dim, bits, asked)
+    return Side(dim, bits if group is not None else None, group)
 
 
 def _dtype(array: mx.array) -> str:

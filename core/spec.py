@@ -3,6 +3,7 @@
 Kinds of layer cache, by what they can do:
 
     full        keys and values of every token; may be cut anywhere
+    latent      the same, of one compressed vector that the keys and values are made from
     sliding     of the last `window` tokens; may be cut back by less than a block
     recurrent   state of fixed size, in float; stands where its last token left it
 
@@ -65,7 +66,7 @@ class LayerSpec:
     @property
     def checkpointed(self) -> bool:
         """Whether it is stored as checkpoints rather than token by token."""
-        return self.kind != "full"
+        return self.window is not None or bool(self.states)
 
     @property
     def cells(self) -> int | None:
