@@ -15,6 +15,7 @@ from functools import cached_property
 
 from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.errors import GroupSizeMismatch, InvalidConfig
+from kvactors.core.slots import EXTENT_STEP
 
 __all__ = ["DTYPE_BYTES", "LayerSpec", "ModelCacheSpec", "Side", "choose_group_size"]
 
@@ -73,7 +74,7 @@ class LayerSpec:
         """Tokens that a row holds at most: the window and a block more; None for all."""
         if self.window is None:
             return None
-        return -(-self.window // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
+        return -(-(self.window + BLOCK_TOKENS) // EXTENT_STEP) * EXTENT_STEP
 
     @property
     def row_bytes(self) -> int:

@@ -41,7 +41,7 @@ KINDS = {
 RECURRENT = [family for kind, family in KINDS.items() if kind in list(KINDS)[10:]]
 SAMPLING = Sampling(max_tokens=9)
 # Around the window, around a block, and where the ring of a window is full.
-LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 255, 256, 257, 506)
+LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 255, 256, 257, 316)
 
 every_kind = pytest.mark.parametrize("family", KINDS.values(), ids=KINDS.keys())
 
@@ -123,7 +123,7 @@ def test_a_turn_after_a_restore_equals_one_that_never_stopped(
     load_family: LoadFamily, make_engine: MakeEngine, family: str
 ) -> None:
     loaded = load_family(family)
-    first, second = prompts_of((530, 20), seed=4)
+    first, second = prompts_of((400, 20), seed=4)
     engine = make_engine(loaded, stored=True)
     end = ask(engine, [], first)
     known = end.request.tokens

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core.errors import ProbeFailed
+from kvactors.core.errors import ProbeFailed, UnsupportedLayer
 from kvactors.core.model import load_model
 from kvactors.core.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.testing import PlainTokenizer, tiny_model
@@ -48,6 +48,56 @@ def test_full_attention_families_pass_the_probe(kind: str, heads: tuple[int, int
     loaded = load(model)
 
     assert loaded.spec.batched
+
+
+def refused_cache(kind: str) -> Any:
+    from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache
+
+    made: dict[str, Callable[[], Any]] = {
+        "chunked": lambda: ChunkedKVCache(64),
+        "keeping": lambda: RotatingKVCache(64, keep=4),
+        "unused": KVCache,
+        "growing": lambda: ArraysCache(1),
+    }
+    return made[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("chunked", r"layer 1 caches with ChunkedKVCache: supported are full attention"),
+        ("keeping", r"layer 1 caches with RotatingKVCache\(keep=4\): .* would need them stored"),
+        ("unused", "layer 1 does not use its cache"),
+        ("growing", "layer 1 has states .* that grow with the tokens"),
+    ],
+)
+def test_a_layer_cache_of_another_kind_is_refused_with_the_layer_and_the_reason(
+    kind: str, reason: str
+) -> None:
+    from mlx_lm.models.cache import KVCache
+
+    class Odd(PlainModel):
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            keys = mx.zeros((inputs.shape[0], 1, inputs.shape[1], 64))
+            cache[0].update_and_fetch(keys, keys)
+            if kind == "growing":
+                cache[1][0] = keys
+            return mx.zeros((*inputs.shape, 8))
+
+        def make_cache(self) -> list[Any]:
+            return [KVCache(), refused_cache(kind)]
+
+    with pytest.raises(UnsupportedLayer, match=reason):
+        load(Odd())
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_every_head_size_is_kept_in_groups_that_divide_it_or_in_float(head_dim: int) -> None:
+    loaded = load(tiny_model(head_dim=head_dim, hidden_size=4 * head_dim))
+
+    groups = {64: 64, 80: None, 96: 32, 128: 64, 192: 64, 256: 64}
+    assert {layer.group_size for layer in loaded.spec.layers} == {groups[head_dim]}
+    assert {layer.bits for layer in loaded.spec.layers} == {4 if groups[head_dim] else None}
 
 
 class PlainModel:
