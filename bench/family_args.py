@@ -128,6 +128,10 @@ COMMON: dict[str, Any] = {
     "mamba_dt_rank": 8,
     "conv_L_cache": 3,
     "conv_window": 2,
+    "a_low_rank_dim": 16,
+    "v_low_rank_dim": 16,
+    "gate_low_rank_dim": 16,
+    "decay_low_rank_dim": 16,
     "layer_group_size": 2,
     "group_norm_size": 1,
 }
@@ -193,7 +197,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "exaone4": {"sliding_window_pattern": "LG"},
     "exaone_moe": {"layer_types": _PATTERN, "is_moe_layer": [False, True, True, True]},
-    "gear": {"layer_types": [_FULL, _SLIDING, "conv", _FULL]},
+    "gear": {"layer_types": [_FULL, _SLIDING, "conv_mixer", _FULL]},
     "gemma3n": {
         "layer_types": [*_PATTERN, _SLIDING, _FULL],
         "num_hidden_layers": 6,
@@ -301,6 +305,16 @@ OWN: dict[str, dict[str, Any]] = {
         "num_kv_heads": [2, 1],
         "ffn_multipliers": [1.0, 1.0],
         "ffn_dim_divisor": 32,
+    },
+    "phixtral": {"model_dim": 128, "num_vocab": 128},
+    "plamo": {"n_shared_head": 2},
+    "plamo2": {"hidden_size_per_head": 32},
+    "step3p5": {
+        "num_attention_groups": 2,
+        "layer_types": _PATTERN,
+        "moe_top_k": 2,
+        "share_expert_dim": 64,
+        "moe_layers_enum": "1,2,3",
     },
     "recurrent_gemma": {
         "block_types": ["recurrent", "recurrent", "attention"],

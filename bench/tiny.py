@@ -58,7 +58,8 @@ def _arguments(family: str, module: Any, changes: dict[str, Any]) -> Any:
         name, _, args = NESTED[family].partition(":")
         inner = importlib.import_module(f"mlx_lm.models.{name}")
         text = _values(getattr(inner, args or "ModelArgs"), {**OWN.get(name, {}), **own})
-        return _make(module.ModelArgs, {"model_type": family, "text_config": text})
+        outer = {"model_type": family, "text_config": text}
+        return _make(module.ModelArgs, _values(module.ModelArgs, outer))
     return _make(module.ModelArgs, _values(module.ModelArgs, own))
 
 

@@ -22,14 +22,12 @@ from mlx_lm.models.cache import (
 from kvactors.core.attention import Call, watch_calls
 from kvactors.core.errors import ModelError, UnsupportedLayer
 from kvactors.core.options import ModelOptions
+from kvactors.core.precision import bits_of, check_named
 from kvactors.core.spec import LayerSpec, Side, choose_group_size
 
 __all__ = ["derive_layers"]
 
 _KINDS = "full attention (KVCache), sliding windows (RotatingKVCache), states (ArraysCache)"
-# Every head reads the one latent, so its errors add up: at 4 bits they move the logits of
-# random models three to five times as much as those of keys and values do (bench/LOG.md).
-LATENT_BITS = 8
 _PROBE = ([1, 2, 3], [1, 2, 3, 2, 1])
 
 
@@ -84,11 +82,12 @@ def derive_layers(
     _run(model, other, _PROBE[1])
     masks = [entry for each in watched for entry in each.masks]
     layers = []
-    for one, two in zip(watched, other, strict=True):
+    for index, (one, two) in enumerate(zip(watched, other, strict=True)):
         if isinstance(one.cache, ArraysCache):
             layers.append(_recurrent(one, two))
         else:
-            layers.append(_attention(one, calls, masks, options))
+            layers.append(_attention(index, one, calls, masks, options))
+    check_named(options.kv_bits, layers)
     return tuple(layers), nesting
 
 
@@ -153,6 +152,7 @@ def _recurrent(one: _Watched, two: _Watched) -> LayerSpec:
 
 
 def _attention(
+    index: int,
     watched: _Watched,
     calls: Sequence[Call],
     masks: Sequence[tuple[Any, int | None]],
@@ -175,9 +175,9 @@ def _attention(
     window = min(limits) if limits else None
     dims = [array.shape[-1] for array in (keys, values)]
     latent = plain and keys.shape[1] == 1 and dims[0] != dims[1] and window is None
-    bits = max(options.kv_bits, LATENT_BITS) if latent and options.kv_bits else options.kv_bits
-    sides = [_side(dim, bits, options.group_size) for dim in dims]
     kind = "latent" if latent else "full" if window is None else "sliding"
+    both = zip(dims, bits_of(options.kv_bits, index, kind), strict=True)
+    sides = [_side(dim, bits, options.group_size) for dim, bits in both]
     return LayerSpec(
         kind=kind,
         kv_heads=keys.shape[1],

@@ -95,7 +95,8 @@ def one_step(loaded: LoadedModel, arena: Arena, row: int) -> mx.array:
     for group, arrays in zip(loaded.spec.groups(), piece.groups, strict=True):
         for position, index in enumerate(group):
             _fill(flat[index], loaded.spec.layers[index], arrays, position, length)
-    return loaded.model(mx.array([[7]]), cache=caches)[0, -1].astype(mx.float32)
+    logits: mx.array = loaded.model(mx.array([[7]]), cache=caches)[0, -1]
+    return logits.astype(mx.float32)
 
 
 def _fill(cache: Any, layer: LayerSpec, arrays: Any, position: int, length: int) -> None:

@@ -60,7 +60,9 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-@pytest.mark.parametrize("bench", ["decode", "memory", "prefix", "recall", "restore", "storage"])
+@pytest.mark.parametrize(
+    "bench", ["decode", "families", "memory", "prefix", "quality", "recall", "restore", "storage"]
+)
 @pytest.mark.slow
 def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
     plot = tmp_path / "out.png"
