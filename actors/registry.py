@@ -4,10 +4,11 @@ import threading
 import weakref
 from typing import Any
 
-from kvactors.actors.agent import AgentActor, Wiring
+from kvactors.actors.agent import AgentActor
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
 from kvactors.actors.errors import AgentExists, LedgerUnreadable
+from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
@@ -19,9 +20,11 @@ from kvactors.actors.messages import (
     MakePrompt,
     ReadLedger,
 )
+from kvactors.actors.model_messages import Pause
 from kvactors.actors.parameters import check_id, check_system_prompt
 from kvactors.actors.reply import Ticket
-from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
+from kvactors.actors.wiring import Wiring
+from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
 
@@ -35,8 +38,11 @@ class Registry:
         self._crew = Crew()
         self._lock = threading.RLock()
         self._agents: dict[str, Agent] = {}
+        # Ids of children whose parents have turns to finish first.
+        self._forking: set[str] = set()
         self._isolated = isolated
         self._state = "new"
+        self._swapping = False
         self._info: ModelInfo | None = None
 
     @property
@@ -67,8 +73,8 @@ class Registry:
 
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers
         all that the other has when its turns so far are done, without a copy of its KV in
-        memory or on disk. `context_policy`: what happens at the end of the context, "refuse"
-        or DropOldest(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
+        memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
+        DropOldest() or Summarize(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
         AgentExists, LedgerUnreadable (for that agent alone), SystemStopped.
         """
         check_id(agent_id)
@@ -138,22 +144,37 @@ class Registry:
         return ticket
 
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
-        source = self.spawn(parent) if isinstance(parent, str) else parent
+        source = parent if isinstance(parent, Agent) else self.spawn(parent)
+        if source._system is not self:
+            raise InvalidInput(f"agent {source.agent_id!r} belongs to another system")
         with self._lock:
             self._require_running()
-            if child in self._agents:
+            if child in self._agents or child in self._forking:
                 raise AgentExists(f"agent {child!r} exists, and a fork makes a new one")
-        ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
-        copied, stored = ticket.reply.get()
-        if stored is not None:
-            stored.get()
-        with self._lock:
-            return self._begin(child, copied, policy)
+            self._forking.add(child)
+        try:
+            ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
+            copied, stored = ticket.reply.get()
+            if stored is not None:
+                stored.get()
+            elif self._records(child):
+                # A parent without turns has nothing to be forked in the store, which would tell.
+                raise AgentExists(f"agent {child!r} is stored, and a fork makes a new one")
+            with self._lock:
+                return self._begin(child, copied, policy)
+        finally:
+            self._forking.discard(child)
+
+    def _records(self, agent_id: str) -> Any:
+        """An agent's ledger, or None."""
+        if self._crew.persistence is None:
+            return None
+        return self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
 
     def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
-        records: Any = None
-        if self._crew.persistence is not None:
-            records = self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
+        if agent_id in self._forking:
+            raise AgentExists(f"agent {agent_id!r} is just being forked")
+        records = self._records(agent_id)
         info = self.info
         try:
             transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
@@ -168,20 +189,14 @@ class Registry:
         return transcript
 
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
-        info = self.info
+        crew = self._crew
         wiring = Wiring(
-            self._crew.gpu,
-            self._crew.persistence,
-            self._crew.outstanding,
-            info.chat,
-            info.fingerprint,
-            info.spec.context,
-            info.spec.vocab_size,
-            self._crew.pool,
-            self._isolated,
+            crew.gpu, crew.persistence, crew.outstanding, self.info, crew.pool, self._isolated
         )
         actor = AgentActor(agent_id, transcript, wiring, policy)
         actor.begin()
+        if self._swapping:
+            send(actor.actor_ref, Pause(ReplyFuture()))
         self._agents[agent_id] = Agent(self, actor)
         return self._agents[agent_id]
 

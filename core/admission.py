@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvactors.core.blocks import BLOCK_TOKENS, block_floor, blocks_for
+from kvactors.core.blocks import block_floor
 from kvactors.core.errors import MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.memory import Memory
@@ -70,11 +70,11 @@ class Admission:
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
-        need, total = blocks_for(_most_tokens(request)), self._memory.pool.total
-        if need > total:
+        need, budget = self._memory.least(_most_tokens(request)), self._memory.budget
+        if need > budget:
             raise MemoryExceeded(
                 f"{request.prompt} tokens and max_tokens {request.sampling.max_tokens} need "
-                f"{need} blocks of {BLOCK_TOKENS} tokens; memory_budget holds {total}"
+                f"{need} bytes while they run; memory_budget is {budget}"
             )
         self._arrivals += 1
         request.arrival = self._arrivals
@@ -183,6 +183,13 @@ class Admission:
         memory = self._memory
         return 2 * memory.bytes_of(tokens + EXTENT_STEP) + memory.bytes_of(past)
 
+    def note_cache(self, request: Request) -> None:
+        """Note where the agent's KV is when its turn begins, or ends before it began."""
+        cache = self._memory.hot.get(request.agent_id)
+        own = cache is not None and cache.end and not cache.borrowed
+        if request.cache_state == "cold" and own and not request.preempted:
+            request.cache_state = "hot"
+
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""
         self._traffic.begun(request.agent_id)
@@ -190,8 +197,7 @@ class Admission:
         cache.shared = cache.shared or block_floor(request.shared)
         if request.preempted:
             return
-        if request.cache_state == "cold" and cache.end and not cache.borrowed:
-            request.cache_state = "hot"
+        self.note_cache(request)
         request.kept = min(cache.end, request.target)
         request.admitted_at = self._clock()
         self._traffic.counts[_COUNTED[request.cache_state]] += 1

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import CacheList
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.layers import KVLayer, LayerCache
 from kvactors.core.pieces import Piece
-from kvactors.core.slots import EXTENT_STEP, SlotTable
+from kvactors.core.slots import EXTENT_STEP, Beginning, SlotTable
 from kvactors.core.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.states import StateLayer
 
@@ -36,6 +36,7 @@ class Arena:
         extent_step: int = EXTENT_STEP,
     ) -> None:
         self.spec = spec
+        self.policy = policy
         self.table = _make_table(spec, policy, max_slabs, extent_step)
         self.layers = [_make_layer(spec, layer, self.table, policy) for layer in spec.layers]
         self._caches = _nested(self.layers, spec.nesting)
@@ -48,22 +49,23 @@ class Arena:
         """Bytes allocated over all layers."""
         return sum(layer.nbytes for layer in self.layers)
 
-    def add_row(self, length: int, reserve: int) -> int:
+    def add_row(self, length: int, reserve: int, beginning: Beginning = ()) -> int:
         """A new row that will be loaded with `length` tokens, room for `reserve`; its index.
 
         The caller keeps its own list in step: insert at the returned index.
         """
         room = max(length, reserve)
-        slab = self.table.choose_slab(room)
+        slab = self.table.choose_slab(room, beginning)
         for layer in self.layers:
             layer.grow(slab, room)
         new = slab == len(self.table.slabs)
         capacity = self.table.capacity_for(0 if new else self.table.slabs[slab].capacity, room)
-        return self.table.commit_join(slab, length, capacity)
+        return self.table.commit_join(slab, length, capacity, beginning)
 
-    def join_bytes(self, length: int) -> int:
-        """Bytes that a new row with room for `length` tokens would allocate."""
-        slab = self.table.choose_slab(length)
+    def take_bytes(self, other: "Arena", source: int) -> int:
+        """Bytes that `take` would allocate."""
+        length = other.table.lengths[source] + 1
+        slab = self.table.choose_slab(length, other.table.beginning(source))
         return self._growth(lambda layer: layer.join_growth(slab, length))
 
     def step_bytes(self, width: int) -> int:
@@ -101,12 +103,13 @@ class Arena:
             for position, index in enumerate(group):
                 parts = {name: array[position] for name, array in arrays.items()}
                 self.layers[index].load(row, piece.start, piece.end, parts)
+        self._note(row, piece)
         self.evaluate()
 
     def take(self, other: "Arena", source: int) -> int:
         """Copy a row of another arena in; returns its index here."""
         length = other.table.lengths[source]
-        row = self.add_row(length, length + 1)
+        row = self.add_row(length, length + 1, other.table.beginning(source))
         for layer, from_layer in zip(self.layers, other.layers, strict=True):
             layer.copy_row(row, from_layer, source)
         return row
@@ -123,7 +126,9 @@ class Arena:
             ]
             groups.append({name: mx.stack([part[name] for part in parts]) for name in parts[0]})
         mx.eval(groups)
-        return Piece(start, end, tuple(groups))
+        piece = Piece(start, end, tuple(groups))
+        self._note(row, piece)
+        return piece
 
     def cut(self, row: int, length: int) -> None:
         """Cut a row to its first `length` tokens, as far back as its layers allow."""
@@ -170,6 +175,11 @@ class Arena:
             held.capacity = self.table.capacity_for(held.capacity, extent)
         logits: mx.array = model(tokens, cache=list(self._caches))
         return logits
+
+    def _note(self, row: int, piece: Piece) -> None:
+        """The row holds the piece's bytes: rows that hold the same can be read as one."""
+        if self.policy.cascades and self.spec.batched:
+            self.table.note(row, piece.name, piece.start, piece.end)
 
     def evaluate(self) -> None:
         """Run what was written so far; after a prefill chunk no one asks for its logits."""

@@ -11,7 +11,8 @@ model's dtype (in half precision they disagree enough to change tokens):
   For prefill chunks; several times faster there.
 
 The packed path is exact by row: a row's result does not depend on its neighbours, on the
-padding, or on how many queries are asked at once. Seed 000, 3.2; seed 002, AttendSpec.
+padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
+share as one row does, on the second path. Seed 000, 3.2; seed 002, AttendSpec.
 """
 
 import importlib
@@ -30,6 +31,7 @@ from kvactors.core.spec import LayerSpec, Side
 __all__ = [
     "DEFAULT_THRESHOLD",
     "attend",
+    "attend_together",
     "install",
     "measure_launch_tokens",
     "measure_threshold",
@@ -39,6 +41,9 @@ __all__ = [
 # Query rows per KV head up to which packed is the faster path, until measured: on the CPU
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
 DEFAULT_THRESHOLD = 4
+
+# Of scores, softmax and sums, whatever the model's dtype.
+PRECISION = mx.float32
 
 _NAME = "scaled_dot_product_attention"
 
@@ -63,6 +68,56 @@ def attend(
     return path(queries, keys, values, pool.layer, mask, scale, sinks)
 
 
+def attend_together(
+    queries: mx.array,
+    pool: Pool,
+    extent: int,
+    shared: int,
+    mask: mx.array,
+    scale: float,
+    packed: bool,
+) -> mx.array:
+    """`attend` of one query a row, where all rows hold the same first `shared` keys, and more.
+
+    Those are read once, as floats, from the first slot: the queries of all rows are one
+    product. Each row's own keys follow, on either path; the two parts are joined through
+    their maxima and sums (cascade attention).
+    """
+    rows, layer = queries.shape[0], pool.layer
+    key_side, value_side = layer.sides
+    keys = to_float(pool.keys(1, shared), key_side, PRECISION)
+    values = to_float(pool.values(1, shared), value_side, PRECISION)
+    own_keys, own_values = (
+        tuple(array[:, :, shared:] for array in stored)
+        for stored in (pool.keys(rows, extent), pool.values(rows, extent))
+    )
+
+    def as_one(rowwise: mx.array) -> mx.array:
+        """[rows, kv_heads, repeats, n] as one row's [1, kv_heads, rows * repeats, n]."""
+        return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
+
+    def apart(one: mx.array) -> mx.array:
+        """The way back."""
+        return one.reshape(layer.kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
+
+    folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
+    common = as_one(folded) @ keys.swapaxes(-1, -2)
+    if packed:
+        own = _scores(folded, own_keys, key_side)
+    else:
+        own = folded @ to_float(own_keys, key_side, PRECISION).swapaxes(-1, -2)
+    own = mx.where(mask[..., shared:], own, -mx.inf)
+    top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
+    common, own = mx.exp(common - as_one(top)), mx.exp(own - top)
+    total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
+    out = apart(common @ values)
+    if packed:
+        out += _weighted(own, own_values, value_side)
+    else:
+        out += own @ to_float(own_values, value_side, PRECISION)
+    return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
+
+
 def _packed(
     queries: mx.array,
     keys: Stored,
@@ -75,7 +130,7 @@ def _packed(
     rows, heads, tokens, dim = queries.shape
     repeats = heads // layer.kv_heads
     # Query heads that share a KV head become rows of one product, not copies of the keys.
-    folded = (queries.astype(mx.float32) * scale).reshape(
+    folded = (queries.astype(PRECISION) * scale).reshape(
         rows, layer.kv_heads, repeats * tokens, dim
     )
     key_side, value_side = layer.sides
@@ -93,7 +148,7 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
     """Weights of the keys; a sink is one more score of its head, whose weight is dropped."""
     if sinks is None:
         return mx.softmax(scores, axis=-1, precise=True)
-    sink = mx.repeat(sinks.astype(mx.float32).reshape(scores.shape[1], -1), tokens, axis=1)
+    sink = mx.repeat(sinks.astype(PRECISION).reshape(scores.shape[1], -1), tokens, axis=1)
     sink = mx.broadcast_to(sink[None, :, :, None], (*scores.shape[:3], 1))
     return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
@@ -101,7 +156,7 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
 def _scores(queries: mx.array, keys: Stored, side: Side) -> mx.array:
     if side.bits is None or side.group_size is None:
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
-        return (queries[:, :, :, None, :] * keys[0].astype(mx.float32)[:, :, None]).sum(-1)
+        return (queries[:, :, :, None, :] * keys[0].astype(PRECISION)[:, :, None]).sum(-1)
     codes, scales, biases = keys
     return mx.quantized_matmul(
         queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
@@ -110,7 +165,7 @@ def _scores(queries: mx.array, keys: Stored, side: Side) -> mx.array:
 
 def _weighted(weights: mx.array, values: Stored, side: Side) -> mx.array:
     if side.bits is None or side.group_size is None:
-        return (weights[..., None] * values[0].astype(mx.float32)[:, :, None]).sum(-2)
+        return (weights[..., None] * values[0].astype(PRECISION)[:, :, None]).sum(-2)
     codes, scales, biases = values
     return mx.quantized_matmul(
         weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
@@ -128,12 +183,12 @@ def _dequantized(
 ) -> mx.array:
     key_side, value_side = layer.sides
     out = mx.fast.scaled_dot_product_attention(
-        queries.astype(mx.float32),
-        to_float(keys, key_side),
-        to_float(values, value_side),
+        queries.astype(PRECISION),
+        to_float(keys, key_side, PRECISION),
+        to_float(values, value_side, PRECISION),
         scale=scale,
         mask=mask,
-        sinks=None if sinks is None else sinks.astype(mx.float32),
+        sinks=None if sinks is None else sinks.astype(PRECISION),
     )
     return out.astype(queries.dtype)
 

@@ -284,18 +284,24 @@ class Engine:
     # -- ending ------------------------------------------------------------------------
 
     def _end_cancelled(self) -> None:
-        for request in [*self._admission.waiting, *self._rows.active]:
-            if request.cancelled:
-                self._finish(request, "cancelled")
+        for request in filter(lambda r: r.cancelled, list(self._admission.waiting)):
+            self._admission.note_cache(request)
+            self._finish(request, "cancelled")
+        for request in filter(lambda r: r.cancelled, self._rows.active):
+            self._finish(request, "cancelled")
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
-        cache = self._memory.hot.touch(request.agent_id, self._clock())
-        self._pressure.make_room_to_keep(request)
-        self._pressure.keep(request)
-        cache.borrowed = False
-        self._remove(request)
-        exported = self._traffic.export(request)
+        exported: tuple[ExportedKV, ...] = ()
+        if request.passing:
+            self._remove(request)
+        else:
+            cache = self._memory.hot.touch(request.agent_id, self._clock())
+            self._pressure.make_room_to_keep(request)
+            self._pressure.keep(request)
+            cache.borrowed = False
+            self._remove(request)
+            exported = self._traffic.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from kvactors.core.attention import attend
+from kvactors.core.attention import attend, attend_together
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.pools import Arrays, Pool, Stored, to_float
 from kvactors.core.slots import SlotTable
@@ -131,14 +131,20 @@ class KVLayer:
         """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim]."""
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
-        packed = self.policy.packed(queries.shape[2], queries.shape[1] // layer.kv_heads)
+        repeats = queries.shape[1] // layer.kv_heads
+        packed = self.policy.packed(geometry.width, repeats)
         parts = []
         row = 0
-        reaches = geometry.reaches(layer)
-        for slab, starts, reach in zip(geometry.slabs, geometry.starts, reaches, strict=True):
-            part, pool = queries[row : row + len(starts)], self.pools[slab]
-            parts.append(attend(part, pool, reach.extent, reach.mask, scale, packed, sinks))
-            row += len(starts)
+        for index, reach in enumerate(geometry.reaches(layer)):
+            rows, pool = len(geometry.starts[index]), self.pools[geometry.slabs[index]]
+            asked, shared = queries[row : row + rows], geometry.shared[index]
+            alike = shared and layer.window is None and sinks is None
+            if alike and self.policy.together(rows, repeats):
+                part = attend_together(asked, pool, reach.extent, shared, reach.mask, scale, packed)
+            else:
+                part = attend(asked, pool, reach.extent, reach.mask, scale, packed, sinks)
+            parts.append(part)
+            row += rows
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:

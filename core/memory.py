@@ -66,6 +66,11 @@ class Memory:
         """Bytes of the KV of one agent that has so many tokens."""
         return self._spec.bytes_of(tokens)
 
+    def least(self, tokens: int) -> int:
+        """Bytes that a turn takes when it runs alone: its row, the copy of it that is kept when
+        it ends, and a decode step."""
+        return 2 * self.bytes_of(tokens) + self.workspace.decode(1, tokens)
+
     @property
     def room(self) -> int:
         """Bytes that nobody has and nobody was promised."""

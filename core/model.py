@@ -25,7 +25,7 @@ from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.core.wire import FORMAT_VERSION, layout
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "locate"]
 
 logger = logging.getLogger("kvactors")
 
@@ -83,18 +83,23 @@ def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
 def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
     if callable(source):
         return options.name or "model", *_call(source)
-    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
-    if path.exists() or _looks_like_path(str(source)):
-        _require_files(path)
-        target = str(path)
-    else:
-        target = str(source)
+    target = locate(source)
     try:
         model, tokenizer = mlx_load(target)[:2]
     except Exception as error:
-        where = "this directory" if path.exists() else "the hub or its local cache"
+        where = "this directory" if Path(target).exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
     return options.name or str(source), model, tokenizer
+
+
+def locate(source: str | Path) -> str:
+    """The directory, or the name on the hub, that is meant. Raises ModelNotFound if it is a
+    directory that is no model's."""
+    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    if path.exists() or _looks_like_path(str(source)):
+        _require_files(path)
+        return str(path)
+    return str(source)
 
 
 def _call(source: Callable[[], Any]) -> tuple[Any, Any]:
@@ -106,6 +111,13 @@ def _call(source: Callable[[], Any]) -> tuple[Any, Any]:
         raise ModelError(f"the model callable must return (model, tokenizer), not {made!r:.80}")
     if not all(hasattr(made[1], name) for name in ("encode", "decode")):
         raise ModelError(f"a tokenizer needs encode and decode: {type(made[1]).__name__}")
+    try:
+        mx.eval(made[0].parameters())
+    except RuntimeError as error:
+        raise ModelError(
+            f"the weights cannot be evaluated here ({error}): make the model inside the callable, "
+            "or evaluate it on the thread that made it: mx.eval(model.parameters())"
+        ) from error
     return made[0], made[1]
 
 

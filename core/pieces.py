@@ -5,7 +5,8 @@ past to go on from the piece's end. Such a piece is `whole`. GPU thread only.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import mlx.core as mx
 
@@ -19,18 +20,22 @@ MOST, KEPT = 4, 2
 # Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
 LONGEST_PIECE = 4 * BLOCK_TOKENS
 
+_names = count()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
 
     `groups[g]` holds the arrays of the spec's layer group g: [layers, sides, kv_heads, tokens,
-    width], or for windows and states the checkpoint at `end`, or nothing.
+    width], or for windows and states the checkpoint at `end`, or nothing. `name` is the piece's
+    own, among all of the process.
     """
 
     start: int
     end: int
     groups: tuple[Arrays, ...]
+    name: int = field(default_factory=_names.__next__)
 
     @property
     def nbytes(self) -> int:

@@ -68,15 +68,15 @@ def _encode_side(side: Side, floats: mx.array) -> Arrays:
     return {"codes": codes, "scales": scales, "biases": biases}
 
 
-def to_float(stored: Stored, side: Side) -> mx.array:
-    """What is stored, in float32."""
+def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
+    """What is stored, in this dtype; at least float32 keeps every number as it is."""
     if side.bits is None or side.group_size is None:
-        return stored[0].astype(mx.float32)
+        return stored[0].astype(dtype)
     codes, scales, biases = stored
     return mx.dequantize(
         codes,
-        scales.astype(mx.float32),
-        biases.astype(mx.float32),
+        scales.astype(dtype),
+        biases.astype(dtype),
         group_size=side.group_size,
         bits=side.bits,
     )

@@ -1,5 +1,6 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,10 @@ from kvactors.core import blas
 
 blas.preload()
 
+from proof import prove  # noqa: E402
+
 from kvactors.actors import AgentSystem  # noqa: E402
-from kvactors.actors.messages import Check  # noqa: E402
+from kvactors.actors.agent import AgentActor  # noqa: E402
 from kvactors.bench.tiny import build  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
@@ -78,11 +81,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def prove(system: AgentSystem) -> None:
-    """Let a system prove its bookkeeping."""
-    system._crew.ask(system._crew.gpu, Check())
-
-
 @pytest.fixture
 def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
     """Starts systems over random tiny models; those still running are stopped at the end."""
@@ -100,3 +98,26 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
         with suppress(SystemStopped, EngineDied):
             prove(system)
         system.stop(timeout=30)
+
+
+@pytest.fixture
+def open_grid(open_system: Callable[..., AgentSystem]) -> Callable[..., AgentSystem]:
+    """Systems that are pinned to exact arithmetic: give them a grid model."""
+
+    def start(model: Any, **options: Any) -> AgentSystem:
+        return open_system(model, attention="packed", **options)
+
+    return start
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released each time that an agent was told to pause."""
+    told, true = threading.Semaphore(0), AgentActor._pause
+
+    def noted(self: AgentActor, message: Any) -> None:
+        true(self, message)
+        told.release()
+
+    monkeypatch.setattr(AgentActor, "_pause", noted)
+    return told

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import prove
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from proof import prove
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.engine import Engine

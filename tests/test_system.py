@@ -375,8 +375,10 @@ def test_the_death_of_the_gpu_actor_fails_every_pending_future_with_the_cause(
             with pytest.raises(EngineDied, match="driver is gone"):
                 future.get(timeout=WAIT)
 
-    with pytest.raises(EngineDied):
-        agents[0].ask([1])
+    for call in (system.stats, lambda: agents[0].ask([1]), lambda: futures[0].get(timeout=WAIT)):
+        with pytest.raises(EngineDied) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, SystemExit)
 
 
 def test_leaving_the_system_finishes_queued_turns_and_saves(tmp_path: Path) -> None:
