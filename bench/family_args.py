@@ -246,7 +246,7 @@ OWN: dict[str, dict[str, Any]] = {
     "kimi_linear": {"linear_attn_config": _LINEAR, "num_experts_per_token": 2},
     "lfm2": {"layer_types": _MIXED, "block_dim": 128, "block_ff_dim": 128},
     "lfm2_moe": {"layer_types": _MIXED, "num_dense_layers": 1},
-    "llama4": {"num_experts_per_tok": 1, "attention_chunk_size": 64},
+    "llama4": {"num_experts_per_tok": 1, "attention_chunk_size": 16},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
     "longcat_flash": {
         "zero_expert_type": "identity",

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvactors.core.blocks import block_floor
 from kvactors.core.errors import MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.memory import Memory
@@ -194,7 +193,7 @@ class Admission:
         """Begin from what is hot of the agent."""
         self._traffic.begun(request.agent_id)
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        cache.shared = cache.shared or block_floor(request.shared)
+        cache.shared = cache.shared or cache.aligned(request.shared)
         if request.preempted:
             return
         self.note_cache(request)

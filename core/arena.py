@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList
+from mlx_lm.models.cache import CacheList, KVCache
 
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.layers import KVLayer, LayerCache
 from kvactors.core.pieces import Piece
 from kvactors.core.slots import EXTENT_STEP, Beginning, SlotTable
-from kvactors.core.spec import LayerSpec, ModelCacheSpec
+from kvactors.core.spec import UNUSED, LayerSpec, ModelCacheSpec
 from kvactors.core.states import StateLayer
 
 __all__ = ["Arena"]
@@ -212,7 +212,9 @@ def _nested(layers: Sequence[LayerCache], nesting: Sequence[int]) -> list[Any]:
     if not any(nesting):
         return list(layers)
     left = iter(layers)
-    return [CacheList(*islice(left, count)) if count else next(left) for count in nesting]
+    kept = [count for count in nesting if count != UNUSED]
+    wanted = iter(CacheList(*islice(left, count)) if count else next(left) for count in kept)
+    return [KVCache() if count == UNUSED else next(wanted) for count in nesting]
 
 
 def _step_growth(layer: LayerCache, slab: int, tokens: int) -> tuple[int, int]:

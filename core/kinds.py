@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     RotatingKVCache,
     make_prompt_cache,
@@ -23,10 +24,12 @@ from kvactors.core.attention import Call, watch_calls
 from kvactors.core.errors import ModelError, UnsupportedLayer
 from kvactors.core.options import ModelOptions
 from kvactors.core.precision import bits_of, check_named
-from kvactors.core.spec import LayerSpec, Side, choose_group_size
+from kvactors.core.spec import UNUSED, LayerSpec, Side, choose_group_size
 
 __all__ = ["derive_layers"]
 
+# Of a chunked cache every token is kept: which of them are seen is in the model's own mask.
+_SUPPORTED = (KVCache, RotatingKVCache, ArraysCache, ChunkedKVCache)
 _KINDS = "full attention (KVCache), sliding windows (RotatingKVCache), states (ArraysCache)"
 _PROBE = ([1, 2, 3], [1, 2, 3, 2, 1])
 
@@ -35,16 +38,24 @@ _PROBE = ([1, 2, 3], [1, 2, 3, 2, 1])
 class _Watched:
     """One cache of a model, and what it gave away during a forward."""
 
-    name: str
+    index: int
+    place: int | None
     cache: Any
     given: list[tuple[mx.array, mx.array]] = field(default_factory=list)
     masks: list[tuple[Any, int | None]] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """Which of the model's caches it is."""
+        return f"layer {self.index}" + ("" if self.place is None else f"[{self.place}]")
+
     def watch(self) -> None:
         """Note what the cache returns from now on."""
-        make_mask = self.cache.make_mask
         for name in ("update_and_fetch", "keys_and_values"):
             setattr(self.cache, name, self._noting(getattr(self.cache, name)))
+        make_mask = getattr(self.cache, "make_mask", None)
+        if make_mask is None:
+            return
 
         def noting_mask(
             tokens: int, return_array: bool = False, window_size: int | None = None
@@ -81,30 +92,34 @@ def derive_layers(
     other, _ = _caches(model)
     _run(model, other, _PROBE[1])
     masks = [entry for each in watched for entry in each.masks]
-    layers = []
-    for index, (one, two) in enumerate(zip(watched, other, strict=True)):
+    layers: list[LayerSpec] = []
+    for one, two in zip(watched, other, strict=True):
         if isinstance(one.cache, ArraysCache):
             layers.append(_recurrent(one, two))
+        elif one.given:
+            layers.append(_attention(len(layers), one, calls, masks, options))
+        elif one.place is None:
+            nesting[one.index] = UNUSED
         else:
-            layers.append(_attention(index, one, calls, masks, options))
+            raise UnsupportedLayer(f"{one.name} does not use its cache, one of several")
     check_named(options.kv_bits, layers)
-    return tuple(layers), nesting
+    return tuple(layers), tuple(nesting) if any(nesting) else ()
 
 
-def _caches(model: Any) -> tuple[list[_Watched], tuple[int, ...]]:
-    watched, nesting = [], []
+def _caches(model: Any) -> tuple[list[_Watched], list[int]]:
+    watched: list[_Watched] = []
+    nesting: list[int] = []
     for index, cache in enumerate(make_prompt_cache(model)):
         inner = cache.caches if type(cache) is CacheList else (cache,)
         nesting.append(len(inner) if type(cache) is CacheList else 0)
         for place, leaf in enumerate(inner):
-            name = f"layer {index}" + (f"[{place}]" if nesting[-1] else "")
-            _check_kind(name, leaf)
-            watched.append(_Watched(name, leaf))
-    return watched, tuple(nesting) if any(nesting) else ()
+            watched.append(_Watched(index, place if nesting[-1] else None, leaf))
+            _check_kind(watched[-1].name, leaf)
+    return watched, nesting
 
 
 def _check_kind(name: str, cache: Any) -> None:
-    if type(cache) not in (KVCache, RotatingKVCache, ArraysCache):
+    if type(cache) not in _SUPPORTED:
         raise UnsupportedLayer(
             f"{name} caches with {type(cache).__name__}: supported are {_KINDS} and lists of "
             "these (CacheList); another kind needs a layer cache of its own in kvactors"
@@ -158,8 +173,6 @@ def _attention(
     masks: Sequence[tuple[Any, int | None]],
     options: ModelOptions,
 ) -> LayerSpec:
-    if not watched.given:
-        raise UnsupportedLayer(f"{watched.name} does not use its cache")
     keys, values = watched.given[-1]
     if keys.shape[1] != values.shape[1]:
         raise UnsupportedLayer(

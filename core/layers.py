@@ -95,6 +95,12 @@ class KVLayer:
 
     # -- what models call ------------------------------------------------------------
 
+    # Of mlx-lm's chunked cache: the position of its first token, which never leaves here.
+    start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        """Nothing: what a query sees is in the model's mask."""
+
     @property
     def offset(self) -> Any:
         """The position of each row's next token, [B], int32; an int where rows run alone."""

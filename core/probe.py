@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from kvactors.core.arena import Arena
 from kvactors.core.errors import ProbeFailed
 from kvactors.core.geometry import AttentionPolicy
-from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.spec import UNUSED, ModelCacheSpec
 
 __all__ = ["choose_plan"]
 
@@ -77,7 +77,8 @@ def _indexed(spec: ModelCacheSpec) -> bool:
     """Whether a layer has several caches of keys, as those do that choose which keys they see:
     beyond some length, which no probe reaches, that choice may not hold for padded rows."""
     left = iter(spec.layers)
-    lists = [[next(left) for _ in range(count or 1)] for count in spec.nesting]
+    counts = (count or 1 for count in spec.nesting if count != UNUSED)
+    lists = [[next(left) for _ in range(count)] for count in counts]
     return any(sum(layer.kind != "recurrent" for layer in each) > 1 for each in lists)
 
 

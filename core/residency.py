@@ -51,8 +51,8 @@ class HotCache:
     """`pieces` hold the KV of `tokens`, from the first on.
 
     `saved_ends` are the ends of the ranges that the store has or was given, ascending;
-    `unwritten` counts the bytes of those still on their way. The first `shared` tokens, a
-    multiple of the block, are a beginning that other agents have too. It is `borrowed` until
+    `unwritten` counts the bytes of those still on their way. The first `shared` tokens
+    (`aligned`) are a beginning that other agents have too. It is `borrowed` until
     a turn of the agent's own has ended with it.
     """
 
@@ -95,6 +95,10 @@ class HotCache:
         """Pieces of exactly these ranges."""
         by_token = self.spec.by_token
         return [join_pieces(self.pieces, start, end, by_token) for start, end in ranges]
+
+    def aligned(self, tokens: int) -> int:
+        """Where a beginning of so many tokens can end that others share."""
+        return tokens if self.spec.checkpointed else block_floor(tokens)
 
     def reusable(self, tokens: int) -> int:
         """How many of the first `tokens` tokens can be gone on from: up to a checkpoint."""
@@ -161,7 +165,7 @@ class HotCaches:
             self._replace(cache, self._first(cache.pieces, common))
             cache.tokens = cache.tokens[:common]
             cache.limit_saved(common)
-            cache.shared = min(cache.shared, block_floor(common))
+            cache.shared = min(cache.shared, cache.aligned(common))
         return common
 
     def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
@@ -169,7 +173,7 @@ class HotCaches:
         source = self._caches[donor]
         common = source.reusable(common_prefix(source.tokens, tokens))
         cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
-        cache.shared = min(source.shared, block_floor(common))
+        cache.shared = min(source.shared, cache.aligned(common))
         cache.borrowed = True
         return cache
 

@@ -17,8 +17,9 @@ from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.errors import GroupSizeMismatch, InvalidConfig
 from kvactors.core.slots import EXTENT_STEP
 
-__all__ = ["DTYPE_BYTES", "LayerSpec", "ModelCacheSpec", "Side", "choose_group_size"]
+__all__ = ["DTYPE_BYTES", "UNUSED", "LayerSpec", "ModelCacheSpec", "Side", "choose_group_size"]
 
+UNUSED = -1
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 
 
@@ -107,7 +108,8 @@ class ModelCacheSpec:
     """Everything the engine knows of a model's memory; no tensor, no model name.
 
     `vocab_size` counts the rows of the embedding, `context` tokens. `nesting` says how the
-    model wants its caches: for each, how many of `layers` it lists, or 0 for one by itself.
+    model wants its caches: for each, how many of `layers` it lists, 0 for one by itself, UNUSED
+    for one that it makes and never fills.
     `masks` is the form of mask that attention in float asks for. Unless `batched`, rows run one
     by one: the model is wrong with rows at different positions, or their sums must not depend
     on the neighbours' lengths.

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (
 from kvactors.core.arena import Arena
 from kvactors.core.model import LoadedModel
 from kvactors.core.pools import to_float
-from kvactors.core.spec import LayerSpec
+from kvactors.core.spec import UNUSED, LayerSpec
 
 __all__ = ["free_run", "margins", "mlx_lm_caches", "numpy_attention", "one_step", "prefill_noise"]
 
@@ -88,7 +88,10 @@ def one_step(loaded: LoadedModel, arena: Arena, row: int) -> mx.array:
     """Logits of token 7 behind what a row holds, over mlx-lm's caches."""
     caches = make_prompt_cache(loaded.model)
     flat: list[Any] = []
-    for cache in caches:
+    nesting = loaded.spec.nesting or (0,) * len(caches)
+    for cache, count in zip(caches, nesting, strict=True):
+        if count == UNUSED:
+            continue
         flat += cache.caches if isinstance(cache, CacheList) else [cache]
     length = arena.table.lengths[row]
     piece = arena.export(row, 0, length)

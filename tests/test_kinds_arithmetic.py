@@ -28,6 +28,8 @@ FAMILIES = (
     "lfm2",
     "baichuan_m1",
     "recurrent_gemma",
+    "llama4",
+    "nemotron-nas",
 )
 
 

@@ -51,12 +51,18 @@ def test_full_attention_families_pass_the_probe(kind: str, heads: tuple[int, int
 
 
 def refused_cache(kind: str) -> Any:
-    from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache
+    from mlx_lm.models.cache import (
+        ArraysCache,
+        CacheList,
+        ConcatenateKVCache,
+        KVCache,
+        RotatingKVCache,
+    )
 
     made: dict[str, Callable[[], Any]] = {
-        "chunked": lambda: ChunkedKVCache(64),
+        "concatenating": ConcatenateKVCache,
         "keeping": lambda: RotatingKVCache(64, keep=4),
-        "unused": KVCache,
+        "unused": lambda: CacheList(KVCache(), KVCache()),
         "growing": lambda: ArraysCache(1),
     }
     return made[kind]()
@@ -65,9 +71,9 @@ def refused_cache(kind: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("chunked", r"layer 1 caches with ChunkedKVCache: supported are full attention"),
+        ("concatenating", "layer 1 caches with ConcatenateKVCache: supported are full attention"),
         ("keeping", r"layer 1 caches with RotatingKVCache\(keep=4\): .* would need them stored"),
-        ("unused", "layer 1 does not use its cache"),
+        ("unused", r"layer 1\[1\] does not use its cache, one of several"),
         ("growing", "layer 1 has states .* that grow with the tokens"),
     ],
 )
@@ -82,6 +88,8 @@ def test_a_layer_cache_of_another_kind_is_refused_with_the_layer_and_the_reason(
             cache[0].update_and_fetch(keys, keys)
             if kind == "growing":
                 cache[1][0] = keys
+            if kind == "unused":
+                cache[1][0].update_and_fetch(keys, keys)
             return mx.zeros((*inputs.shape, 8))
 
         def make_cache(self) -> list[Any]:
