@@ -8,7 +8,7 @@ patterns of layers in which every kind occurs.
 
 from typing import Any
 
-__all__ = ["COMMON", "NESTED", "OWN", "WINDOW"]
+__all__ = ["BROKEN", "COMMON", "NESTED", "OWN", "WINDOW"]
 
 WINDOW = 12
 """Tokens of every sliding window."""
@@ -179,6 +179,12 @@ _LINEAR = {
     "gate_lower_bound": -5.0,
 }
 _MIXED = ["conv", _FULL, "conv", _FULL]
+
+BROKEN = {
+    "olmo": "mlx-lm's module exits the process unless ai2-olmo is installed",
+    "phi3small": "mlx-lm's own forward, over its own caches, corrupts memory on MLX's CPU build",
+}
+"""Modules that cannot be tried here, and why."""
 
 OWN: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1},
