@@ -7,7 +7,7 @@ from typing import Any
 from kvactors.actors.agent import AgentActor
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
-from kvactors.actors.errors import AgentExists, LedgerUnreadable
+from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
@@ -75,7 +75,7 @@ class Registry:
         all that the other has when its turns so far are done, without a copy of its KV in
         memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
         DropOldest() or Summarize(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
-        AgentExists, LedgerUnreadable (for that agent alone), SystemStopped.
+        AgentExists, AgentNotStored, LedgerUnreadable (for that agent alone), SystemStopped.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
@@ -144,7 +144,7 @@ class Registry:
         return ticket
 
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
-        source = parent if isinstance(parent, Agent) else self.spawn(parent)
+        source = parent if isinstance(parent, Agent) else self._parent(parent)
         if source._system is not self:
             raise InvalidInput(f"agent {source.agent_id!r} belongs to another system")
         with self._lock:
@@ -164,6 +164,14 @@ class Registry:
                 return self._begin(child, copied, policy)
         finally:
             self._forking.discard(child)
+
+    def _parent(self, agent_id: str) -> Agent:
+        check_id(agent_id)
+        with self._lock:
+            self._require_running()
+            if agent_id not in self._agents and not self._records(agent_id):
+                raise AgentNotStored(f"there is no agent {agent_id!r} to fork")
+            return self.spawn(agent_id)
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
