@@ -29,11 +29,12 @@ from kvactors.core.errors import (
     MemoryExceeded,
     ModelError,
     RewindOutOfRange,
+    SwapFailed,
     SystemStopped,
     TurnFailed,
     TurnTimeout,
 )
-from kvactors.core.overflow import DropOldest
+from kvactors.core.overflow import DropOldest, Summarize
 from kvactors.core.sampling import Sampling
 
 __all__ = [
@@ -65,6 +66,8 @@ __all__ = [
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
+    "Summarize",
+    "SwapFailed",
     "SystemStopped",
     "Timing",
     "TokensMissing",

@@ -12,7 +12,8 @@ from pykka import ActorDeadError, Timeout
 from kvactors.actors.dispatcher import Dispatcher
 from kvactors.actors.gpu import GpuActor, OnProgress
 from kvactors.actors.launch import Launch, ModelInfo
-from kvactors.actors.messages import LoadModel, OpenStore, Wire
+from kvactors.actors.messages import OpenStore, Wire
+from kvactors.actors.model_messages import LoadModel
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.timer import Timer

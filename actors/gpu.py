@@ -6,6 +6,7 @@ for the next Tick, so that messages and GPU work interleave without a lock.
 """
 
 import functools
+import gc
 import logging
 import os
 import traceback
@@ -13,15 +14,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
-from kvactors.actors.launch import ModelInfo
+from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import (
     Cancel,
     Check,
-    EncodeFloats,
     Forget,
     ForkCache,
     LoadKV,
-    LoadModel,
     NewTokens,
     Prefetch,
     ReadStats,
@@ -33,6 +32,7 @@ from kvactors.actors.messages import (
     TurnFinished,
     Wire,
 )
+from kvactors.actors.model_messages import EncodeFloats, LoadModel, SwapModel, Swapped
 from kvactors.core.errors import EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
 
@@ -79,7 +79,7 @@ class GpuActor(PooledActor):
         self._engine: Engine | None = None
         self._agents: dict[str, Any] = {}
         self._ticking = False
-        self._fingerprint = ""
+        self._model: ModelInfo | None = None
 
     def on_receive(self, message: Any) -> Any:
         """Handle one message; a defect of the engine itself ends the actor."""
@@ -99,10 +99,12 @@ class GpuActor(PooledActor):
 
     def _receive(self, message: Any) -> Any:
         if isinstance(message, LoadModel):
-            return self._load(message)
+            return self._load(message.launch)
         if isinstance(message, Wire):
             self._persistence = message.persistence
             return None
+        if isinstance(message, SwapModel):
+            return self._swap(message)
         engine = self._engine
         assert engine is not None, "the model is loaded first"
         if isinstance(message, Tick):
@@ -122,7 +124,9 @@ class GpuActor(PooledActor):
         elif isinstance(message, Cancel):
             engine.cancel(message.agent_id, message.serial, message.error)
         elif isinstance(message, Restored):
-            engine.provide(message.agent_id, message.stored)
+            # What was asked for another model may come late.
+            if message.fingerprint == self._fingerprint:
+                engine.provide(message.agent_id, message.stored)
         elif isinstance(message, Saved):
             engine.saved(message.agent_id, message.end, message.nbytes, message.ok)
         elif isinstance(message, Prefetch):
@@ -137,18 +141,49 @@ class GpuActor(PooledActor):
         elif isinstance(message, Check):
             engine.check()
         elif isinstance(message, EncodeFloats):
-            return self._encode(engine, message)
+            return self._encode(message)
         return None
 
-    def _encode(self, engine: "Engine", message: EncodeFloats) -> Any:
+    def _encode(self, message: EncodeFloats) -> Any:
         from kvactors.core.wire import encode_floats
 
-        return encode_floats(engine.loaded.spec.layers[message.layer], message.floats)
+        return encode_floats(message.layer, message.floats)
 
-    def _load(self, message: LoadModel) -> ModelInfo:
-        info, self._engine = message.launch()
-        self._fingerprint = info.fingerprint
-        return info
+    # -- the model ---------------------------------------------------------------------
+
+    @property
+    def _fingerprint(self) -> str:
+        assert self._model is not None, "the model is loaded first"
+        return self._model.fingerprint
+
+    def _load(self, launch: Launch) -> ModelInfo:
+        self._model, self._engine = launch()
+        return self._model
+
+    def _swap(self, message: SwapModel) -> Swapped:
+        """Two models never take memory at once. Raises, and ends the actor, if neither loads."""
+        assert self._model is not None, "the model is loaded first"
+        try:
+            message.launch.check()
+        except ModelError as error:
+            return Swapped(self._model, error)
+        self._let_go()
+        try:
+            return Swapped(self._load(message.launch))
+        except Exception as error:
+            _release_frames(error)
+            self._let_go()
+            return Swapped(self._load(message.fallback), error)
+
+    def _let_go(self) -> None:
+        import mlx.core as mx
+
+        self._engine = None
+        # The engine's parts refer to each other.
+        gc.collect()
+        mx.clear_cache()
+
+    # -- running -----------------------------------------------------------------------
 
     def _wake(self, engine: "Engine") -> None:
         if engine.busy and not self._ticking:
@@ -189,7 +224,7 @@ class GpuActor(PooledActor):
 
     def _load_kv(self, agent_id: str) -> None:
         if not send(self._persistence, LoadKV(agent_id, self._fingerprint)):
-            self.actor_ref.tell(Restored(agent_id, ()))
+            self.actor_ref.tell(Restored(agent_id, self._fingerprint, ()))
 
     def _tell(self, agent_id: str, message: Any) -> bool:
         agent = self._agents.get(agent_id)
@@ -202,3 +237,11 @@ class GpuActor(PooledActor):
         self._engine = None
         self.actor_stopped.set()
         self._died(died)
+
+
+def _release_frames(error: BaseException) -> None:
+    """Free what a failure's frames hold: half a model, perhaps."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

@@ -117,9 +117,7 @@ class Agent:
         chosen = sampling or Sampling()
         said = self._said(prompt, messages, match, threshold)
         ticket = self._send(said, chosen, timeout, streamed=True)
-        return ReplyStream(
-            ticket, self._system.info.chat, chosen.stop, lambda: self._cancel(ticket)
-        )
+        return ReplyStream(ticket, chosen.stop, lambda: self._cancel(ticket))
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -166,7 +164,7 @@ class Agent:
         match: bool = False,
         threshold: float = THRESHOLD,
     ) -> Said:
-        return check_said(prompt, messages, match, threshold, self._system.info.spec.vocab_size)
+        return check_said(prompt, messages, match, threshold, self._system.info)
 
     def _send(
         self,

@@ -59,6 +59,20 @@ class Launch:
     stored: bool
     eviction: EvictionPolicy = least_recently_used
 
+    def __post_init__(self) -> None:
+        if callable(self.source) and self.options.name is None and self.stored:
+            raise InvalidConfig(
+                "a callable model needs a name of its own to be stored under: pass a named "
+                "function, or model_name="
+            )
+
+    def check(self) -> None:
+        """Raise ModelNotFound for what can be seen to be missing without loading anything."""
+        from kvactors.core.model import locate
+
+        if not callable(self.source):
+            locate(self.source)
+
     def __call__(self) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
         blas.preload()

@@ -11,6 +11,7 @@ __all__ = [
     "LONGEST_ID",
     "check_count",
     "check_id",
+    "check_model",
     "check_parameters",
     "check_storage",
     "check_system_prompt",
@@ -24,14 +25,19 @@ def check_parameters(model: Any, *, max_batch: Any, target_latency: Any, progres
     """Raise InvalidConfig for what no later stage checks."""
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
         raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
-    if not callable(model) and not _is_path(model):
-        raise InvalidConfig(
-            f"model must be a name, a directory or a callable: {type(model).__name__}"
-        )
+    check_model(model)
     if not _is_number(target_latency) or not 0 < target_latency < float("inf"):
         raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
     if progress is not None and not callable(progress):
         raise InvalidConfig(f"progress must be callable, not {progress!r}")
+
+
+def check_model(model: object) -> None:
+    """Raise InvalidConfig for what no model can be loaded from."""
+    if not callable(model) and not _is_path(model):
+        raise InvalidConfig(
+            f"model must be a name, a directory or a callable: {type(model).__name__}"
+        )
 
 
 def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:

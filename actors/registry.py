@@ -4,10 +4,11 @@ import threading
 import weakref
 from typing import Any
 
-from kvactors.actors.agent import AgentActor, Wiring
+from kvactors.actors.agent import AgentActor
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import MailboxFull, send
-from kvactors.actors.errors import AgentExists, LedgerUnreadable
+from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable
+from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
@@ -19,8 +20,10 @@ from kvactors.actors.messages import (
     MakePrompt,
     ReadLedger,
 )
+from kvactors.actors.model_messages import Pause
 from kvactors.actors.parameters import check_id, check_system_prompt
 from kvactors.actors.reply import Ticket
+from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
@@ -39,6 +42,7 @@ class Registry:
         self._forking: set[str] = set()
         self._isolated = isolated
         self._state = "new"
+        self._swapping = False
         self._info: ModelInfo | None = None
 
     @property
@@ -69,9 +73,9 @@ class Registry:
 
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers
         all that the other has when its turns so far are done, without a copy of its KV in
-        memory or on disk. `context_policy`: what happens at the end of the context, "refuse"
-        or DropOldest(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
-        AgentExists, LedgerUnreadable (for that agent alone), SystemStopped.
+        memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
+        DropOldest() or Summarize(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
+        AgentExists, AgentNotStored, LedgerUnreadable (for that agent alone), SystemStopped.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
@@ -140,7 +144,7 @@ class Registry:
         return ticket
 
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
-        source = parent if isinstance(parent, Agent) else self.spawn(parent)
+        source = parent if isinstance(parent, Agent) else self._parent(parent)
         if source._system is not self:
             raise InvalidInput(f"agent {source.agent_id!r} belongs to another system")
         with self._lock:
@@ -160,6 +164,14 @@ class Registry:
                 return self._begin(child, copied, policy)
         finally:
             self._forking.discard(child)
+
+    def _parent(self, agent_id: str) -> Agent:
+        check_id(agent_id)
+        with self._lock:
+            self._require_running()
+            if agent_id not in self._agents and not self._records(agent_id):
+                raise AgentNotStored(f"there is no agent {agent_id!r} to fork")
+            return self.spawn(agent_id)
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
@@ -185,20 +197,14 @@ class Registry:
         return transcript
 
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
-        info = self.info
+        crew = self._crew
         wiring = Wiring(
-            self._crew.gpu,
-            self._crew.persistence,
-            self._crew.outstanding,
-            info.chat,
-            info.fingerprint,
-            info.spec.context,
-            info.spec.vocab_size,
-            self._crew.pool,
-            self._isolated,
+            crew.gpu, crew.persistence, crew.outstanding, self.info, crew.pool, self._isolated
         )
         actor = AgentActor(agent_id, transcript, wiring, policy)
         actor.begin()
+        if self._swapping:
+            send(actor.actor_ref, Pause(ReplyFuture()))
         self._agents[agent_id] = Agent(self, actor)
         return self._agents[agent_id]
 

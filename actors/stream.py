@@ -27,12 +27,10 @@ class ReplyStream:
     `reply` is the turn's Reply once the iteration has ended. Closing early cancels the turn.
     """
 
-    def __init__(
-        self, ticket: Ticket, chat: ChatFormat, stop: Sequence[str], cancel: Callable[[], None]
-    ) -> None:
+    def __init__(self, ticket: Ticket, stop: Sequence[str], cancel: Callable[[], None]) -> None:
         self._ticket = ticket
         self._cancel = cancel
-        self._pieces = self._run(chat, stop)
+        self._pieces = self._run(stop)
 
     @property
     def reply(self) -> Reply:
@@ -70,12 +68,15 @@ class ReplyStream:
         with suppress(ValueError):  # The generator is running, on another thread.
             self._pieces.close()
 
-    def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Generator[Piece, None, None]:
+    def _run(self, stop: Sequence[str]) -> Generator[Piece, None, None]:
         check_may_block()
         assert self._ticket.tokens is not None
-        text, shown = _Text(chat, stop), 0
-        fresh: list[int] = []
+        text: _Text | None = None
+        shown, fresh = 0, list[int]()
         while (tokens := self._ticket.tokens.get()) is not None:
+            # A turn that waited for a model swap is the new model's.
+            assert self._ticket.chat is not None
+            text = text or _Text(self._ticket.chat, stop)
             fresh += tokens
             stable = text.add(tokens)
             if len(stable) > shown:

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.messages import CountStored, ReadStats
 from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
-from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.actors.swap import Swap
+from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
@@ -40,7 +40,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem(Exchange):
+class AgentSystem(Swap):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -120,11 +120,6 @@ class AgentSystem(Exchange):
             template_kwargs=template_kwargs,
             name=callable_name(model) if model_name is None else model_name,
         )
-        if callable(model) and options.name is None and stored:
-            raise InvalidConfig(
-                "a callable model needs a name of its own to be stored under: pass a named "
-                "function, or model_name="
-            )
         self._launch = Launch(
             model,
             options,

@@ -282,12 +282,16 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
-        cache = self._memory.hot.touch(request.agent_id, self._clock())
-        self._pressure.make_room_to_keep(request)
-        self._pressure.keep(request)
-        cache.borrowed = False
-        self._remove(request)
-        exported = self._traffic.export(request)
+        exported: tuple[ExportedKV, ...] = ()
+        if request.passing:
+            self._remove(request)
+        else:
+            cache = self._memory.hot.touch(request.agent_id, self._clock())
+            self._pressure.make_room_to_keep(request)
+            self._pressure.keep(request)
+            cache.borrowed = False
+            self._remove(request)
+            exported = self._traffic.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:

@@ -29,7 +29,7 @@ from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
 from kvactors.core.template import ChatFormat
 from kvactors.core.wire import FORMAT_VERSION, layout
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "locate"]
 
 logger = logging.getLogger("kvactors")
 
@@ -112,18 +112,23 @@ def _layer(index: int, cache: Any, options: ModelOptions) -> LayerSpec:
 def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
     if callable(source):
         return options.name or "model", *_call(source)
-    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
-    if path.exists() or _looks_like_path(str(source)):
-        _require_files(path)
-        target = str(path)
-    else:
-        target = str(source)
+    target = locate(source)
     try:
         model, tokenizer = mlx_load(target)[:2]
     except Exception as error:
-        where = "this directory" if path.exists() else "the hub or its local cache"
+        where = "this directory" if Path(target).exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
     return options.name or str(source), model, tokenizer
+
+
+def locate(source: str | Path) -> str:
+    """The directory, or the name on the hub, that is meant. Raises ModelNotFound if it is a
+    directory that is no model's."""
+    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    if path.exists() or _looks_like_path(str(source)):
+        _require_files(path)
+        return str(path)
+    return str(source)
 
 
 def _call(source: Callable[[], Any]) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ blas.preload()
 from proof import prove  # noqa: E402
 
 from kvactors.actors import AgentSystem  # noqa: E402
+from kvactors.actors.agent import AgentActor  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
@@ -79,3 +81,26 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
         with suppress(SystemStopped, EngineDied):
             prove(system)
         system.stop(timeout=30)
+
+
+@pytest.fixture
+def open_grid(open_system: Callable[..., AgentSystem]) -> Callable[..., AgentSystem]:
+    """Systems that are pinned to exact arithmetic: give them a grid model."""
+
+    def start(model: Any, **options: Any) -> AgentSystem:
+        return open_system(model, attention="packed", **options)
+
+    return start
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released each time that an agent was told to pause."""
+    told, true = threading.Semaphore(0), AgentActor._pause
+
+    def noted(self: AgentActor, message: Any) -> None:
+        true(self, message)
+        told.release()
+
+    monkeypatch.setattr(AgentActor, "_pause", noted)
+    return told

@@ -246,6 +246,34 @@ def test_forks_that_decode_with_strangers_say_what_they_say_alone(
         assert len(said) == len(alone) or turn.agent_id == "5"
 
 
+@pytest.mark.usefixtures("exact")
+def test_agents_with_one_system_prompt_read_it_once_and_say_what_they_say_alone(
+    loaded: LoadedModel, make_engine: MakeEngine, calls: list[tuple[int, int]]
+) -> None:
+    engine = make_engine(loaded)
+    beginning = (BEGINNING * 2)[:300]
+    known: dict[str, list[int]] = {f"{i}": [] for i in range(5)}
+    for turn, expected in enumerate((300, 256)):
+        # Of a beginning that grew into a turn, full blocks are what agents have in common.
+        calls.clear()
+        turns = []
+        for i, (name, tokens) in enumerate(known.items()):
+            new = [5 + i, 9] if tokens else [*beginning, 5 + i, 9]
+            turns.append(make_request(name, tokens, new, Sampling(max_tokens=8), turn=turn))
+            if not tokens:
+                turns[-1].shared, turns[-1].beginning = len(beginning), "system prompt"
+        prompts = [list(request.tokens) for request in turns]
+
+        ends = run_engine(engine, [(0, request) for request in turns])
+
+        assert {shared for _, shared in calls} == {expected}
+        for name, prompt in zip(known, prompts, strict=True):
+            alone = make_request("alone", [], prompt, Sampling(max_tokens=8))
+            run_engine(make_engine(loaded), [(0, alone)])
+            assert ends[name].request.generated == alone.generated
+            known[name] = ends[name].request.tokens
+
+
 def test_the_packed_path_is_pinned_alone(
     load_grid: Callable[..., LoadedModel], calls: list[tuple[int, int]]
 ) -> None:
