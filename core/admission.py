@@ -155,8 +155,8 @@ class Admission:
         """Evict idle agents until the turn fits, and what is being read for others that `held`
         a place. What it decodes is not promised.
 
-        Of those that hold one, the first goes on in any case when nobody is active: what was
-        restored for the others leaves.
+        Of those that hold one, the first goes on in any case when nobody is active and all is
+        saved: what was restored for the others leaves.
         """
         memory, agent_id = self._memory, request.agent_id
         reserved = [other for other in held if other not in active and other is not request]
@@ -168,7 +168,7 @@ class Admission:
         fits = memory.make_room(need + promised, busy) and memory.make_blocks(
             agent_id, blocks, busy
         )
-        if fits or active or (reserved and request not in held):
+        if fits or active or memory.backlog or (reserved and request not in held):
             return fits
         memory.make_room(need, [agent_id])
         return memory.make_blocks(agent_id, blocks, [agent_id])
