@@ -26,7 +26,13 @@ from kvactors.persistence.archive import OnStep, import_archive, is_archive
 from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError
 from kvactors.persistence.fields import TensorTable
 from kvactors.persistence.formats import ARCHIVE, FORMATS, read_memory
-from kvactors.persistence.interchange import Arrays, LayerLayout, Target, parse_layout
+from kvactors.persistence.interchange import (
+    Arrays,
+    LayerLayout,
+    LayoutUnsupported,
+    Target,
+    parse_layout,
+)
 from kvactors.persistence.kv_arrays import segment_tensors
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save, Store
@@ -132,7 +138,10 @@ class Exchange(Registry):
 
         info = self.info
         described = layout(info.spec)
-        target = _target(info, parse_layout(described))
+        try:
+            target = _target(info, parse_layout(described))
+        except LayoutUnsupported as error:
+            raise ImportRejected("layers", f"the loaded model has {error}: use archive") from error
         size, done = path.stat().st_size, 0
 
         def seen(data: bytes) -> None:

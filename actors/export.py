@@ -13,7 +13,7 @@ from kvactors.persistence.atomic import new_file
 from kvactors.persistence.errors import ExportRejected, ImportRejected
 from kvactors.persistence.format_mlx_lm import SUFFIX
 from kvactors.persistence.formats import ARCHIVE, encode_memory
-from kvactors.persistence.interchange import Memory, parse_layout
+from kvactors.persistence.interchange import LayoutUnsupported, Memory, parse_layout
 from kvactors.persistence.kv_arrays import layers_of
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
@@ -76,6 +76,8 @@ def _stored_memory(
             raise ExportRejected(_no_kv(agent_id))
         layout = parse_layout(segments[0].layout)
         layers = layers_of([segment.tensors for segment in segments], layout)
+    except LayoutUnsupported as error:
+        raise ExportRejected(f"the model has {error}: use archive") from error
     except (KeyError, TypeError, ValueError, ImportRejected) as error:
         raise ExportRejected(
             f"what is stored of {agent_id!r} has another form than this version writes: {error!r}"

@@ -26,7 +26,9 @@ _BLOCK = 256
 class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
     prefills, or `patience` of its steps for the prefill where those are longer; `max_wait` plans
-    that may pass a prefill over before it goes first."""
+    that may pass a prefill over before it goes first.
+    `reproducible`: chunks end at multiples of the block. `checkpointed`: they are no longer
+    than one, and stop where a shared beginning ends."""
 
     target_latency: float = 0.1
     patience: float = 2.5
@@ -34,6 +36,7 @@ class SchedulerConfig:
     first_chunk: int = 256
     max_wait: int = 8
     reproducible: bool = False
+    checkpointed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Scheduler:
             return Plan(decode=decode)
         ordered = sorted(prefilling, key=self._rank)
         first = ordered[0]
-        size = self.chunk_size(first.cached, first.remaining, decode)
+        size = self.chunk_size(first.cached, self._due(first), decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
             # What a longer prompt would get now is there for several short ones; more would
@@ -101,6 +104,8 @@ class Scheduler:
         )
         least = self.config.least_chunk if decoding else self.config.first_chunk
         size = max(least, min(longest, 2 * self._last_chunk))
+        if self.config.checkpointed:
+            size = min(size, _BLOCK)
         if decoding:
             size = min(size, max(least, self._affordable()))
         return min(remaining, size)
@@ -128,6 +133,12 @@ class Scheduler:
         """Seconds of prefill between two decode steps."""
         step = self._decode_seconds.value or 0.0
         return max(self.config.target_latency - step, self.config.patience * step)
+
+    def _due(self, request: Request) -> int:
+        """Tokens to the next place where a chunk must end."""
+        if self.config.checkpointed and request.cached < request.shared < request.target:
+            return request.shared - request.cached
+        return request.remaining
 
     def _affordable(self) -> int:
         """Tokens that fit between two decode steps, in steps of the least chunk."""

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvactors.core import attention, batch
-from kvactors.core.arena import Arena, Piece
+from kvactors.core import attention, layers
+from kvactors.core.arena import Arena
 from kvactors.core.attention import attend_together
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Places, make_pool
+from kvactors.core.pieces import Piece
+from kvactors.core.pools import Pool, to_float
 from kvactors.core.sampling import Sampling
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
@@ -62,7 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         seen.append((queries.shape[0], shared))
         return attention.attend_together(queries, pool, extent, shared, *rest)
 
-    monkeypatch.setattr(batch, "attend_together", attend_together)
+    monkeypatch.setattr(layers, "attend_together", attend_together)
     return seen
 
 
@@ -77,7 +78,7 @@ def test_it_is_the_attention_over_each_rows_keys(
 ) -> None:
     rows, shared, extent, heads, dim = 5, 70, 128, 2, 64
     layer = LayerSpec("full", heads, dim, bits, 64 if bits else None, "float32")
-    pool = make_pool(layer, rows + 1, 256)
+    pool = Pool(layer, rows + 1, 256)
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> mx.array:
@@ -85,7 +86,7 @@ def test_it_is_the_attention_over_each_rows_keys(
 
     keys, values = normal(rows, heads, extent, dim), normal(rows, heads, extent, dim)
     keys[:, :, :shared], values[:, :, :shared] = keys[:1, :, :shared], values[:1, :, :shared]
-    pool.write(keys, values, Places([0] * rows, extent))
+    pool.write(keys, values, mx.broadcast_to(mx.arange(extent), (rows, extent)), 0)
     queries = normal(rows, heads * repeats, 1, dim)
     lengths = np.array([71, 128, 90, 72, 100])
     mask = mx.array(np.arange(extent) < lengths[:, None])[:, None, None]
@@ -93,7 +94,7 @@ def test_it_is_the_attention_over_each_rows_keys(
     got = np.array(attend_together(queries, pool, extent, shared, mask, 0.2, packed))
 
     stored_keys, stored_values = (
-        np.array(attention._as_float(stored, layer)).astype(np.float64)
+        np.array(to_float(stored, layer.sides[0])).astype(np.float64)
         for stored in (pool.keys(rows, extent), pool.values(rows, extent))
     )
     for row, length in enumerate(lengths):

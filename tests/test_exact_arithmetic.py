@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from oracle import mlx_lm_caches, numpy_attention
 
-from kvactors.core import attention
+from kvactors.core import attention, unpacking
 from kvactors.core.arena import Arena
 from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Places, make_pool
+from kvactors.core.pools import Pool
 from kvactors.core.spec import LayerSpec
 from kvactors.core.testing import PlainTokenizer, tiny_model
 
@@ -72,23 +72,23 @@ def test_attention_agrees_with_float64_numpy(
     bits: int | None,
     path: str,
 ) -> None:
-    monkeypatch.setattr(attention, "UNPACK_CELLS", 1)
-    monkeypatch.setattr(attention, "UNPACK_SUMS", 1)
+    monkeypatch.setattr(unpacking, "LEAST_KEYS", 1)
+    monkeypatch.setattr(unpacking, "LEAST_QUERIES", 1)
     group = None if bits is None else (64 if dim % 64 == 0 else 32)
     layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
-    pool = make_pool(layer, 1, 256)
+    pool = Pool(layer, 1, 256)
     key = mx.random.split(mx.random.key(0), 3)
     kind = getattr(mx, dtype)
     length, tokens = 130, 5
     keys = mx.random.normal((1, kv_heads, length, dim), key=key[0]).astype(kind)
     values = mx.random.normal((1, kv_heads, length, dim), key=key[1]).astype(kind)
     queries = mx.random.normal((1, heads, tokens, dim), key=key[2]).astype(kind)
-    pool.write(keys, values, Places([0], length))
+    pool.write(keys, values, mx.arange(length)[None], 0)
     at = mx.arange(length - tokens, length)
     mask = (mx.arange(192) <= at[:, None])[None, None]
 
     packed, unpack = path != "dequantize", path == "unpack"
-    out = attention.attend(queries, pool, 192, mask, dim**-0.5, packed, unpack)
+    out = attention.attend(queries, pool, 192, mask, dim**-0.5, packed, unpack=unpack)
 
     stored_keys, stored_values = (
         stored(pool.keys(1, length), layer),

@@ -60,7 +60,15 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-BENCHES = ["cascade", "memory", "prefix", "recall", "storage"]
+BENCHES = [
+    "cascade",
+    "families",
+    "memory",
+    "prefix",
+    "quality",
+    "recall",
+    "storage",
+]
 
 
 @pytest.mark.parametrize("bench", BENCHES)
