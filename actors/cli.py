@@ -227,7 +227,9 @@ def info(
 
 @app.command()
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Short contexts, two runs.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Contexts 64 times shorter, two runs.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="More runs, and longer ones.")] = False,
     model: Annotated[
         str | None,

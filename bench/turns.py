@@ -245,7 +245,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 REGIMES = (
-    Regime("32-staggered-arrivals", "mlx-lm BatchGenerator, float", 0.7, staggered, unit="ms"),
+    Regime("32-staggered-arrivals", "mlx-lm BatchGenerator, float", 0.7, staggered),
     Regime("8-agents-10-turns", "mlx-lm BatchGenerator, caches by hand", 1.0, rounds_in_memory),
     Regime("24-agents-memory-8", "mlx-lm server's loop", 0.3, rounds_beyond_memory),
     Regime("2-agents-throughput", "one after the other", 1.48, two_at_once, "higher", "tokens/s"),
