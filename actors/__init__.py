@@ -1,6 +1,5 @@
 """The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
 
-from kvactors.actors.dispatcher import MailboxFull
 from kvactors.actors.errors import (
     AgentExists,
     AgentNotStored,
@@ -18,6 +17,7 @@ from kvactors.actors.errors import (
     TokensMissing,
 )
 from kvactors.actors.handle import Agent, TranscriptView
+from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.reply import Reply, Rewound, Timing, Usage
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
@@ -50,6 +50,7 @@ __all__ = [
     "ImportRejected",
     "InvalidInput",
     "KvactorsError",
+    "LanePolicy",
     "LedgerUnreadable",
     "MailboxFull",
     "MemoryExceeded",

@@ -11,7 +11,7 @@ from typing import Any
 
 from pykka import ActorDeadError
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.errors import SaveFailed
 from kvactors.actors.messages import (
     Ask,
@@ -79,10 +79,8 @@ class Wiring:
     """Whether agents with the same system prompt hold its KV each for itself."""
 
 
-class AgentActor(PooledActor):
+class AgentActor(SystemActor):
     """Owns one agent's transcript. Every prompt ends in exactly one reply or error."""
-
-    registered = False
 
     def __init__(
         self,

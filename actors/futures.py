@@ -1,11 +1,16 @@
-"""Futures that settle exactly once, and refuse to block a pool thread."""
+"""Futures that settle exactly once, refuse to block a pool thread, and can be awaited."""
 
+import sys
 import threading
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pykka import ThreadingFuture
 
 from kvactors.core.errors import BlockingCall
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["ReplyFuture", "mark_pool_thread", "on_pool_thread"]
 
@@ -28,35 +33,115 @@ class ReplyFuture(ThreadingFuture[T]):
     """A pykka future whose settling may race: the first wins, the others are told so.
 
     `get` on a pool thread raises BlockingCall unless the result is there: it would take
-    the thread that other agents need, perhaps the very one that is awaited.
+    the thread that other agents need, perhaps the very one that is awaited. `await` works in
+    behaviours and under asyncio.
     """
+
+    _callbacks: "list[Callable[[ReplyFuture[T]], None]] | None" = None
 
     @property
     def done(self) -> bool:
         """Whether a value or an error is there."""
         return self._result is not None
 
+    @property
+    def error(self) -> BaseException | None:
+        """The error it was settled with, if it was."""
+        if self._result is None or self._result.exc_info is None:
+            return None
+        return self._result.exc_info[1]
+
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
         if not self.done and self._get_hook is None and on_pool_thread():
             raise BlockingCall(
                 "a blocking .get() inside an actor would stop other agents on this thread: "
-                "send a message (tell) and handle the answer when it arrives"
+                "await the future in an `async def on_message`, or send a message (tell) and "
+                "handle the answer when it arrives"
             )
         return super().get(timeout=timeout)
+
+    def set(self, value: T | None = None) -> None:
+        """Set the value. Raises queue.Full if the future was settled already."""
+        super().set(value)
+        self._call_back()
+
+    def set_exception(self, exc_info: Any = None) -> None:
+        """Set an error. Raises queue.Full if the future was settled already."""
+        super().set_exception(exc_info or sys.exc_info())
+        self._call_back()
 
     def resolve(self, value: T) -> bool:
         """Set the value; False if the future was settled already."""
         with self._condition:
             if self.done:
                 return False
-            self.set(value)
-            return True
+            super().set(value)
+        self._call_back()
+        return True
 
     def reject(self, error: BaseException) -> bool:
         """Set an error; False if the future was settled already."""
         with self._condition:
             if self.done:
                 return False
-            self.set_exception((type(error), error, error.__traceback__))
-            return True
+            super().set_exception((type(error), error, error.__traceback__))
+        self._call_back()
+        return True
+
+    def follow(self, other: "ReplyFuture[T]") -> None:
+        """Settle as another future was, which is done."""
+        error = other.error
+        if error is None:
+            self.resolve(other.get())
+        else:
+            self.reject(error)
+
+    def on_done(self, callback: "Callable[[ReplyFuture[T]], None]") -> None:
+        """Call back once it is settled, on whatever thread settles it; at once if it is.
+
+        The callback must be quick and must not raise.
+        """
+        with self._condition:
+            if not self.done:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self.done and self._get_hook is None:
+            loop = _running_loop()
+            if loop is None:
+                yield self  # To whoever runs the behaviour.
+            else:
+                yield from self._on_loop(loop).__await__()
+        value: T = self.get()
+        return value
+
+    def _on_loop(self, loop: "asyncio.AbstractEventLoop") -> "asyncio.Future[None]":
+        """An asyncio future that is done when this one is."""
+        done: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def call_soon(_: "ReplyFuture[T]") -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell)
+
+        self.on_done(call_soon)
+        return done
+
+    def _call_back(self) -> None:
+        with self._condition:
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback(self)
+
+
+def _running_loop() -> "asyncio.AbstractEventLoop | None":
+    """The asyncio loop of this thread. Importing asyncio takes a tenth of a second: a program
+    that has not done it runs no loop."""
+    module = sys.modules.get("asyncio")
+    return None if module is None else module._get_running_loop()

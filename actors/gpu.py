@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
     Cancel,
@@ -56,10 +56,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=mlx_dispatcher.cache_clear)
 
 
-class GpuActor(PooledActor):
+class GpuActor(SystemActor):
     """Runs the engine. `died` is told the cause if the engine breaks."""
-
-    registered = False
 
     def __init__(
         self, died: Callable[[EngineDied], None], on_progress: OnProgress | None = None

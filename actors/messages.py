@@ -64,9 +64,9 @@ class Ask:
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self) -> None:
-        """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(_stopped(self.ticket))
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        self.ticket.reject(error or _stopped(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Rewind:
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self) -> None:
-        """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(_stopped(self.ticket))
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        self.ticket.reject(error or _stopped(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class Fork:
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self) -> None:
-        """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(_stopped(self.ticket))
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        self.ticket.reject(error or _stopped(self.ticket))
 
 
 Prompt = Ask | Fork | Rewind

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.errors import public
 from kvactors.actors.messages import (
     Flush,
@@ -33,10 +33,8 @@ __all__ = ["PersistenceActor"]
 logger = logging.getLogger("kvactors")
 
 
-class PersistenceActor(PooledActor):
+class PersistenceActor(SystemActor):
     """Runs on a thread of its own; the store is opened and closed there."""
-
-    registered = False
 
     def __init__(
         self,

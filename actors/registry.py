@@ -6,10 +6,11 @@ from typing import Any
 
 from kvactors.actors.agent import AgentActor, Wiring
 from kvactors.actors.crew import Crew
-from kvactors.actors.dispatcher import MailboxFull, send
+from kvactors.actors.dispatcher import send
 from kvactors.actors.errors import AgentExists, LedgerUnreadable
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
+from kvactors.actors.mailbox import MailboxFull
 from kvactors.actors.messages import (
     CacheAhead,
     CancelTurn,
