@@ -30,7 +30,7 @@ class Pooled(PooledActor):
 
 def pytest_configure() -> None:
     """As a plugin: be in place before pykka's conftest is imported."""
-    pykka.ThreadingActor = Pooled  # type: ignore[misc]
+    pykka.ThreadingActor = Pooled  # type: ignore[misc,assignment]
     pykka.ThreadingFuture = ReplyFuture  # type: ignore[misc]
 
 
