@@ -73,6 +73,8 @@ class Wiring:
     """Identity of the model's KV."""
     context: int
     """Tokens that a transcript may have."""
+    vocab_size: int
+    """Rows of the embedding."""
     pool: Dispatcher
     """The threads that agents share."""
     isolated: bool
@@ -166,7 +168,13 @@ class AgentActor(SystemActor):
             )
         wiring = self.wiring
         return draft, make_request(
-            self.agent_id, self.transcript, draft, ask, wiring.context, isolated=wiring.isolated
+            self.agent_id,
+            self.transcript,
+            draft,
+            ask,
+            wiring.context,
+            wiring.vocab_size,
+            isolated=wiring.isolated,
         )
 
     def _warn(self, request: Request) -> None:
@@ -193,6 +201,7 @@ class AgentActor(SystemActor):
         ask, draft = self._running, self._draft
         assert draft is not None
         if ask.ticket.reply.done:
+            self._take_back(finished.exported)
             self._end()
             return
         try:
@@ -279,6 +288,9 @@ class AgentActor(SystemActor):
             self._cancel_next = self.actor_inbox.prompts > 0
         elif running is not None and message.ticket in (None, running):
             self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
+            if message.error is not None:
+                # Whoever waits is told now: the GPU may be in the middle of a long step.
+                running.reject(message.error)
         elif message.ticket is not None and not message.ticket.reply.done:
             late = SystemStopped(f"the turn of {self.agent_id!r} was cancelled before it began")
             message.ticket.reject(message.error or late)

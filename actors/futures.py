@@ -12,7 +12,7 @@ from kvactors.core.errors import BlockingCall
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ReplyFuture", "mark_pool_thread", "on_pool_thread"]
+__all__ = ["ReplyFuture", "check_may_block", "mark_pool_thread", "on_pool_thread"]
 
 T = TypeVar("T")
 
@@ -27,6 +27,16 @@ def mark_pool_thread() -> None:
 def on_pool_thread() -> bool:
     """Whether the calling thread runs actors."""
     return getattr(_thread, "shared", False)
+
+
+def check_may_block() -> None:
+    """Raise BlockingCall on a thread that runs actors: it may be the one that is awaited."""
+    if on_pool_thread():
+        raise BlockingCall(
+            "a blocking call inside an actor or a callback would stop other agents on this "
+            "thread: await the future in an `async def on_message`, or send a message (tell) "
+            "and handle the answer when it arrives"
+        )
 
 
 class ReplyFuture(ThreadingFuture[T]):
@@ -53,12 +63,8 @@ class ReplyFuture(ThreadingFuture[T]):
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
-        if not self.done and self._get_hook is None and on_pool_thread():
-            raise BlockingCall(
-                "a blocking .get() inside an actor would stop other agents on this thread: "
-                "await the future in an `async def on_message`, or send a message (tell) and "
-                "handle the answer when it arrives"
-            )
+        if not self.done and self._get_hook is None:
+            check_may_block()
         return super().get(timeout=timeout)
 
     def set(self, value: T | None = None) -> None:

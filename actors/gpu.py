@@ -16,6 +16,7 @@ from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import (
     Cancel,
+    Check,
     EncodeFloats,
     Forget,
     ForkCache,
@@ -124,7 +125,9 @@ class GpuActor(SystemActor):
             engine.forget(message.agent_id)
             self._agents.pop(message.agent_id, None)
         elif isinstance(message, ReadStats):
-            return engine.stats()
+            return engine.stats(), engine.in_memory
+        elif isinstance(message, Check):
+            engine.check()
         elif isinstance(message, EncodeFloats):
             return self._encode(engine, message)
         return None

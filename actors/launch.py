@@ -114,8 +114,8 @@ def parse_budget(budget: int | str | None) -> int | None:
         if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
             raise InvalidConfig(f'memory_budget is bytes or text such as "8GB", not {budget!r}')
         budget = int(float(match[1]) * unit)
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
-        raise InvalidConfig(f"memory_budget must be above 0 bytes, not {budget!r}")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise InvalidConfig(f"memory_budget is a whole number of bytes above 0, not {budget!r}")
     return budget
 
 

@@ -19,6 +19,8 @@ __all__ = [
     "CacheAhead",
     "Cancel",
     "CancelTurn",
+    "Check",
+    "CountStored",
     "EncodeFloats",
     "Flush",
     "Forget",
@@ -233,7 +235,22 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """To the GPU actor, by ask: counts and bytes."""
+    """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """To the GPU actor, by ask: prove the engine's bookkeeping. For tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountStored:
+    """To the persistence actor, by ask: what is stored, and what of agents not in memory."""
+
+    fingerprint: str
+    """Of the model whose KV counts."""
+    in_memory: frozenset[str]
+    """Agents that do not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ It answers two questions: is the system idle, and whom to tell when the engine d
 import threading
 import time
 
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.reply import Ticket
 from kvactors.core.errors import KvactorsError
 
@@ -80,7 +81,11 @@ class Outstanding:
             self.end_save(ticket)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is outstanding; False if `timeout` seconds pass first."""
+        """Wait until nothing is outstanding; False if `timeout` seconds pass first.
+
+        Raises BlockingCall on a thread that runs actors.
+        """
+        check_may_block()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while self._turns or self._saves:

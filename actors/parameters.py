@@ -20,7 +20,7 @@ LONGEST_ID = 255
 KEY_BYTES = 32
 
 
-def check_parameters(model: Any, *, max_batch: Any, target_latency: Any) -> None:
+def check_parameters(model: Any, *, max_batch: Any, target_latency: Any, progress: Any) -> None:
     """Raise InvalidConfig for what no later stage checks."""
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
         raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
@@ -28,15 +28,17 @@ def check_parameters(model: Any, *, max_batch: Any, target_latency: Any) -> None
         raise InvalidConfig(
             f"model must be a name, a directory or a callable: {type(model).__name__}"
         )
-    if not _is_number(target_latency) or target_latency <= 0:
+    if not _is_number(target_latency) or not 0 < target_latency < float("inf"):
         raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
+    if progress is not None and not callable(progress):
+        raise InvalidConfig(f"progress must be callable, not {progress!r}")
 
 
 def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
     """Raise InvalidConfig for what the store could not be opened with."""
     if store is True or not (store is None or store is False or _is_path(store)):
         raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
-    if max_disk is not None and (not _is_number(max_disk) or max_disk < 0):
+    if max_disk is not None and not (_is_number(max_disk) and max_disk >= 0):
         raise InvalidConfig(f"max_disk must be bytes or None, not {max_disk!r}")
     if encryption_key is None:
         return

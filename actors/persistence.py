@@ -7,12 +7,13 @@ agent's next save.
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.errors import public
 from kvactors.actors.messages import (
+    CountStored,
     Flush,
     ForgetStored,
     LoadKV,
@@ -66,6 +67,8 @@ class PersistenceActor(SystemActor):
             self._forget(message.agent_id)
         elif isinstance(message, OpenStore):
             self._opened()
+        elif isinstance(message, CountStored):
+            return asdict(self._opened().counts(message.fingerprint, message.in_memory))
         elif isinstance(message, WithStore):
             return self._work(message)
         return None

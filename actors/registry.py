@@ -172,6 +172,7 @@ class Registry:
             info.chat,
             info.fingerprint,
             info.spec.context,
+            info.spec.vocab_size,
             self._crew.pool,
             self._isolated,
         )

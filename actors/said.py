@@ -3,7 +3,7 @@
 Checked on the caller's thread, before anything is sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
@@ -20,6 +20,9 @@ __all__ = [
 ]
 
 Messages = Sequence[Mapping[str, str]]
+
+# They iterate over ints too, and are never meant as token ids.
+_NO_LISTS = (bytes, bytearray, memoryview, Mapping, Set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def _message(index: int, message: object) -> Message:
 
 
 def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
-    if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
+    if isinstance(prompt, _NO_LISTS) or not hasattr(prompt, "__iter__"):
         raise InvalidInput(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
     tokens = tuple(_token(token, vocab_size) for token in prompt)
     if not tokens:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from kvactors.actors.futures import on_pool_thread
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.reply import Reply, Ticket
-from kvactors.core.errors import BlockingCall
 from kvactors.core.template import ChatFormat
 
 __all__ = ["Piece", "ReplyStream"]
@@ -72,8 +71,7 @@ class ReplyStream:
             self._pieces.close()
 
     def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Generator[Piece, None, None]:
-        if on_pool_thread():
-            raise BlockingCall("streaming inside an actor would stop other agents on this thread")
+        check_may_block()
         assert self._ticket.tokens is not None
         text, shown = _Text(chat, stop), 0
         fresh: list[int] = []
@@ -113,4 +111,4 @@ class _Text:
             self._text += after[len(before) :]
             self._shown, self._fresh = self._fresh, []
         cuts = [place for place in map(self._text.find, self._stop) if place >= 0]
-        return self._text[: min(cuts) if cuts else len(self._text) - self._hold]
+        return self._text[: min(cuts) if cuts else max(0, len(self._text) - self._hold)]

@@ -6,21 +6,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.exchange import Exchange
+from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
-from kvactors.actors.messages import ReadStats
+from kvactors.actors.messages import CountStored, ReadStats
 from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
+from kvactors.persistence.listing import StoreCounts
 from kvactors.persistence.sealing import EncryptionKey
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Store
 
@@ -90,7 +93,9 @@ class AgentSystem(Exchange):
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
     ) -> None:
-        check_parameters(model, max_batch=max_batch, target_latency=target_latency)
+        check_parameters(
+            model, max_batch=max_batch, target_latency=target_latency, progress=progress
+        )
         check_storage(store, max_disk, encryption_key)
         super().__init__(isolated=check_isolation(isolation))
         stored = store is not False
@@ -113,7 +118,7 @@ class AgentSystem(Exchange):
             attention=attention,
             reproducible=reproducible,
             template_kwargs=template_kwargs,
-            name=model_name or callable_name(model),
+            name=callable_name(model) if model_name is None else model_name,
         )
         if callable(model) and options.name is None and stored:
             raise InvalidConfig(
@@ -163,11 +168,13 @@ class AgentSystem(Exchange):
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
 
-        After `timeout` seconds what still runs is cancelled. Idempotent.
+        After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
+        inside an actor or a callback.
         """
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
+        check_may_block()
         with self._life:
             if self._state != "running":
                 self._state = "stopped"
@@ -208,14 +215,30 @@ class AgentSystem(Exchange):
     # -- what is known of it -----------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Counts and bytes of the engine, and how many agents and turns there are."""
+        """Counts of agents, tokens and bytes: active, hot, warm and cold, and of the engine's work.
+
+        Waits for the step, and for the group of saves, that run. The first call lists the
+        store. Raises SystemStopped, EngineDied.
+        """
         self._require_running()
-        engine: dict[str, int] = self._crew.ask(self._crew.gpu, ReadStats())
+        engine, in_memory = self._crew.ask(self._crew.gpu, ReadStats())
         return {
             "agents": len(self._agents),
             "outstanding_turns": len(self._crew.outstanding.turns()),
             **engine,
+            **self._stored(in_memory),
         }
+
+    def _stored(self, in_memory: frozenset[str]) -> dict[str, int]:
+        """What the store holds; without one, every agent that is not in memory is cold."""
+        if self._crew.persistence is None:
+            with self._lock:
+                agents = list(self._agents.values())
+            known = {agent.agent_id for agent in agents if agent._actor.transcript.turns}
+            return asdict(StoreCounts(cold_agents=len(known - in_memory)))
+        message = CountStored(self.info.fingerprint, in_memory)
+        found: dict[str, int] = self._crew.ask(self._crew.persistence, message)
+        return found
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until no turn runs or waits and every save is on disk.

@@ -2,7 +2,7 @@
 
 from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
-from kvactors.core.errors import ContextExceeded, EmptyPrompt
+from kvactors.core.errors import ContextExceeded, EmptyPrompt, TokenOutOfRange
 from kvactors.core.events import Finished
 from kvactors.core.overflow import DropOldest, turns_to_drop
 from kvactors.core.prefix import Draft, match_messages, match_text
@@ -50,15 +50,22 @@ def make_request(
     draft: Draft,
     ask: Ask,
     context: int,
+    vocab_size: int,
     *,
     isolated: bool = False,
 ) -> Request:
     """The request that runs a draft. An `isolated` one shares no system prompt's KV. Raises
-    EmptyPrompt, ContextExceeded."""
+    EmptyPrompt, TokenOutOfRange, ContextExceeded."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
         raise EmptyPrompt("the prompt has no tokens")
+    # MLX reads beyond the embedding without a check, and takes the process with it.
+    if max(tokens) >= vocab_size:
+        raise TokenOutOfRange(
+            f"token id {max(tokens)} is outside the vocabulary of the model, 0 <= id < "
+            f"{vocab_size}: its tokenizer knows more tokens than its embedding"
+        )
     known = _remembered(transcript, draft, tokens)
     max_tokens = ask.sampling.max_tokens if ask.answer else 0
     if len(tokens) + max_tokens > context:

@@ -2,8 +2,8 @@
 
     python -m kvactors.bench.actors [--quick] [--agents 100000]
 
-Regime: idle machine. Every contender runs in a process of its own: agents of an AgentSystem
-(whose tell goes to the agent's behaviour), PooledActor alone, pykka's ThreadingActor (10,000
+Regime: idle machine. Every contender runs in a process of its own: agents of an AgentSystem,
+PooledActor alone, pykka's ThreadingActor (10,000
 at most: each is a thread), and asyncio tasks with a queue each. Memory is resident size per
 actor, each of which has handled one message. Tells go round all actors, a million in all;
 their CPU time (of all threads together) is given too, since neighbours do not change it.
@@ -272,7 +272,8 @@ def _decode_step(busy: int, tokens: int) -> float:
         for thread in threads:
             thread.join()
     first = max(timing.first_token for timing in timings)
-    return (max(timing.total for timing in timings) - first) / (tokens - 1) * 1000
+    last = max(timing.total for timing in timings)
+    return float(last - first) / (tokens - 1) * 1000
 
 
 def _spin(done: threading.Event) -> None:

@@ -132,11 +132,17 @@ class Engine:
         return events
 
     def check(self) -> None:
-        """Prove the bookkeeping: blocks, slots, and the lengths of every turn."""
+        """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""
         self._memory.pool.check()
+        self._memory.hot.check()
         self._rows.decode.arena.table.check()
         for request in self._rows.active:
             request.check()
+
+    @property
+    def in_memory(self) -> frozenset[str]:
+        """The agents whose KV is in memory, in whole or in part: active or hot."""
+        return frozenset(self._memory.hot).union(r.agent_id for r in self._rows.active)
 
     def stats(self) -> dict[str, int]:
         """Counts, bytes and tokens, for AgentSystem.stats()."""
@@ -145,11 +151,13 @@ class Engine:
             "waiting": len(self._admission.waiting),
             "prefilling": len(self._rows.prefills),
             "decoding": len(active) - len(self._rows.prefills),
+            "active_agents": len(active),
             "active_tokens": sum(request.cached for request in active),
-            "hot_agents": len(memory.hot),
-            "hot_tokens": memory.hot.tokens,
+            "active_bytes": self._rows.nbytes,
+            "hot_agents": len(self.in_memory) - len(active),
+            "hot_tokens": memory.hot.tokens({request.agent_id for request in active}),
+            # With what active agents began with: it stays beside their rows.
             "hot_bytes": memory.hot.nbytes,
-            "arena_bytes": self._rows.nbytes,
             "backlog_bytes": memory.backlog,
             "budget_bytes": memory.budget,
             "mlx_bytes": memory.active,

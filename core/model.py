@@ -111,11 +111,7 @@ def _layer(index: int, cache: Any, options: ModelOptions) -> LayerSpec:
 
 def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
     if callable(source):
-        try:
-            model, tokenizer = source()
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"the callable must return (model, tokenizer): {error}") from error
-        return options.name or "model", model, tokenizer
+        return options.name or "model", *_call(source)
     path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
     if path.exists() or _looks_like_path(str(source)):
         _require_files(path)
@@ -128,6 +124,18 @@ def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tupl
         where = "this directory" if path.exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
     return options.name or str(source), model, tokenizer
+
+
+def _call(source: Callable[[], Any]) -> tuple[Any, Any]:
+    try:
+        made = source()
+    except Exception as error:
+        raise ModelError(f"the model callable raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple | list) or len(made) != 2 or not hasattr(made[0], "parameters"):
+        raise ModelError(f"the model callable must return (model, tokenizer), not {made!r:.80}")
+    if not all(hasattr(made[1], name) for name in ("encode", "decode")):
+        raise ModelError(f"a tokenizer needs encode and decode: {type(made[1]).__name__}")
+    return made[0], made[1]
 
 
 def _looks_like_path(source: str) -> bool:

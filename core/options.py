@@ -38,7 +38,9 @@ class ModelOptions:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kv_bits not in (4, 8, None) or isinstance(self.kv_bits, bool):
+        if self.kv_bits is not None and (
+            type(self.kv_bits) is not int or self.kv_bits not in (4, 8)
+        ):
             raise InvalidConfig(f"kv_bits must be 4, 8 or None (float), not {self.kv_bits!r}")
         if self.dtype not in _DTYPES:
             raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
@@ -47,3 +49,7 @@ class ModelOptions:
         check_attention(self.attention)
         if self.group_size is not None:
             choose_group_size(self.group_size, self.kv_bits, self.group_size)
+        if self.template_kwargs is not None and not isinstance(self.template_kwargs, dict):
+            raise InvalidConfig(f"template_kwargs must be a dict, not {self.template_kwargs!r}")
+        if self.name is not None and not (isinstance(self.name, str) and self.name):
+            raise InvalidConfig(f"model_name must be a non-empty string, not {self.name!r}")

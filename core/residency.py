@@ -8,7 +8,7 @@ than twice (design, Persistence).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -123,10 +123,12 @@ class HotCaches:
     def __contains__(self, agent_id: str) -> bool:
         return agent_id in self._caches
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that all agents together have cached, shared ones counted for each."""
-        return sum(cache.end for cache in self._caches.values())
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._caches)
+
+    def tokens(self, busy: Collection[str]) -> int:
+        """Tokens that all agents but these have cached, shared ones counted for each."""
+        return sum(cache.end for name, cache in self._caches.items() if name not in busy)
 
     def get(self, agent_id: str) -> HotCache | None:
         """The agent's hot cache, if it has one."""
@@ -205,6 +207,14 @@ class HotCaches:
             for agent_id, cache in self._caches.items()
             if agent_id not in taken and not cache.unwritten
         ]
+
+    def check(self) -> None:
+        """Prove the counts: who holds which piece, and its bytes once."""
+        held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
+        assert held == self._holders, "holders differ from the pieces that agents have"
+        assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
+        for cache in self._caches.values():
+            assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
 
     def _own_bytes(self, cache: HotCache) -> int:
         """What dropping the cache would free."""

@@ -1,5 +1,6 @@
 """Sampling: parameters, and the draw of one row (mlx-lm's filters, our own random keys)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        else:
+        elif isinstance(self.stop, Iterable):
             object.__setattr__(self, "stop", tuple(self.stop))
+        else:
+            raise InvalidSampling(f"stop must be strings, not {self.stop!r}")
         _whole("max_tokens", self.max_tokens, 1)
         _whole("top_k", self.top_k, 0)
         _whole("seed", self.seed, None)

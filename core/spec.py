@@ -70,7 +70,7 @@ def choose_group_size(head_dim: int, bits: int | None, asked: int | None) -> int
     Unset chooses 64, else 32, else float. Raises GroupSizeMismatch when an explicit
     size does not divide the head dimension, InvalidConfig when it is not 32, 64 or 128.
     """
-    if asked is not None and asked not in (32, 64, 128):
+    if asked is not None and (type(asked) is not int or asked not in (32, 64, 128)):
         raise InvalidConfig(f"group_size must be 32, 64 or 128, not {asked!r}")
     if bits is None:
         return None

@@ -30,7 +30,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._kwargs = dict(template_kwargs or {})
         self._lock = threading.Lock()
-        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        self.has_template = _has_template(tokenizer)
         self.eos = frozenset(_eos_ids(tokenizer))
         self._closing = ""
         self._probe = [
@@ -158,6 +158,14 @@ class ChatFormat:
                 raise TemplateError(
                     f"the chat template cannot render the roles [{roles}]: {error}"
                 ) from error
+
+
+def _has_template(tokenizer: Any) -> bool:
+    """mlx-lm's wrapper may have a renderer of its own, and a plain object only the method."""
+    for name in ("has_chat_template", "chat_template", "apply_chat_template"):
+        if hasattr(tokenizer, name):
+            return bool(getattr(tokenizer, name))
+    return False
 
 
 def _eos_ids(tokenizer: Any) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ class Ledgers:
     def path(self, encoded: str) -> Path:
         """The ledger file of an encoded id."""
         return self.root / encoded / LEDGER_NAME
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Encoded ids of the agents that have a ledger; listed when it is first asked for."""
+        return {path.parent.name for path in self.root.glob(f"*/{LEDGER_NAME}")}
 
     def load(self, encoded: str) -> Scan | None:
         """Read and check one ledger; None if it never was. Raises LedgerUnreadable, NewerFormat,
@@ -133,7 +139,10 @@ class Ledgers:
 
     def remember(self, agent_id: str, state: LedgerState) -> None:
         """Note what a commit made durable."""
-        self._states[encode_agent_id(agent_id)] = state
+        encoded = encode_agent_id(agent_id)
+        self._states[encoded] = state
+        if "names" in self.__dict__:
+            self.names.add(encoded)
 
     def remove(self, agent_id: str) -> None:
         """Delete the ledger, durably. Raises OSError; then the ledger stands or is gone."""
@@ -147,6 +156,8 @@ class Ledgers:
         for path in (self.path(encoded), temp_path(self.path(encoded))):
             if path.exists():
                 self.files.unlink(path)
+        if "names" in self.__dict__:
+            self.names.discard(encoded)
         self.files.sync_dir(folder)
         if is_empty(folder):
             self.files.rmdir(folder)

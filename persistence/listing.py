@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
+from kvactors.persistence.commit import Meter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledgers import Ledgers
 
-__all__ = ["StoredAgent", "describe"]
+__all__ = ["StoreCounts", "StoredAgent", "count", "describe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,41 @@ class StoredAgent:
     """Epoch seconds of the newest file."""
     problem: str | None
     """Why the ledger cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """What a store holds of the agents that are not in memory, and in all."""
+
+    warm_agents: int = 0
+    """Those with KV under the model."""
+    warm_tokens: int = 0
+    """Whose KV that is; what several share is counted for each."""
+    warm_bytes: int = 0
+    """Of that KV; what several share counts once, what an agent in memory has too does not."""
+    cold_agents: int = 0
+    """Those with a ledger only."""
+    disk_bytes: int = 0
+    """Of all KV, under any model: what max_disk bounds."""
+    written_bytes: int = 0
+    """Since the store was opened."""
+
+
+def count(
+    ledgers: Ledgers, kv: KvFolders, meter: Meter, fingerprint: str, in_memory: Set[str]
+) -> StoreCounts:
+    """Count; `in_memory` are encoded ids. Raises OSError."""
+    warm = kv.disk.without(fingerprint, in_memory)
+    known = len(ledgers.names) - len(ledgers.names & in_memory)
+    return StoreCounts(
+        warm_agents=warm.agents,
+        warm_tokens=warm.tokens,
+        warm_bytes=warm.size,
+        # KV without a ledger, of an agent half forgotten, must not make this negative.
+        cold_agents=max(0, known - warm.agents),
+        disk_bytes=kv.disk.size,
+        written_bytes=meter.written,
+    )
 
 
 def describe(ledgers: Ledgers, kv: KvFolders, encoded: str) -> StoredAgent:

@@ -30,7 +30,7 @@ from kvactors.persistence.fork import fork
 from kvactors.persistence.group import Done, Evicted, Failed, Reports, commit_group, nobody
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledgers import Ledgers
-from kvactors.persistence.listing import StoredAgent, describe
+from kvactors.persistence.listing import StoreCounts, StoredAgent, count, describe
 from kvactors.persistence.lock import StoreLock
 from kvactors.persistence.naming import check_fingerprint, encode_agent_id
 from kvactors.persistence.recovery import settle_names, sweep_agent
@@ -171,6 +171,14 @@ class Store:
         """Everything stored, by directory name. Reads every ledger, sweeps. Raises OSError."""
         self.sweep()
         return [describe(self._ledgers, self._kv, name) for name in self.agent_folders()]
+
+    def counts(self, fingerprint: str, in_memory: Iterable[str]) -> StoreCounts:
+        """What is stored of all agents but those in memory. Reads nothing after the first time,
+        when folders are listed. Raises InvalidFingerprint, OSError."""
+        self._check_open()
+        encoded = {encode_agent_id(agent_id) for agent_id in in_memory}
+        check_fingerprint(fingerprint)
+        return count(self._ledgers, self._kv, self._meter, fingerprint, encoded)
 
     def has(self, agent_id: str) -> bool:
         """Whether anything is stored of an agent, readable or not."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import Callable, Iterable, MutableMapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from kvactors.persistence.errors import MaxDiskExceeded
+from kvactors.persistence.naming import SEGMENT_NAME
 
-__all__ = ["DiskUsage", "Key", "Usage", "measure_folder"]
+__all__ = ["DiskUsage", "Held", "Key", "Usage", "measure_folder"]
 
 
 class Key(NamedTuple):
@@ -35,6 +36,8 @@ class Usage:
     links: tuple[tuple[int, int], ...]
     """Inode and size of each file that has another name too."""
     last_used: float
+    tokens: int
+    """Whose KV it holds, as the names of its segments tell."""
 
     @property
     def size(self) -> int:
@@ -42,31 +45,47 @@ class Usage:
         return self.own + sum(size for _, size in self.links)
 
 
+@dataclass(slots=True)
+class Held:
+    """KV of several agents under one model: a file that they share counts once."""
+
+    agents: int = 0
+    tokens: int = 0
+    size: int = 0  # bytes
+
+
 def measure_folder(folder: Path) -> Usage | None:
     """Sizes and newest time of a folder's files; None if it is gone. Raises OSError."""
-    own, newest = 0, 0.0
+    own, newest, tokens = 0, 0.0, 0
     links: list[tuple[int, int]] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 status = entry.stat(follow_symlinks=False)
                 newest = max(newest, status.st_mtime)
+                segment = SEGMENT_NAME.fullmatch(entry.name)
+                tokens = max(tokens, int(segment[2]) if segment else 0)
                 if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
                     links.append((status.st_ino, status.st_size))
                 else:
                     own += status.st_size
     except FileNotFoundError:
         return None
-    return Usage(own, tuple(links), newest)
+    return Usage(own, tuple(links), newest, tokens)
 
 
 class DiskUsage:
-    """Usage of every key. `size` is what all of them take together, in bytes."""
+    """Usage of every key."""
 
     def __init__(self) -> None:
         self._usage: dict[Key, Usage] = {}
         self._holders: Counter[int] = Counter()  # names that each linked inode has here
-        self.size = 0
+        self._held: defaultdict[str, Held] = defaultdict(Held)  # by fingerprint
+
+    @property
+    def size(self) -> int:
+        """Bytes of all KV together."""
+        return sum(held.size for held in self._held.values())
 
     def get(self, key: Key) -> Usage | None:
         """What a key costs; None if it has nothing."""
@@ -80,18 +99,29 @@ class DiskUsage:
 
     def note(self, key: Key, usage: Usage | None) -> None:
         """Replace what is known of a key; None: it is gone."""
+        held = self._held[key.fingerprint]
         before = self._usage.pop(key, None)
         if before is not None:
-            self.size -= before.own
-            for inode, size in before.links:
-                self._holders[inode] -= 1
-                self.size -= 0 if self._holders[inode] else size
+            _take(held, before, self._holders)
         if usage is not None:
             self._usage[key] = usage
-            self.size += usage.own
+            held.agents += usage.tokens > 0
+            held.tokens += usage.tokens
+            held.size += usage.own
             for inode, size in usage.links:
-                self.size += 0 if self._holders[inode] else size
+                held.size += 0 if self._holders[inode] else size
                 self._holders[inode] += 1
+
+    def without(self, fingerprint: str, agents: Iterable[str]) -> Held:
+        """What agents have under a model, but for these (encoded ids)."""
+        held = replace(self._held[fingerprint])
+        # Names are counted down in the first map alone.
+        holders = ChainMap[int, int]({}, self._holders)
+        for agent in agents:
+            usage = self._usage.get(Key(agent, fingerprint))
+            if usage is not None:
+                _take(held, usage, holders)
+        return held
 
     def touch(self, key: Key) -> None:
         """Make a key the most recently used."""
@@ -101,7 +131,7 @@ class DiskUsage:
 
     def reserve(self, key: Key, change: int) -> None:
         """Count `change` more bytes for a key that is about to be written."""
-        before = self._usage.get(key) or Usage(0, (), 0.0)
+        before = self._usage.get(key) or Usage(0, (), 0.0, 0)
         self.note(key, replace(before, own=before.own + change, last_used=time.time()))
 
     def victims(
@@ -115,10 +145,10 @@ class DiskUsage:
         excess = self.size + needed - limit
         if excess <= 0:
             return []
-        held = self._holders.copy()
+        holders = ChainMap[int, int]({}, self._holders)
         chosen: list[Key] = []
         for key in self._in_order(keep, last()):
-            excess -= self._usage[key].own + _freed(self._usage[key].links, held)
+            excess -= _freed(self._usage[key], holders)
             chosen.append(key)
             if excess <= 0:
                 return chosen
@@ -129,10 +159,17 @@ class DiskUsage:
         return sorted(free, key=lambda key: (key.agent in last, self._usage[key].last_used))
 
 
-def _freed(links: Iterable[tuple[int, int]], held: Counter[int]) -> int:
-    """Bytes that go with the last name of each file; counts the names down."""
-    freed = 0
-    for inode, size in links:
-        held[inode] -= 1
-        freed += 0 if held[inode] else size
+def _take(held: Held, usage: Usage, holders: MutableMapping[int, int]) -> None:
+    """Count an agent out; counts the names of its linked files down."""
+    held.agents -= usage.tokens > 0
+    held.tokens -= usage.tokens
+    held.size -= _freed(usage, holders)
+
+
+def _freed(usage: Usage, holders: MutableMapping[int, int]) -> int:
+    """Bytes that go with an agent: a linked file with its last name, which is counted down."""
+    freed = usage.own
+    for inode, size in usage.links:
+        holders[inode] -= 1
+        freed += 0 if holders[inode] else size
     return freed

@@ -1,6 +1,7 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from kvactors.core import blas
 blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
+from kvactors.actors.messages import Check  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
+from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
 from kvactors.core.options import ModelOptions  # noqa: E402
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
@@ -58,6 +61,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
+def prove(system: AgentSystem) -> None:
+    """Let a system prove its bookkeeping."""
+    system._crew.ask(system._crew.gpu, Check())
+
+
 @pytest.fixture
 def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
     """Starts systems over random tiny models; those still running are stopped at the end."""
@@ -72,4 +80,6 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
 
     yield start
     for system in systems:
+        with suppress(SystemStopped, EngineDied):
+            prove(system)
         system.stop(timeout=30)

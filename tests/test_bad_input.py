@@ -31,11 +31,12 @@ from kvactors.core.errors import (
     InvalidInput,
     InvalidSampling,
     MemoryExceeded,
+    ModelError,
     ModelNotFound,
     SystemPromptMismatch,
     TokenOutOfRange,
 )
-from kvactors.core.testing import tiny_llama
+from kvactors.core.testing import PlainTokenizer, tiny_llama, tiny_model
 
 OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
@@ -60,6 +61,8 @@ def shared() -> Any:
         ([True], TokenOutOfRange, "True"),
         (None, InvalidInput, "NoneType"),
         (b"bytes", InvalidInput, "bytes"),
+        (bytearray(b"bytes"), InvalidInput, "bytearray"),
+        ({1: 2}, InvalidInput, "dict"),
         (7, InvalidInput, "int"),
     ],
 )
@@ -68,6 +71,21 @@ def test_a_bad_prompt_is_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=text):
         shared.spawn("a").ask(prompt)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_fails_that_turn_alone(
+    open_system: OpenSystem,
+) -> None:
+    def mismatched() -> tuple[Any, PlainTokenizer]:
+        return tiny_model(), PlainTokenizer(vocab_size=100_000)
+
+    alice = open_system(mismatched).spawn("alice")
+
+    with pytest.raises(TokenOutOfRange, match=r"token id 233 .* 0 <= id < 128"):
+        alice.ask("caf\u00e9", sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(TokenOutOfRange, match="token id 233"):
+        alice.observe("caf\u00e9").get(timeout=WAIT)
+    assert alice.ask("coffee", sampling=SHORT).get(timeout=WAIT).finish_reason == "length"
 
 
 def test_prompt_and_max_tokens_that_can_never_fit_are_refused_with_the_numbers(
@@ -117,8 +135,16 @@ def test_any_unicode_id_is_legal_and_stays_inside_the_store(
     [
         ({"kv_bits": 3}, InvalidConfig, "4, 8 or None"),
         ({"kv_bits": True}, InvalidConfig, "4, 8 or None"),
+        ({"kv_bits": 4.0}, InvalidConfig, "4, 8 or None"),
         ({"max_batch": 0}, InvalidConfig, "at least 1"),
         ({"group_size": 48}, InvalidConfig, "32, 64 or 128"),
+        ({"group_size": 64.0}, InvalidConfig, "32, 64 or 128"),
+        ({"template_kwargs": "x"}, InvalidConfig, "dict"),
+        ({"progress": 5}, InvalidConfig, "callable"),
+        ({"model_name": 5}, InvalidConfig, "non-empty string"),
+        ({"max_disk": float("nan")}, InvalidConfig, "bytes or None"),
+        ({"target_latency": float("nan")}, InvalidConfig, "above 0 seconds"),
+        ({"memory_budget": 1.5}, InvalidConfig, "whole number of bytes"),
         ({"attention": "fast"}, InvalidConfig, "auto, packed, dequantize"),
         ({"dtype": "int8"}, InvalidConfig, "float32"),
         ({"context": 0}, InvalidConfig, "at least 2"),
@@ -134,6 +160,24 @@ def test_a_bad_parameter_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(error, match=text):
         AgentSystem(**{"model": tiny_llama(), "store": False, **options})
+
+
+def _raises() -> Any:
+    raise OSError("no such weights")
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (_raises, "raised OSError: no such weights"),
+        (lambda: None, r"must return \(model, tokenizer\), not None"),
+        (lambda: (None, None), r"must return \(model, tokenizer\)"),
+        (lambda: (tiny_model(), None), "needs encode and decode: NoneType"),
+    ],
+)
+def test_a_callable_that_makes_no_model_is_a_model_error(model: Any, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        AgentSystem(model, store=False).start()
 
 
 def test_a_callable_model_needs_a_name_to_be_stored_under(tmp_path: Path) -> None:
@@ -156,6 +200,8 @@ def test_a_callable_model_needs_a_name_to_be_stored_under(tmp_path: Path) -> Non
         {"seed": "x"},
         {"stop": ("",)},
         {"stop": (3,)},
+        {"stop": 3},
+        {"stop": None},
     ],
 )
 def test_a_bad_sampling_parameter_is_refused(parameters: dict[str, Any]) -> None:
@@ -298,6 +344,22 @@ def test_a_blocking_get_on_a_pool_thread_is_refused_with_advice(shared: AgentSys
         caller.ask(shared.spawn("c"), timeout=WAIT)
     caller.stop()
     Caller.dispatcher.close()
+
+
+def test_waiting_for_the_system_in_a_callback_is_refused_with_advice() -> None:
+    refused: list[BaseException] = []
+
+    def progress(*_: object) -> None:
+        for wait in (system.wait_idle, system.stop, system.stats):
+            try:
+                wait()
+            except BlockingCall as error:
+                refused.append(error)
+
+    with AgentSystem(tiny_llama(), store=False, progress=progress) as system:
+        system.spawn("a").ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+
+    assert len(refused) == 3
 
 
 def test_every_public_error_is_a_kvactors_error() -> None:

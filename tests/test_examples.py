@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvactors.bench import memory
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+DRAWN = ("memory", "storage")
 
 
 def run(name: str, *arguments: str) -> str:
@@ -37,6 +40,19 @@ def test_staggered() -> None:
     assert "reader 1" in out
 
 
+def test_long_life() -> None:
+    out = run("long_life.py")
+
+    lives = [line.split() for line in out.splitlines()[1:5]]
+    assert [life[:2] for life in lives] == [[f"{n}", "10"] for n in (1, 2, 3, 4)]
+    cold, evictions, prefilled = ([int(life[at]) for life in lives] for at in (4, 5, 7))
+    # Only the first turn of all is cold, and what was evicted is not computed again.
+    assert cold == [1, 0, 0, 0]
+    assert evictions[-1] > 10
+    assert max(prefilled) < 150
+    assert lives[-1][-2:] == ["called", "Biscuit."]
+
+
 def test_mlx_lm_batch() -> None:
     out = run("mlx_lm_batch.py")
 
@@ -44,13 +60,27 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-@pytest.mark.parametrize("bench", ["decode", "prefix", "recall", "restore", "storage"])
+@pytest.mark.parametrize("bench", ["decode", "memory", "prefix", "recall", "restore", "storage"])
 @pytest.mark.slow
-def test_benches_end_with_one_json_line(bench: str) -> None:
+def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
+    plot = tmp_path / "out.png"
     command = [sys.executable, "-m", f"kvactors.bench.{bench}", "--quick"]
+    if bench in DRAWN:
+        command += ["--plot", str(plot)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["bench"] == bench
     assert found["rows"]
+    assert plot.exists() == (bench in DRAWN)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ratio"), [("float16", 0.28125), ("float32", 0.15625)], ids=["float16", "float32"]
+)
+def test_kv_takes_the_memory_that_the_formula_says(dtype: str, ratio: float) -> None:
+    row = memory.kv_row(dtype, 4, 512)
+
+    assert row["formula_ratio"] == ratio
+    assert row["measured_ratio"] == pytest.approx(ratio, rel=0.01)

@@ -92,7 +92,7 @@ def test_when_all_is_idle_the_ledger_of_bytes_agrees_with_mlx(open_system: OpenS
     system = open_system(grid, store=False, attention="packed")
     converse(system, 5, 300)
     stats = system.stats()
-    counted = stats["hot_bytes"] + stats["arena_bytes"] + stats["backlog_bytes"]
+    counted = stats["hot_bytes"] + stats["active_bytes"] + stats["backlog_bytes"]
     assert stats["hot_tokens"] == sum(
         len(agent.transcript().token_ids) - 1 for agent in system.agents()
     )

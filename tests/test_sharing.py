@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentSystem, Reply, Sampling
@@ -142,81 +139,3 @@ def test_agents_with_one_system_prompt_prefill_it_once_and_answer_as_if_alone(
     apart = ask_all(strict, agents)
     assert strict.stats()["shared_tokens"] == 0
     assert [reply.token_ids for reply in apart] == [reply.token_ids for reply in replies]
-
-
-# -- everything in any order ---------------------------------------------------------------
-
-NAMES = st.sampled_from(["a", "b", "c", "d"])
-TOKENS = st.lists(st.integers(1, 127), min_size=1, max_size=300)
-
-
-class Lives(RuleBasedStateMachine):
-    """Spawn, ask, fork, rewind, forget, restart; each reply is that of an agent alone."""
-
-    folder: Path
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: dict[str, tuple[int, ...]] = {}
-        self.store = self.folder / f"store-{id(self)}"
-        self.system = self.open()
-
-    def open(self) -> AgentSystem:
-        system = AgentSystem(
-            grid, self.store, attention="packed", memory_budget=12 * 256 * 320, model_name="grid"
-        )
-        system.start()
-        return system
-
-    @rule(name=NAMES, tokens=TOKENS)
-    def ask(self, name: str, tokens: list[int]) -> None:
-        if len(self.known.get(name, ())) + len(tokens) > 1200:
-            return
-        agent = self.system.spawn(name)
-        reply = agent.ask(tokens, sampling=ANSWER).get(timeout=WAIT)
-        self.known[name] = (*self.known.get(name, ()), *tokens, *reply.token_ids)
-        assert told_alone(self.system, self.known[name], reply.token_ids)
-
-    @rule(parent=NAMES, child=NAMES)
-    def fork(self, parent: str, child: str) -> None:
-        if parent in self.known and child not in self.known:
-            self.system.forget(child)
-            self.system.spawn(child, from_=parent)
-            self.known[child] = self.known[parent]
-
-    @rule(name=NAMES, share=st.floats(0, 1))
-    def rewind(self, name: str, share: float) -> None:
-        if name in self.known:
-            left = int(share * len(self.known[name]))
-            self.system.spawn(name).rewind(to_token=left).get(timeout=WAIT)
-            self.known[name] = self.known[name][:left]
-
-    @rule(name=NAMES)
-    def forget(self, name: str) -> None:
-        self.system.forget(name)
-        self.known.pop(name, None)
-
-    @precondition(lambda self: bool(self.known))
-    @rule()
-    def restart(self) -> None:
-        self.system.stop(timeout=WAIT)
-        self.system = self.open()
-
-    @invariant()
-    def everybody_remembers(self) -> None:
-        for name, tokens in self.known.items():
-            assert self.system.spawn(name).transcript().token_ids == tokens
-
-    def teardown(self) -> None:
-        self.system.stop(timeout=WAIT)
-
-
-def test_lives_in_any_order(tmp_path: Path) -> None:
-    Lives.folder = tmp_path
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    limits = settings(
-        max_examples=8, stateful_step_count=14, deadline=None, suppress_health_check=checks
-    )
-    Lives.TestCase.settings = limits
-    case = Lives.TestCase()
-    case.runTest()

@@ -44,7 +44,7 @@ def test_what_is_shown_is_a_beginning_of_the_reply(pieces: list[str]) -> None:
 
 @given(
     st.lists(st.text(st.sampled_from("ab "), min_size=1, max_size=4), max_size=10),
-    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=3), min_size=1, max_size=2),
+    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=9), min_size=1, max_size=2),
 )
 def test_no_stop_string_is_ever_shown(pieces: list[str], stop: list[str]) -> None:
     shown, reply = streamed(pieces, tuple(stop), strip=False)

@@ -296,12 +296,12 @@ def test_a_timeout_undoes_the_turn_and_its_neighbours_go_on(open_system: OpenSys
     queued = alice.ask([5, 6], sampling=SHORT, timeout=0.2)
     other = bob.ask([1, 2], sampling=SHORT)
     assert faulty.model.reached.wait(WAIT)
-    with pytest.raises(TurnTimeout, match=r"0\.2 s"):
-        queued.get(timeout=WAIT)
+    # Both end on time, though the GPU is in the middle of a step.
+    for future in (queued, late):
+        with pytest.raises(TurnTimeout, match=r"0\.2 s"):
+            future.get(timeout=WAIT)
     gate.set()
 
-    with pytest.raises(TurnTimeout):
-        late.get(timeout=WAIT)
     assert other.get(timeout=WAIT).finish_reason in ("stop", "length")
     assert alice.transcript() == before
     assert alice.ask([3], sampling=SHORT).get(timeout=WAIT).cache == "hot"

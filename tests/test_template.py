@@ -183,3 +183,16 @@ def test_random_keys_differ_by_agent_turn_position_and_seed() -> None:
 def test_the_hash_of_tokens_sees_every_token() -> None:
     assert tokens_hash([1, 2, 3]) == tokens_hash((1, 2, 3))
     assert len({tokens_hash([1, 2, 3]), tokens_hash([1, 2, 4]), tokens_hash([1, 2])}) == 3
+
+
+def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
+    class Minimal:
+        eos_token_id = 0
+
+        def apply_chat_template(self, messages: list[Any], **kwargs: Any) -> str:
+            text = "".join(f"[{message['role']}]{message['content']}\n" for message in messages)
+            return text + ("[assistant]" if kwargs["add_generation_prompt"] else "")
+
+    assert ChatFormat(Minimal()).opening("user", "hi", system=None, answer=True) == (
+        "[user]hi\n[assistant]"
+    )
