@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from pykka import ActorDeadError, Timeout
+from pykka import ActorDeadError, Timeout, messages
 
-from kvactors.actors.dispatcher import Dispatcher
+from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.gpu import GpuActor, OnProgress
 from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import LoadModel, OpenStore, Wire
@@ -73,9 +73,10 @@ class Crew:
         def left() -> float | None:
             return None if deadline is None else max(0.05, deadline - time.monotonic())
 
-        for future in [agent.stop(block=False) for agent in agents]:
-            with suppress(Timeout):
-                future.get(timeout=left())
+        # A future for each would be most of the work for a hundred thousand.
+        stopping = [agent for agent in agents if send(agent, messages._ActorStop())]
+        for agent in stopping:
+            agent.actor_stopped.wait(left())
         self.outstanding.fail_turns(SystemStopped("the system is stopped"))
         for actor in (self.gpu, self.persistence):
             if actor is not None:

@@ -3,11 +3,11 @@
     python -m kvactors.bench.actors [--quick] [--agents 100000]
 
 Regime: idle machine. Every contender runs in a process of its own: agents of an AgentSystem,
-PooledActor alone, pykka's ThreadingActor (10,000
-at most: each is a thread), and asyncio tasks with a queue each. Memory is resident size per
-actor, each of which has handled one message. Tells go round all actors, a million in all;
-their CPU time (of all threads together) is given too, since neighbours do not change it.
-Then the decode step of 4 rows beside threads that compute in Python.
+PooledActor alone, pykka's ThreadingActor (10,000 at most: each is a thread), and asyncio tasks
+with a queue each. Memory is resident size per actor, each of which has handled one message.
+Tells go round all actors, a million in all; their CPU time (of all threads together) is given
+too, since neighbours change it less. Then the decode step of 4 rows beside threads that compute
+in Python.
 """
 
 import argparse
