@@ -155,9 +155,9 @@ class PooledActor(Actor):
 
 
 class SystemActor(PooledActor):
-    """An actor of an AgentSystem: not in pykka's ActorRegistry, whose list makes a hundred
-    thousand actors quadratic, and without proxies. Whatever it raises ends it alone, and an answer that is a future
-    reaches the asker as that future's value."""
+    """An actor of an AgentSystem: without proxies, and not in pykka's ActorRegistry, whose list
+    makes a hundred thousand actors quadratic. Whatever it raises ends it alone, and an answer
+    that is a future reaches the asker as that future's value."""
 
     def begin(self) -> "ActorRef[Self]":
         """Start an actor that was constructed directly; returns its reference."""

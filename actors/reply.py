@@ -3,7 +3,7 @@
 import itertools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,9 +47,9 @@ class Reply:
 
     `cache` says where the agent's KV was when the turn began. `match` says how the whole
     conversation that was asked compared with the transcript; None for a turn that just appends.
-    `durable` resolves when the
-    turn is in the ledger, `cached` when its KV is on disk, both synced: to True, or to False
-    where nothing is kept.
+    `scores` has the total log-probability of every choice, where choices were given. `durable`
+    resolves when the turn is in the ledger, `cached` when its KV is on disk, both synced: to
+    True, or to False where nothing is kept.
     """
 
     text: str
@@ -61,6 +61,7 @@ class Reply:
     timing: Timing
     durable: ReplyFuture[bool] = field(repr=False, compare=False)
     cached: ReplyFuture[bool] = field(repr=False, compare=False)
+    scores: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,4 +149,5 @@ def make_reply(finished: Finished, text: str, match: MatchKind | None, ticket: T
         ),
         durable=ticket.durable,
         cached=ticket.cached,
+        scores=dict(zip(request.sampling.choices, request.scores, strict=False)) or None,
     )

@@ -211,10 +211,28 @@ class Engine:
             batch = self._rows.prefill_batch([request])
             if not request.generate:
                 self._finish(request, "stop")
+            elif request.choices:
+                self._choose(request, batch)
             elif self._rows.adopt(batch):
                 continue
             elif request.isolated or self._pressure.make_join(request):
                 self._rows.join(request, batch)
+
+    def _choose(self, request: Request, batch: PrefillBatch) -> None:
+        """Score the next choice, one in each step; then draw."""
+        try:
+            if len(request.scores) < len(request.choices):
+                batch.score_choice(request)
+                return
+            batch.take_choice(request)
+        except Exception as error:
+            self._blame(batch.requests, error)
+            return
+        request.first_token_at = self._clock()
+        if request.stream:
+            tokens = tuple(request.generated)
+            self._events.append(Tokens(request.agent_id, request.serial, tokens))
+        self._finish(request, "stop")
 
     def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
         """The system prompt's KV becomes hot at once: agents that share it wait for it."""
