@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from kvactors.actors.cli_console import PrefillBar, complain, err, out, printable, working
+from kvactors.actors.cli_key import stored_key
 from kvactors.actors.handle import Agent
 from kvactors.actors.reply import Reply
 from kvactors.actors.stream import ReplyStream
@@ -27,7 +28,7 @@ def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str |
     """Chat until /quit or the end of input. Raises KvactorsError."""
     bar = PrefillBar()
     root = (store or default_store()).expanduser()
-    system = AgentSystem(model, store=root, progress=bar)
+    system = AgentSystem(model, store=root, progress=bar, encryption_key=stored_key())
     with working(f"Loading {printable(model)} …"):
         system.start()
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvactors.actors.cli_console import err, progress
 from kvactors.actors.cli_demo_plan import SYSTEM_PROMPT, DemoAgent, plan_demo
+from kvactors.actors.cli_key import stored_key
 from kvactors.actors.reply import Reply
 from kvactors.actors.system import AgentSystem
 from kvactors.core.sampling import Sampling
@@ -24,7 +25,7 @@ def tell(count: int, store: Path, model: str) -> None:
     """Every agent is told its facts, all agents at once, and all of it is saved."""
     plan = plan_demo(count)
     known = [agent for agent in plan if _is_stored(store, agent)]
-    with AgentSystem(model, store=store) as system:
+    with AgentSystem(model, store=store, encryption_key=stored_key()) as system:
         for agent in known:
             system.forget(agent.agent_id)
         if known:
@@ -62,7 +63,10 @@ def ask(count: int, store: Path, model: str) -> str:
 def _ask_each(what: str, plan: tuple[DemoAgent, ...], store: Path, model: str) -> list[Reply]:
     """One after the other, so that each has the machine to itself while it is timed."""
     replies = []
-    with AgentSystem(model, store=store) as system, progress(what, len(plan)) as step:
+    with (
+        AgentSystem(model, store=store, encryption_key=stored_key()) as system,
+        progress(what, len(plan)) as step,
+    ):
         for agent in plan:
             handle = system.spawn(agent.agent_id, SYSTEM_PROMPT)
             replies.append(handle.ask(agent.question, sampling=ANSWER).get(timeout=PATIENCE))

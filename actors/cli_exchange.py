@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from kvactors.actors.cli_console import out, printable, stepping, working
+from kvactors.actors.cli_key import stored_key
 from kvactors.actors.errors import ImportRejected
 from kvactors.actors.exchange import check_format
 from kvactors.actors.export import export_stored
@@ -27,7 +28,7 @@ def run_export(
     root = (path or default_store()).expanduser()
     if not (root / "agents").is_dir():
         raise InvalidAgentId(f"no agents are stored in {root}")
-    store = Store(root)
+    store = Store(root, encryption_key=stored_key())
     try:
         with stepping(f"export {printable(agent_id)}") as on_step:
             export_stored(
@@ -65,7 +66,7 @@ def run_import(
 
 
 def _import_archive(file: Path, agent_id: str, root: Path) -> None:
-    store = Store(root)
+    store = Store(root, encryption_key=stored_key())
     try:
         with stepping(f"import {printable(agent_id)}") as on_step:
             import_archive(store, file, agent_id, on_step)
@@ -76,7 +77,7 @@ def _import_archive(file: Path, agent_id: str, root: Path) -> None:
 def _import_kv(
     file: Path, agent_id: str, form: str | None, model: str, tokens: list[int] | None, root: Path
 ) -> None:
-    system = AgentSystem(model, store=root)
+    system = AgentSystem(model, store=root, encryption_key=stored_key())
     with working(f"Loading {printable(model)} …"):
         system.start()
     try:

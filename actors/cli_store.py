@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvactors.actors.cli_console import out, printable
+from kvactors.actors.cli_key import stored_key
 from kvactors.actors.system import default_store
 from kvactors.core.errors import InvalidAgentId
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
@@ -158,7 +159,7 @@ def opened(path: Path | None) -> Iterator[Store | None]:
         out.print(f"No agents are stored in {root}.", soft_wrap=True)
         yield None
         return
-    store = Store(root, max_disk=None)
+    store = Store(root, max_disk=None, encryption_key=stored_key())
     try:
         yield store
     finally:

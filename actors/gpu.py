@@ -33,7 +33,7 @@ from kvactors.actors.messages import (
     TurnFinished,
     Wire,
 )
-from kvactors.core.errors import EngineDied, MemoryExceeded
+from kvactors.core.errors import EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
 
 if TYPE_CHECKING:
@@ -47,14 +47,20 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @functools.cache
+def _mlx_thread() -> tuple[int, Dispatcher]:
+    return os.getpid(), Dispatcher("kvactors-mlx", 1)
+
+
 def mlx_dispatcher() -> Dispatcher:
-    """The process's one MLX thread."""
-    return Dispatcher("kvactors-mlx", 1)
-
-
-# A forked child has the cache, but not the thread.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=mlx_dispatcher.cache_clear)
+    """The process's one MLX thread. Raises ModelError in a child forked from a process that
+    had one: there MLX waits for the parent's threads, for ever and with the GIL held."""
+    pid, dispatcher = _mlx_thread()
+    if pid != os.getpid():
+        raise ModelError(
+            f"MLX cannot be used in a process forked from one that used it (process {pid}): "
+            'start it with multiprocessing.get_context("spawn")'
+        )
+    return dispatcher
 
 
 class GpuActor(SystemActor):

@@ -56,6 +56,11 @@ class Outstanding:
         with self._changed:
             self._refusal = self._refusal or error
 
+    def abandon(self, error: KvactorsError) -> None:
+        """In a forked child: whoever held the lock is gone, and so is all that was awaited."""
+        self._changed, self._refusal = threading.Condition(), error
+        self._turns, self._saves = {}, {}
+
     def turns(self) -> list[Ticket]:
         """The turns that wait or run."""
         with self._changed:

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
 from kvactors.core.sampling import Sampling
+from kvactors.persistence.sealing import KEY_BYTES
 
 __all__ = [
     "LONGEST_ID",
@@ -17,7 +18,6 @@ __all__ = [
 ]
 
 LONGEST_ID = 255
-KEY_BYTES = 32
 
 
 def check_parameters(model: Any, *, max_batch: Any, target_latency: Any, progress: Any) -> None:

@@ -47,6 +47,11 @@ class Registry:
             raise SystemStopped("the system has not been started: use `with` or start()")
         return self._info
 
+    def _abandon(self) -> None:
+        """In a forked child: none of the threads is there; the system stays the parent's."""
+        self._lock, self._state = threading.RLock(), "left to the process that it was forked from"
+        self._crew.outstanding.abandon(SystemStopped(f"the system is {self._state}"))
+
     def _require_running(self) -> None:
         if self._state != "running":
             raise SystemStopped(f"the system is {self._state}: use it inside `with`")

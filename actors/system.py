@@ -258,6 +258,16 @@ class AgentSystem(Exchange):
         return self.info.spec
 
 
+def _abandon_all() -> None:
+    for system in list(_running):
+        system._abandon()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+
+
 @atexit.register
 def _stop_leftovers() -> None:
     """Systems that nobody stopped: cancel their turns, save what is finished."""

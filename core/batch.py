@@ -118,12 +118,16 @@ class BatchQuantizedKVCache:
     def merge(cls, caches: Sequence[Any]) -> "BatchQuantizedKVCache":
         """Batch mlx-lm QuantizedKVCache objects of one layer, empty ones included.
 
-        The bytes are taken as they are. Raises ValueError if bits or group sizes differ.
+        The bytes are taken as they are. Raises ValueError if their bits, group sizes, heads,
+        dimensions or dtypes differ.
         """
         kinds = {(cache.bits, cache.group_size) for cache in caches}
         if len(kinds) != 1:
             raise ValueError(f"cannot merge caches of different (bits, group_size): {kinds}")
         bits, group_size = kinds.pop()
+        layers = {_layer_of(cache) for cache in caches if cache.keys is not None}
+        if len(layers) > 1:
+            raise ValueError(f"cannot merge caches of different layers: {layers}")
         batch = cls(SlotTable(), bits=bits, group_size=group_size)
         for cache in caches:
             length = 0 if cache.keys is None else cache.offset

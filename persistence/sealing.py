@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from kvactors.persistence.errors import EncryptionError
 
-__all__ = ["BrokenSeal", "EncryptionKey", "SealedReader", "Sealing", "key_id_of"]
+__all__ = ["KEY_BYTES", "BrokenSeal", "EncryptionKey", "SealedReader", "Sealing", "key_id_of"]
 
 EncryptionKey = bytes | Callable[[], bytes]
 """32 bytes, or a function that returns them."""
@@ -33,7 +33,7 @@ _MAGIC = b"KVAS"
 _HEAD = struct.Struct("<4sB8s16s")
 _NONCE = struct.Struct(">QI")
 _TAG = 16
-_KEY_BYTES = 32
+KEY_BYTES = 32
 
 
 class BrokenSeal(ValueError):
@@ -46,9 +46,9 @@ class Sealing:
     def __init__(self, key: EncryptionKey) -> None:
         """Raises EncryptionError for a key of another length or without `cryptography`."""
         secret = key() if callable(key) else key
-        if not isinstance(secret, bytes | bytearray) or len(secret) != _KEY_BYTES:
+        if not isinstance(secret, bytes | bytearray) or len(secret) != KEY_BYTES:
             raise EncryptionError(
-                f"an encryption key is {_KEY_BYTES} bytes, or a callable that returns them: "
+                f"an encryption key is {KEY_BYTES} bytes, or a callable that returns them: "
                 "make one with `secrets.token_bytes(32)`, and keep it"
             )
         try:
@@ -96,7 +96,7 @@ class Sealing:
 
     def aead_of(self, salt: bytes) -> Any:
         """AEAD of the object with this salt."""
-        return self._aead(self._derive(b"object", salt, _KEY_BYTES))
+        return self._aead(self._derive(b"object", salt, KEY_BYTES))
 
     @staticmethod
     def sealed_size(plain: int) -> int:

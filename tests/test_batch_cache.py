@@ -67,6 +67,16 @@ def test_caches_of_different_bits_do_not_merge() -> None:
         BatchQuantizedKVCache.merge([filled(3, 4), filled(3, 8)])
 
 
+def test_caches_of_different_dtypes_do_not_merge() -> None:
+    half, whole = (QuantizedKVCache(group_size=64, bits=4) for _ in range(2))
+    noise = mx.random.normal((1, 2, 3, 64))
+    half.update_and_fetch(noise.astype(mx.float16), noise.astype(mx.float16))
+    whole.update_and_fetch(noise, noise)
+
+    with pytest.raises(ValueError, match="different layers"):
+        BatchQuantizedKVCache.merge([half, whole])
+
+
 def test_rows_that_join_and_leave_touch_no_other_rows_bytes() -> None:
     batch = BatchQuantizedKVCache.merge([filled(n, seed=n) for n in (40, 300, 7)])
     before = [batch.extract(row) for row in range(3)]

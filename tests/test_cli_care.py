@@ -132,3 +132,47 @@ def test_they_stop_when_another_process_has_the_store(root: Path, command: list[
     assert f"is open in process {os.getpid()}" in ended.stderr
     assert len(holder.read_ledger("alice") or ()) == 1
     holder.close()
+
+
+# -- encrypted stores ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    monkeypatch.setenv("KVACTORS_KEY_FILE", str(path))
+    return path
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    root = tmp_path / "sealed"
+    store = Store(root, encryption_key=bytes(range(32)))
+    put(store, kv_save("alice", example_segment(0, 8)))
+    store.close()
+    return root
+
+
+def test_an_encrypted_store_opens_with_the_key_file(sealed: Path, key_file: Path) -> None:
+    assert run("store", "verify", "--store", sealed)[:2] == (0, "1 agents checked: no bad files\n")
+    assert "alice" in run("agents", "--store", sealed)[1]
+
+    key_file.write_text(bytes(range(32)).hex() + "\n", "ascii")
+    assert "alice" in run("agents", "--store", sealed)[1]
+
+
+def test_without_its_key_an_encrypted_store_says_what_is_missing(sealed: Path) -> None:
+    code, _, said = run("agents", "--store", sealed)
+
+    assert code == 2
+    assert "is encrypted" in said
+
+
+def test_a_key_file_of_another_length_is_refused(sealed: Path, key_file: Path) -> None:
+    key_file.write_bytes(b"short")
+
+    code, _, said = run("agents", "--store", sealed)
+
+    assert code == 2
+    assert "32 bytes or 64 hex digits; it has 5 bytes" in " ".join(said.split())
