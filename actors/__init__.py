@@ -1,5 +1,6 @@
 """The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
 
+from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.errors import (
     AgentExists,
     AgentNotStored,
@@ -19,6 +20,7 @@ from kvactors.actors.errors import (
 from kvactors.actors.handle import Agent, TranscriptView
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.reply import Reply, Rewound, Timing, Usage
+from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
     BlockingCall,
@@ -32,17 +34,20 @@ from kvactors.core.errors import (
     SystemStopped,
     TurnFailed,
     TurnTimeout,
+    Undelivered,
 )
 from kvactors.core.overflow import DropOldest
 from kvactors.core.sampling import Sampling
 
 __all__ = [
     "Agent",
+    "AgentBehaviour",
     "AgentExists",
     "AgentNotStored",
     "AgentSystem",
     "BlockingCall",
     "ContextExceeded",
+    "DeadLetter",
     "DropOldest",
     "EncryptionError",
     "EngineDied",
@@ -66,12 +71,15 @@ __all__ = [
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
+    "Supervision",
     "SystemStopped",
+    "Terminated",
     "Timing",
     "TokensMissing",
     "TranscriptView",
     "TurnFailed",
     "TurnTimeout",
+    "Undelivered",
     "Usage",
     "default_store",
 ]

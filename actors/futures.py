@@ -47,7 +47,7 @@ class ReplyFuture(ThreadingFuture[T]):
     behaviours and under asyncio.
     """
 
-    _callbacks: "list[Callable[[ReplyFuture[T]], None]] | None" = None
+    _callbacks: "list[Callable[[ReplyFuture[T]], object]] | None" = None
 
     @property
     def done(self) -> bool:
@@ -103,7 +103,7 @@ class ReplyFuture(ThreadingFuture[T]):
         else:
             self.reject(error)
 
-    def on_done(self, callback: "Callable[[ReplyFuture[T]], None]") -> None:
+    def on_done(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
         """Call back once it is settled, on whatever thread settles it; at once if it is.
 
         The callback must be quick and must not raise.

@@ -1,8 +1,8 @@
 """Agent: the handle that users hold. Its methods may be called from any thread."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
@@ -10,7 +10,7 @@ from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.parameters import check_count, check_turn
 from kvactors.actors.reply import Reply, Rewound, Ticket
 from kvactors.actors.said import Messages, Said, check_said
-from kvactors.actors.stream import ReplyStream
+from kvactors.actors.stream import Piece, ReplyStream, read_async
 from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
@@ -120,6 +120,64 @@ class Agent:
         return ReplyStream(
             ticket, self._system.info.chat, chosen.stop, lambda: self._cancel(ticket)
         )
+
+    async def ask_async(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
+        sampling: Sampling | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Take a turn as `ask` does, under asyncio; cancelling the task cancels the turn."""
+        said = self._said(prompt, messages, match, threshold)
+        ticket = self._send(said, sampling, timeout)
+        try:
+            reply: Reply = await ticket.reply
+        except BaseException:
+            if not ticket.reply.done:
+                self._cancel(ticket)
+            raise
+        return reply
+
+    async def stream_async(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
+        sampling: Sampling | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """Iterate over a turn's pieces as `stream` does, under asyncio. Leaving the loop (close
+        the generator, or let it go) or cancelling the task cancels the turn."""
+        chosen = sampling or Sampling()
+        said = self._said(prompt, messages, match, threshold)
+        ticket = self._send(said, chosen, timeout, streamed=True)
+        try:
+            async for piece in read_async(ticket, self._system.info.chat, chosen.stop):
+                yield piece
+        finally:
+            if not ticket.reply.done:
+                self._cancel(ticket)
+
+    def deliver(self, message: Any) -> ReplyFuture[None]:
+        """Send a message to the agent's behaviour, from outside of the agents.
+
+        The future resolves when it is in the mailbox. To nobody: a dead letter.
+        """
+        return self._system.post(self.agent_id, message)
+
+    def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
+        """Send a message to the agent's behaviour; a future of what `on_message` returns.
+
+        Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
+        `timeout` seconds.
+        """
+        return self._system.request(self.agent_id, message, timeout)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None

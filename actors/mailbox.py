@@ -18,7 +18,7 @@ from kvactors.core.errors import InvalidConfig, KvactorsError
 if TYPE_CHECKING:
     from kvactors.actors.dispatcher import PooledActor
 
-__all__ = ["LanePolicy", "Mailbox", "MailboxFull", "refuse"]
+__all__ = ["DEFAULT_LANE", "LanePolicy", "Mailbox", "MailboxFull", "refuse"]
 
 WhenFull = Literal["refuse", "block", "drop_oldest"]
 

@@ -1,4 +1,4 @@
-"""Who waits: every accepted turn and every pending save, until it is settled. Any thread.
+"""Who waits: every accepted turn, pending save and message, until it is settled. Any thread.
 
 It answers two questions: is the system idle, and whom to tell when the engine dies.
 """
@@ -20,7 +20,21 @@ class Outstanding:
         self._changed = threading.Condition()
         self._turns: dict[int, Ticket] = {}
         self._saves: dict[int, Ticket] = {}
+        self._work = 0
         self._refusal: KvactorsError | None = None
+
+    def begin_work(self) -> None:
+        """A message was accepted, or is to be sent later."""
+        with self._changed:
+            self._work += 1
+
+    def end_work(self) -> None:
+        """A message was handled, or never will be; what it led to has begun before."""
+        with self._changed:
+            self._work -= 1
+            assert self._work >= 0
+            if not self._work:
+                self._changed.notify_all()
 
     def begin_turn(self, ticket: Ticket) -> None:
         """Accept a turn. Raises what `refuse` was given, if it was."""
@@ -93,7 +107,7 @@ class Outstanding:
         check_may_block()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while self._turns or self._saves:
+            while self._turns or self._saves or self._work:
                 # A bounded wait lets Ctrl-C through on every platform.
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
                 if left <= 0:

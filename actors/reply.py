@@ -77,7 +77,8 @@ class Rewound:
 class Ticket:
     """The waiting side of one turn: futures to settle, tokens to stream.
 
-    `on_end` is called once the reply is settled, whoever settles it.
+    `on_end` is called once the reply is settled, whoever settles it; `on_push` whenever there
+    is something new in `tokens`, whose last is None.
     """
 
     agent_id: str
@@ -88,6 +89,7 @@ class Ticket:
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
     on_end: "Callable[[Ticket], None] | None" = None
+    on_push: Callable[[], None] | None = None
 
     @classmethod
     def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
@@ -97,8 +99,7 @@ class Ticket:
 
     def push(self, token_ids: tuple[int, ...]) -> None:
         """Pass tokens to a stream, if there is one."""
-        if self.tokens is not None:
-            self.tokens.put(token_ids)
+        self._push(token_ids)
 
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
@@ -115,8 +116,13 @@ class Ticket:
     def _end(self) -> None:
         if self.on_end is not None:
             self.on_end(self)
+        self._push(None)
+
+    def _push(self, tokens: tuple[int, ...] | None) -> None:
         if self.tokens is not None:
-            self.tokens.put(None)
+            self.tokens.put(tokens)
+            if self.on_push is not None:
+                self.on_push()
 
 
 def make_reply(finished: Finished, text: str, match: MatchKind | None, ticket: Ticket) -> Reply:

@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.launch import Launch, callable_name, parse_budget
+from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages import CountStored, ReadStats
 from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
+from kvactors.actors.society import Society
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
@@ -40,7 +41,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem(Exchange):
+class AgentSystem(Society):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -67,6 +68,7 @@ class AgentSystem(Exchange):
             it back costs), or a callable (`kvactors.core.eviction`).
         isolation: "shared" lets agents with the same system prompt hold its KV once;
             "strict" shares nothing between agents that were not forked.
+        prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
     """
@@ -92,12 +94,13 @@ class AgentSystem(Exchange):
         target_latency: float = 0.1,
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
+        prompt_lane: LanePolicy = DEFAULT_LANE,
     ) -> None:
         check_parameters(
             model, max_batch=max_batch, target_latency=target_latency, progress=progress
         )
         check_storage(store, max_disk, encryption_key)
-        super().__init__(isolated=check_isolation(isolation))
+        super().__init__(isolated=check_isolation(isolation), prompt_lane=prompt_lane)
         stored = store is not False
         unnamed = store is None or isinstance(store, bool)
         path = default_store() if unnamed else Path(str(store)).expanduser()
@@ -181,6 +184,7 @@ class AgentSystem(Exchange):
                 return
             deadline = None if timeout is None else time.monotonic() + timeout
             self._crew.outstanding.refuse(SystemStopped("the system is stopped"))
+            self._stage.close()
             try:
                 self._wait_for_turns(timeout, cancel)
             finally:
@@ -241,7 +245,8 @@ class AgentSystem(Exchange):
         return found
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until no turn runs or waits and every save is on disk.
+        """Wait until no turn or message runs or waits, no `later` is due, and every save is on
+        disk. Messages of `every` count only while they are handled.
 
         Returns False if `timeout` seconds pass first.
         """

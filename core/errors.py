@@ -22,6 +22,7 @@
     │   └── TurnTimeout (also TimeoutError)
     ├── SystemStopped                     the system, or this agent, is no longer running
     ├── EngineDied                        the GPU actor is gone; carries the cause
+    ├── Undelivered                       a message that no behaviour handled
     └── BlockingCall                      a blocking wait on a thread that must not block
 
 What can go wrong on disk stands in `kvactors.actors.errors`, under the same root.
@@ -51,6 +52,7 @@ __all__ = [
     "TurnError",
     "TurnFailed",
     "TurnTimeout",
+    "Undelivered",
     "UnsupportedLayer",
 ]
 
@@ -141,6 +143,10 @@ class SystemStopped(KvactorsError):
 
 class EngineDied(KvactorsError):
     """The GPU actor died; the cause is in `__cause__`."""
+
+
+class Undelivered(KvactorsError):
+    """A message to an agent that is not there, or has no behaviour that takes it."""
 
 
 class BlockingCall(KvactorsError):

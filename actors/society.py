@@ -1,0 +1,33 @@
+"""What AgentSystem offers about messages: topics, watching, dead letters."""
+
+from typing import Any
+
+from kvactors.actors.exchange import Exchange
+from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.handle import Agent
+from kvactors.actors.supervision import DeadLetter, Terminated
+
+__all__ = ["Society"]
+
+
+class Society(Exchange):
+    """The part of AgentSystem that sees agents as receivers of messages."""
+
+    def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
+        """Send to every behaviour that subscribed to a topic. Any thread."""
+        self._require_running()
+        return self._stage.publish(topic, message, None)
+
+    def watch(self, agent: str | Agent) -> ReplyFuture[Terminated]:
+        """A future that resolves when an agent's behaviour ends; at once if it has none."""
+        agent_id = agent if isinstance(agent, str) else agent.agent_id
+        future: ReplyFuture[Terminated] = ReplyFuture()
+        self._stage.on_end(agent_id, future.resolve)
+        return future
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """The latest messages that nobody handled, 1,000 at most.
+
+        Behaviours get them as they come under the topic "dead letters".
+        """
+        return tuple(self._stage.letters)
