@@ -19,6 +19,7 @@ from kvactors.actors.errors import (
 )
 from kvactors.actors.handle import Agent, TranscriptView
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.replay import Replayed, replay
 from kvactors.actors.reply import Reply, Rewound, Timing, Usage
 from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system import AgentSystem, default_store
@@ -62,6 +63,7 @@ __all__ = [
     "ModelError",
     "ModelMismatch",
     "NewerFormat",
+    "Replayed",
     "Reply",
     "RewindOutOfRange",
     "Rewound",
@@ -82,4 +84,5 @@ __all__ = [
     "Undelivered",
     "Usage",
     "default_store",
+    "replay",
 ]

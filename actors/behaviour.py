@@ -38,8 +38,8 @@ class AgentBehaviour:
 
     # -- to be written -----------------------------------------------------------------
 
-    def on_message(self, message: Any, sender: "Agent | None") -> Any:
-        """Handle one message. `sender` is None if it comes from outside of the agents."""
+    def on_message(self, message: Any, sender: Any) -> Any:
+        """Handle one message. `sender` is an Agent, or None if it comes from outside of them."""
         raise NotImplementedError(f"{type(self).__name__} handles no messages")
 
     def on_start(self) -> Any:

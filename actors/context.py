@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvactors.actors.reply import Reply, Rewound
     from kvactors.actors.stage import Stage
 
-__all__ = ["Context", "Scheduled", "late_after"]
+__all__ = ["Context", "Scheduled", "late_after", "with_choices"]
 
 
 class Scheduled:
@@ -46,6 +46,7 @@ class Context:
         self.turns = 0
         self._stage = stage
         self._scheduled: set[Scheduled] = set()
+        self._sent = self._asked = 0
 
     def think(
         self,
@@ -56,9 +57,12 @@ class Context:
         options: dict[str, Any],
     ) -> "ReplyFuture[Reply]":
         """A turn. Raises what `Agent.ask` raises."""
-        if choices:
-            sampling = replace(sampling or Sampling(), choices=choices)
-        return self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
+        sampling = with_choices(sampling, choices)
+        future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
+        journal, number = self._stage.journal, self.turns
+        if journal is not None:
+            future.on_done(_if_well(lambda reply: journal.turn(self.agent.agent_id, number, reply)))
+        return future
 
     def observe(self, text: str, role: str) -> "ReplyFuture[Reply]":
         """A turn without an answer."""
@@ -70,15 +74,24 @@ class Context:
 
     def send(self, to: "str | Agent", message: Any) -> ReplyFuture[None]:
         """A message to one agent."""
+        self._sending(_id(to), message)
         return self._stage.post(_id(to), message, self.agent)
 
     def ask(self, to: "str | Agent", message: Any, timeout: float | None) -> ReplyFuture[Any]:
         """A message and its answer."""
-        return self._stage.ask(_id(to), message, self.agent, timeout)
+        self._sending(_id(to), message)
+        self._asked += 1
+        future = self._stage.ask(_id(to), message, self.agent, timeout)
+        journal, number, own = self._stage.journal, self._asked, self.agent.agent_id
+        if journal is not None:
+            future.on_done(_if_well(lambda value: journal.answer(own, number, value)))
+        return future
 
     def broadcast(self, message: Any, to: "Iterable[str | Agent] | None") -> ReplyFuture[None]:
         """A message to several."""
-        others = self._stage.others(self.agent.agent_id) if to is None else map(_id, to)
+        named = None if to is None else [_id(one) for one in to]
+        self._sending("*" if named is None else ",".join(named), message)
+        others = self._stage.others(self.agent.agent_id) if named is None else named
         return self._stage.post_all(others, message, self.agent)
 
     def subscribe(self, topic: str) -> None:
@@ -91,6 +104,7 @@ class Context:
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """A message to a topic."""
+        self._sending(topic, message)
         return self._stage.publish(topic, message, self.agent)
 
     def watch(self, agent: "str | Agent") -> None:
@@ -153,6 +167,11 @@ class Context:
         self.turns += 1
         return future
 
+    def _sending(self, to: str, message: Any) -> None:
+        self._sent += 1
+        if self._stage.journal is not None:
+            self._stage.journal.sent(self.agent.agent_id, self._sent, to, message)
+
     def _check(self, seconds: object, least: float) -> None:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not number or not least <= seconds < float("inf"):  # type: ignore[operator]
@@ -166,6 +185,16 @@ def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Calla
         future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))
 
     return fire
+
+
+def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
+    """The sampling, and that the answer is one of these."""
+    return replace(sampling or Sampling(), choices=choices) if choices else sampling
+
+
+def _if_well(note: Callable[[Any], None]) -> Callable[[ReplyFuture[Any]], None]:
+    """A callback for what a future was resolved with; nothing for an error."""
+    return lambda future: None if future.error is not None else note(future.get())
 
 
 def _id(agent: "str | Agent") -> str:

@@ -127,6 +127,7 @@ class Player(SystemActor):
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
         if isinstance(message, Deliver):
+            self._stage.note(message)
             self._begin(
                 Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
             )

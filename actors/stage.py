@@ -18,6 +18,7 @@ from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.context import Context, late_after
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.journal import Journal
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.player import ChildFailed, Deliver, Player, StopBehaviour
@@ -43,6 +44,7 @@ class Stage:
     def __init__(self, system: "Registry", outstanding: Outstanding) -> None:
         self.outstanding = outstanding
         self.closed = False
+        self.journal: Journal | None = None
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
         self._system = system
         self._lock = threading.RLock()
@@ -191,6 +193,12 @@ class Stage:
         if deliver is not None and deliver.reply is not None:
             deliver.reply.reject(error)
         self.outstanding.end_work()
+
+    def note(self, deliver: Deliver) -> None:
+        """A message begins to be handled."""
+        if self.journal is not None:
+            sender = None if deliver.sender is None else deliver.sender.agent_id
+            self.journal.message(deliver.receiver, sender, deliver.message)
 
     def undelivered(self, deliver: Deliver, error: BaseException | None) -> None:
         """A message that nobody will handle becomes a dead letter."""

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
+from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages import CountStored, ReadStats
@@ -69,6 +70,7 @@ class AgentSystem(Society):
         isolation: "shared" lets agents with the same system prompt hold its KV once;
             "strict" shares nothing between agents that were not forked.
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
+        journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
     """
@@ -95,6 +97,7 @@ class AgentSystem(Society):
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
         prompt_lane: LanePolicy = DEFAULT_LANE,
+        journal: str | Path | None = None,
     ) -> None:
         check_parameters(
             model, max_batch=max_batch, target_latency=target_latency, progress=progress
@@ -113,6 +116,7 @@ class AgentSystem(Society):
         )
         self._open_store = opener if stored else None
         self._on_progress = progress
+        self._journal = journal
         options = ModelOptions(
             kv_bits=kv_bits,
             group_size=group_size,
@@ -165,6 +169,8 @@ class AgentSystem(Society):
                 self._state = "stopped"
                 self._crew.stop(())
                 raise
+            if self._journal is not None:
+                self._stage.journal = Journal(self._journal)
             self._state = "running"
             _running.add(self)
 
@@ -193,6 +199,8 @@ class AgentSystem(Society):
                     agents = [agent._actor.actor_ref for agent in self._agents.values()]
                 left = None if deadline is None else max(1.0, deadline - time.monotonic())
                 self._crew.stop(agents, left)
+                if self._stage.journal is not None:
+                    self._stage.journal.close()
                 _running.discard(self)
 
     def _wait_for_turns(self, timeout: float | None, cancel: bool) -> None:
