@@ -100,7 +100,8 @@ class AgentActor(SystemActor):
         self._running: Ask | None = None
         self._draft: Draft | None = None
         self._warned = False
-        self._cancel_next = False
+        # The first turn to begin is cancelled if it was asked before this.
+        self._cancel_before = 0
 
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
@@ -140,7 +141,7 @@ class AgentActor(SystemActor):
     # -- one turn ----------------------------------------------------------------------
 
     def _begin(self, ask: Ask) -> None:
-        cancelled, self._cancel_next = self._cancel_next, False
+        cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
         try:
@@ -285,7 +286,7 @@ class AgentActor(SystemActor):
         """End the running turn at its next step; one that has not begun never will."""
         running = None if self._running is None else self._running.ticket
         if running is None and message.ticket is None:
-            self._cancel_next = self.actor_inbox.prompts > 0
+            self._cancel_before = message.serial
         elif running is not None and message.ticket in (None, running):
             self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
             if message.error is not None:

@@ -8,7 +8,7 @@ from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.parameters import check_count, check_turn
-from kvactors.actors.reply import Reply, Rewound, Ticket
+from kvactors.actors.reply import Reply, Rewound, Ticket, next_serial
 from kvactors.actors.said import Messages, Said, check_said
 from kvactors.actors.stream import Piece, ReplyStream, read_async
 from kvactors.core.errors import InvalidInput
@@ -215,7 +215,7 @@ class Agent:
         return TranscriptView(tokens, "".join(turn.rendered for turn in turns), turns)
 
     def _cancel(self, ticket: Ticket | None) -> None:
-        send(self._actor.actor_ref, CancelTurn(ticket))
+        send(self._actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
 
     def _said(
         self,

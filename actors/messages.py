@@ -129,9 +129,11 @@ class CancelTurn:
     """To an agent: end a turn, running or still waiting in its mailbox."""
 
     ticket: Ticket | None
-    """Which one; None: the one that runs."""
+    """Which one; None: the one that runs, or waits first."""
     error: Exception | None = None
     """Fail it with this and leave no trace, instead of replying with what there is."""
+    serial: int = 0
+    """When it was called: turns asked later are not meant."""
 
 
 @dataclass(frozen=True, slots=True)

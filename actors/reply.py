@@ -11,11 +11,25 @@ from kvactors.actors.futures import ReplyFuture
 from kvactors.core.events import Finished
 from kvactors.core.prefix import MatchKind
 
-__all__ = ["FinishReason", "Reply", "Rewound", "Ticket", "Timing", "Usage", "make_reply"]
+__all__ = [
+    "FinishReason",
+    "Reply",
+    "Rewound",
+    "Ticket",
+    "Timing",
+    "Usage",
+    "make_reply",
+    "next_serial",
+]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 _serials = itertools.count(1)
+
+
+def next_serial() -> int:
+    """A number above that of every turn asked so far."""
+    return next(_serials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +97,7 @@ class Ticket:
 
     agent_id: str
     submitted_at: float
-    serial: int = field(default_factory=lambda: next(_serials))
+    serial: int = field(default_factory=next_serial)
     reply: ReplyFuture[Any] = field(default_factory=ReplyFuture)
     durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)

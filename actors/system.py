@@ -4,7 +4,6 @@ import atexit
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -34,7 +33,8 @@ __all__ = ["AgentSystem", "default_store"]
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
 
-_running: "weakref.WeakSet[AgentSystem]" = weakref.WeakSet()
+# Not weakly: one that nobody refers to any more still has to save and to end its threads.
+_running: "set[AgentSystem]" = set()
 
 
 def default_store() -> Path:

@@ -142,6 +142,18 @@ def test_cancel_right_after_ask_cancels_that_turn(open_system: OpenSystem) -> No
         assert future.get(timeout=WAIT).finish_reason == "cancelled"
 
 
+def test_a_cancel_that_comes_too_late_does_not_touch_what_is_asked_after_it(
+    open_system: OpenSystem,
+) -> None:
+    alice = open_system(store=False).spawn("alice")
+
+    for _ in range(50):
+        alice.ask([1, 2], sampling=Sampling(max_tokens=1)).get(timeout=WAIT)
+        alice.cancel()
+        later = alice.ask([3], sampling=Sampling(max_tokens=2)).get(timeout=WAIT)
+        assert later.finish_reason != "cancelled"
+
+
 def test_many_restores_under_a_small_budget_read_each_agent_once(
     open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,10 @@
-"""A process forked while a system runs: it is refused with the reason, and never hangs."""
+"""Systems in a process that is forked, and in one that ends without stopping them."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+from kvactors.persistence.store import Store
 
 FORKING = """
 import os, sys
@@ -30,19 +32,40 @@ with AgentSystem(tiny_llama(), store=sys.argv[1]) as system:
     print(alice.ask([4], sampling=Sampling(max_tokens=4)).get(timeout=60).cache)
 """
 
+ABANDONING = """
+import gc, sys
+from kvactors.core import blas; blas.preload()
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.core.testing import tiny_llama
+
+system = AgentSystem(tiny_llama(), store=sys.argv[1])
+system.start()
+system.spawn("alice").ask([1, 2, 3], sampling=Sampling(max_tokens=4)).get(timeout=60)
+system.spawn("alice").tell([4], sampling=Sampling(max_tokens=4000))
+del system
+gc.collect()
+"""
+
+
+def run(code: str, store: Path) -> list[str]:
+    command = [sys.executable, "-c", code, str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.splitlines()
+
 
 def test_a_forked_child_is_told_and_its_parent_goes_on(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    asked, spawned, started, idle, *rest = run(FORKING, tmp_path)
 
-    asked, spawned, started, idle, *rest = done.stdout.splitlines()
     assert asked.startswith("SystemStopped the system is left to the process")
     assert spawned.startswith("SystemStopped the system is left to the process")
     assert started.startswith("ModelError MLX cannot be used in a process forked from")
     assert idle == "idle True 2"
     assert rest == ["child 0", "hot"]
+
+
+def test_a_system_that_nobody_refers_to_any_more_ends_in_order(tmp_path: Path) -> None:
+    run(ABANDONING, tmp_path)
+
+    store = Store(tmp_path)
+    assert len(store.read_ledger("alice") or ()) >= 1
+    store.close()
