@@ -24,6 +24,7 @@ from kvactors.actors.reply import Reply, Rewound, Timing, Usage
 from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
+    AdmissionFull,
     BlockingCall,
     ContextExceeded,
     EngineDied,
@@ -41,6 +42,7 @@ from kvactors.core.overflow import DropOldest
 from kvactors.core.sampling import Sampling
 
 __all__ = [
+    "AdmissionFull",
     "Agent",
     "AgentBehaviour",
     "AgentExists",

@@ -103,6 +103,11 @@ class AgentActor(SystemActor):
         # The first turn to begin is cancelled if it was asked before this.
         self._cancel_before = 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether it runs no turn. Any thread."""
+        return self._running is None
+
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""
         if isinstance(message, NewTokens):

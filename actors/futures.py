@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pykka import ThreadingFuture
@@ -12,7 +12,14 @@ from kvactors.core.errors import BlockingCall
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ReplyFuture", "check_may_block", "mark_pool_thread", "on_pool_thread"]
+__all__ = [
+    "ReplyFuture",
+    "all_of",
+    "check_may_block",
+    "mark_pool_thread",
+    "on_pool_thread",
+    "resolved",
+]
 
 T = TypeVar("T")
 
@@ -144,6 +151,33 @@ class ReplyFuture(ThreadingFuture[T]):
             callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             callback(self)
+
+
+def resolved() -> ReplyFuture[None]:
+    """A future that is done."""
+    future: ReplyFuture[None] = ReplyFuture()
+    future.resolve(None)
+    return future
+
+
+def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
+    """Resolves when all have, or fails as the first of them that failed."""
+    whole: ReplyFuture[None] = ReplyFuture()
+    lock, left = threading.Lock(), len(futures)
+
+    def one_done(future: ReplyFuture[None]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if future.error is not None:
+            whole.reject(future.error)
+        elif last:
+            whole.resolve(None)
+
+    for future in futures:
+        future.on_done(one_done)
+    return whole if futures else resolved()
 
 
 def _running_loop() -> "asyncio.AbstractEventLoop | None":

@@ -33,7 +33,7 @@ from kvactors.actors.messages import (
     TurnFinished,
     Wire,
 )
-from kvactors.core.errors import EngineDied, MemoryExceeded, ModelError
+from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class GpuActor(SystemActor):
             self._agents[message.request.agent_id] = message.agent
             try:
                 engine.submit(message.request)
-            except MemoryExceeded as error:
+            except (AdmissionFull, MemoryExceeded) as error:
                 send(message.agent, TurnAborted(message.request.serial, error))
         elif isinstance(message, Cancel):
             engine.cancel(message.agent_id, message.serial, message.error)

@@ -61,6 +61,7 @@ class Agent:
         threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> ReplyFuture[Reply]:
         """Take a turn; a pykka Future of its Reply.
 
@@ -77,12 +78,13 @@ class Agent:
           transcript starts again.
 
         `timeout` in seconds bounds the whole turn, queue included: past it the turn is undone
-        and the future raises TurnTimeout. Raises InvalidInput, SystemStopped or EngineDied at
-        once; the future raises InvalidInput, ContextExceeded, MemoryExceeded or TurnFailed.
-        Prompts to one agent are answered in order.
+        and the future raises TurnTimeout. Where turns wait for room, one with a higher `priority`
+        goes first, until another was passed over often enough. Prompts to one agent are answered
+        in order. Raises InvalidInput, MailboxFull, SystemStopped or EngineDied at once; the
+        future raises InvalidInput, ContextExceeded, MemoryExceeded, AdmissionFull or TurnFailed.
         """
         said = self._said(prompt, messages, match, threshold)
-        return self._send(said, sampling, timeout).reply
+        return self._send(said, sampling, timeout, priority).reply
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
@@ -108,6 +110,7 @@ class Agent:
         threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> ReplyStream:
         """Take a turn as `ask` does and iterate over its text as it is decoded; `.reply` at
         the end.
@@ -116,7 +119,7 @@ class Agent:
         """
         chosen = sampling or Sampling()
         said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, chosen, timeout, streamed=True)
+        ticket = self._send(said, chosen, timeout, priority, streamed=True)
         return ReplyStream(
             ticket, self._system.info.chat, chosen.stop, lambda: self._cancel(ticket)
         )
@@ -130,10 +133,11 @@ class Agent:
         threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> Reply:
         """Take a turn as `ask` does, under asyncio; cancelling the task cancels the turn."""
         said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, sampling, timeout)
+        ticket = self._send(said, sampling, timeout, priority)
         try:
             reply: Reply = await ticket.reply
         except BaseException:
@@ -151,12 +155,13 @@ class Agent:
         threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[Piece, None]:
         """Iterate over a turn's pieces as `stream` does, under asyncio. Leaving the loop (close
         the generator, or let it go) or cancelling the task cancels the turn."""
         chosen = sampling or Sampling()
         said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, chosen, timeout, streamed=True)
+        ticket = self._send(said, chosen, timeout, priority, streamed=True)
         try:
             async for piece in read_async(ticket, self._system.info.chat, chosen.stop):
                 yield piece
@@ -231,15 +236,16 @@ class Agent:
         said: Said,
         sampling: Sampling | None,
         timeout: float | None,
+        priority: int = 0,
         *,
         role: str = "user",
         answer: bool = True,
         streamed: bool = False,
     ) -> Ticket:
-        check_turn(sampling, timeout)
+        check_turn(sampling, timeout, priority)
         chosen = sampling or Sampling()
 
         def make(ticket: Ticket) -> Prompt:
-            return Ask(ticket, role, said, chosen, answer)
+            return Ask(ticket, role, said, chosen, answer, priority)
 
         return self._system.send(self._actor, make, timeout, streamed=streamed)

@@ -58,6 +58,7 @@ class Launch:
     target_latency: float
     stored: bool
     eviction: EvictionPolicy = least_recently_used
+    max_waiting: int = 100_000
 
     def __call__(self) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
@@ -80,6 +81,7 @@ class Launch:
             self.stored,
             target_latency=self.target_latency,
             eviction=self.eviction,
+            max_waiting=self.max_waiting,
         )
         info = ModelInfo(
             loaded.name,

@@ -63,6 +63,8 @@ class Ask:
     """How to decode."""
     answer: bool
     """Whether an answer is wanted; False: remember only."""
+    priority: int = 0
+    """Before turns of other agents that have a lower one."""
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 

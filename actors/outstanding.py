@@ -75,6 +75,11 @@ class Outstanding:
         self._changed, self._refusal = threading.Condition(), error
         self._turns, self._saves = {}, {}
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is outstanding."""
+        return not (self._turns or self._saves or self._work)
+
     def turns(self) -> list[Ticket]:
         """The turns that wait or run."""
         with self._changed:
@@ -107,7 +112,7 @@ class Outstanding:
         check_may_block()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while self._turns or self._saves or self._work:
+            while not self.idle:
                 # A bounded wait lets Ctrl-C through on every platform.
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
                 if left <= 0:

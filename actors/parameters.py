@@ -20,10 +20,13 @@ __all__ = [
 LONGEST_ID = 255
 
 
-def check_parameters(model: Any, *, max_batch: Any, target_latency: Any, progress: Any) -> None:
+def check_parameters(
+    model: Any, *, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
+) -> None:
     """Raise InvalidConfig for what no later stage checks."""
-    if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
-        raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
+    for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
     if not callable(model) and not _is_path(model):
         raise InvalidConfig(
             f"model must be a name, a directory or a callable: {type(model).__name__}"
@@ -74,8 +77,10 @@ def check_system_prompt(system_prompt: object) -> None:
         raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
 
 
-def check_turn(sampling: object, timeout: object) -> None:
-    """Raise InvalidInput for a sampling or a timeout in seconds that no turn can have."""
+def check_turn(sampling: object, timeout: object, priority: object = 0) -> None:
+    """Raise InvalidInput for a sampling, timeout in seconds or priority that no turn can have."""
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidInput(f"priority must be an int, not {priority!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
     if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):  # type: ignore[operator]

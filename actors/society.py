@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvactors.actors.checks import check_system
 from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
@@ -24,6 +25,12 @@ class Society(Exchange):
         future: ReplyFuture[Terminated] = ReplyFuture()
         self._stage.on_end(agent_id, future.resolve)
         return future
+
+    def check(self) -> None:
+        """Prove that nothing is leaked: blocks, rows, futures, threads. AssertionError is a bug
+        of kvactors, and says what is left. Proves most when the system is idle."""
+        self._require_running()
+        check_system(self._crew, self._stage, self.agents())
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """The latest messages that nobody handled, 1,000 at most.

@@ -17,7 +17,7 @@ from pykka._envelope import Envelope
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.context import Context, late_after
 from kvactors.actors.dispatcher import Dispatcher, send
-from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.journal import Journal
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.outstanding import Outstanding
@@ -139,6 +139,15 @@ class Stage:
         with self._lock:
             return sorted(self._players.keys() - {agent_id})
 
+    def check(self) -> None:
+        """Prove that only behaviours that play have threads, topics and watchers."""
+        with self._lock:
+            playing = self._players.keys()
+            followers = {name for topic in self._topics.values() for name in topic}
+            assert self._own_threads.keys() <= playing, "a thread of an ended behaviour"
+            assert self._watchers.keys() <= playing, "a watcher of an ended behaviour"
+            assert followers <= playing, "an ended behaviour follows a topic"
+
     # -- mail --------------------------------------------------------------------------
 
     def post(
@@ -159,7 +168,7 @@ class Stage:
         except MailboxFull as error:
             return self._full(deliver, error)
         if accepted is None:
-            return _resolved()
+            return resolved()
         self._give_up_after(player, deliver, accepted)
         return accepted
 
@@ -177,7 +186,7 @@ class Stage:
         self, to: Iterable[str], message: Any, sender: "Agent | None"
     ) -> ReplyFuture[None]:
         """Send to each; the future resolves when all are in, or fails as the first did."""
-        return _all([self.post(agent_id, message, sender) for agent_id in to])
+        return all_of([self.post(agent_id, message, sender) for agent_id in to])
 
     def handled(self, deliver: Deliver | None, value: Any) -> None:
         """A message, or a start, ended with a value."""
@@ -219,7 +228,8 @@ class Stage:
     def subscribe(self, topic: str, agent_id: str) -> None:
         """Let an agent get what is published under a topic."""
         with self._lock:
-            self._topics.setdefault(topic, {})[agent_id] = None
+            if agent_id in self._players:
+                self._topics.setdefault(topic, {})[agent_id] = None
 
     def unsubscribe(self, topic: str, agent_id: str) -> None:
         """Let it get no more."""
@@ -289,16 +299,16 @@ class Stage:
         agent = self._system.find(deliver.receiver)
         if agent is None or not isinstance(deliver.message, str):
             deliver.reject()
-            return _resolved()
+            return resolved()
         try:
             turn = agent.ask(deliver.message)
         except MailboxFull as error:
             return self._full(deliver, error)
         except KvactorsError as error:
             deliver.reject(error)
-            return _resolved()
+            return resolved()
         self.handled(deliver, turn)
-        return _resolved()
+        return resolved()
 
     def _full(self, deliver: Deliver, error: MailboxFull) -> ReplyFuture[None]:
         deliver.reject(error)
@@ -319,31 +329,3 @@ class Stage:
     def _require_open(self) -> None:
         if self.closed:
             raise SystemStopped("the system is stopped")
-
-
-def _resolved() -> ReplyFuture[None]:
-    future: ReplyFuture[None] = ReplyFuture()
-    future.resolve(None)
-    return future
-
-
-def _all(futures: list[ReplyFuture[None]]) -> ReplyFuture[None]:
-    """Resolves when all have, or fails as the first of them that failed."""
-    whole: ReplyFuture[None] = ReplyFuture()
-    lock, left = threading.Lock(), len(futures)
-    if not futures:
-        return _resolved()
-
-    def one_done(future: ReplyFuture[None]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = left == 0
-        if future.error is not None:
-            whole.reject(future.error)
-        elif last:
-            whole.resolve(None)
-
-    for future in futures:
-        future.on_done(one_done)
-    return whole

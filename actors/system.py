@@ -70,6 +70,7 @@ class AgentSystem(Society):
         isolation: "shared" lets agents with the same system prompt hold its KV once;
             "strict" shares nothing between agents that were not forked.
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
+        max_waiting: turns that may wait for room; one more fails with AdmissionFull.
         journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
@@ -98,9 +99,14 @@ class AgentSystem(Society):
         isolation: str = "shared",
         prompt_lane: LanePolicy = DEFAULT_LANE,
         journal: str | Path | None = None,
+        max_waiting: int = 100_000,
     ) -> None:
         check_parameters(
-            model, max_batch=max_batch, target_latency=target_latency, progress=progress
+            model,
+            max_batch=max_batch,
+            target_latency=target_latency,
+            progress=progress,
+            max_waiting=max_waiting,
         )
         check_storage(store, max_disk, encryption_key)
         super().__init__(isolated=check_isolation(isolation), prompt_lane=prompt_lane)
@@ -140,6 +146,7 @@ class AgentSystem(Society):
             target_latency=target_latency,
             stored=stored,
             eviction=check_eviction(eviction),
+            max_waiting=max_waiting,
         )
         self._life = threading.RLock()
 

@@ -94,7 +94,7 @@ def make_request(
         serial=ask.ticket.serial,
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
-        priority=0 if ask.answer else -1,
+        priority=ask.priority if ask.answer else ask.priority - 1,
         shared=len(shared),
         beginning=tokens_hash(shared) if shared else "",
         choices=choices,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.blocks import BLOCK_TOKENS, block_floor, blocks_for
-from kvactors.core.errors import MemoryExceeded
+from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.memory import Memory
 from kvactors.core.request import Request
@@ -22,7 +22,7 @@ _COUNTED = {"hot": "hits", "warm": "restores", "cold": "misses"}
 class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
-    `eviction`: who leaves memory first."""
+    `eviction`: who leaves memory first; `max_waiting`: turns that may wait to be admitted."""
 
     max_batch: int
     memory_budget: int
@@ -30,6 +30,7 @@ class EngineConfig:
     target_latency: float = 0.1
     backlog_limit: int = 512 * 2**20
     eviction: EvictionPolicy = least_recently_used
+    max_waiting: int = 100_000
 
 
 class Admission:
@@ -69,7 +70,12 @@ class Admission:
         self.retry()
 
     def submit(self, request: Request) -> None:
-        """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
+        """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
+        too many wait."""
+        if len(self.waiting) >= self._config.max_waiting:
+            raise AdmissionFull(
+                f"{len(self.waiting)} turns wait to be admitted, the most allowed (max_waiting)"
+            )
         need, total = blocks_for(_most_tokens(request)), self._memory.pool.total
         if need > total:
             raise MemoryExceeded(

@@ -66,7 +66,8 @@ class Engine:
         return any(request.cancelled for request in self._admission.waiting)
 
     def submit(self, request: Request) -> None:
-        """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
+        """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
+        too many wait."""
         self._admission.submit(request)
 
     def prefetch(self, agent_id: str, tokens: list[int]) -> None:

@@ -22,6 +22,7 @@
     │   └── TurnTimeout (also TimeoutError)
     ├── SystemStopped                     the system, or this agent, is no longer running
     ├── EngineDied                        the GPU actor is gone; carries the cause
+    ├── AdmissionFull                     too many turns wait for the engine
     ├── Undelivered                       a message that no behaviour handled
     └── BlockingCall                      a blocking wait on a thread that must not block
 
@@ -30,6 +31,7 @@ Messages name the rule that was broken and the numbers.
 """
 
 __all__ = [
+    "AdmissionFull",
     "BlockingCall",
     "ContextExceeded",
     "EmptyPrompt",
@@ -143,6 +145,10 @@ class SystemStopped(KvactorsError):
 
 class EngineDied(KvactorsError):
     """The GPU actor died; the cause is in `__cause__`."""
+
+
+class AdmissionFull(KvactorsError):
+    """The engine's queue of waiting turns is full; the turn left no trace."""
 
 
 class Undelivered(KvactorsError):

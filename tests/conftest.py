@@ -12,7 +12,6 @@ from kvactors.core import blas
 blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
-from kvactors.actors.messages import Check  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
@@ -63,7 +62,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def prove(system: AgentSystem) -> None:
     """Let a system prove its bookkeeping."""
-    system._crew.ask(system._crew.gpu, Check())
+    system.check()
 
 
 @pytest.fixture
