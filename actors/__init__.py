@@ -18,6 +18,7 @@ from kvactors.actors.errors import (
     TokensMissing,
 )
 from kvactors.actors.handle import Agent, TranscriptView
+from kvactors.actors.health import Health
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.replay import Replayed, replay
 from kvactors.actors.reply import Reply, Rewound, Timing, Usage
@@ -55,6 +56,7 @@ __all__ = [
     "EncryptionError",
     "EngineDied",
     "ExportRejected",
+    "Health",
     "ImportRejected",
     "InvalidInput",
     "KvactorsError",

@@ -8,7 +8,7 @@ from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.sampling import Sampling
 
 if TYPE_CHECKING:
-    from kvactors.actors.context import Context, Scheduled
+    from kvactors.actors.behaviour_context import Context, Scheduled
     from kvactors.actors.handle import Agent
     from kvactors.actors.reply import Reply, Rewound
 

@@ -11,6 +11,7 @@ from pykka import ActorDeadError, Timeout, messages
 
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.gpu import GpuActor, OnProgress
+from kvactors.actors.health import Vitals
 from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import LoadModel, OpenStore, Wire
 from kvactors.actors.outstanding import Outstanding
@@ -37,6 +38,10 @@ class Crew:
     def __init__(self) -> None:
         self.outstanding = Outstanding()
         self.timer = Timer()
+        self.vitals = Vitals()
+        # Seconds that a step may take before it is reported.
+        self.watchdog = 60.0
+        self._reported = False
         self.gpu: Any = None
         self.persistence: Any = None
         self.pool: Any = None
@@ -52,7 +57,7 @@ class Crew:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         blas.advise()
         self.pool = self._dispatcher("kvactors-agents", POOL_THREADS)
-        self.gpu = GpuActor.start(self._engine_died, on_progress)
+        self.gpu = GpuActor.start(self._engine_died, on_progress, self.vitals)
         if open_store is not None:
             writer = self._dispatcher("kvactors-persistence", 1)
             self.persistence = PersistenceActor.start(
@@ -61,6 +66,7 @@ class Crew:
             self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))
         info: ModelInfo = self.gpu.ask(LoadModel(launch))
+        self._watch()
         return info
 
     def stop(self, agents: Iterable[Any], timeout: float | None = None) -> None:
@@ -97,6 +103,14 @@ class Crew:
         dispatcher = Dispatcher(name, threads)
         self._dispatchers.append(dispatcher)
         return dispatcher
+
+    def _watch(self) -> None:
+        """Look again and again whether a step hangs, and say so once."""
+        hangs = self.vitals.step_seconds > self.watchdog
+        if hangs and not self._reported:
+            logger.error("a step of the engine takes longer than %g s", self.watchdog)
+        self._reported = hangs
+        self.timer.after(self.watchdog / 4, self._watch)
 
     def _engine_died(self, cause: EngineDied) -> None:
         logger.error("%s", cause)

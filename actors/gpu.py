@@ -6,14 +6,17 @@ for the next Tick, so that messages and GPU work interleave without a lock.
 """
 
 import functools
+import gc
 import logging
 import os
+import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
-from kvactors.actors.launch import ModelInfo
+from kvactors.actors.health import Vitals
+from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import (
     Cancel,
     Check,
@@ -33,6 +36,7 @@ from kvactors.actors.messages import (
     TurnFinished,
     Wire,
 )
+from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
 
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["GpuActor", "mlx_dispatcher"]
 
 logger = logging.getLogger("kvactors")
+
+# A device that fails more often than this is given up.
+REBUILDS = Supervision("restart", backoff=0, most=5, window=60)
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -67,7 +74,10 @@ class GpuActor(SystemActor):
     """Runs the engine. `died` is told the cause if the engine breaks."""
 
     def __init__(
-        self, died: Callable[[EngineDied], None], on_progress: OnProgress | None = None
+        self,
+        died: Callable[[EngineDied], None],
+        on_progress: OnProgress | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
         super().__init__()
         self.dispatcher = mlx_dispatcher()
@@ -78,15 +88,23 @@ class GpuActor(SystemActor):
         self._agents: dict[str, Any] = {}
         self._ticking = False
         self._fingerprint = ""
+        self._launch: Launch | None = None
+        self._rebuilds = Restarts(REBUILDS)
+        self._vitals = vitals or Vitals()
 
     def on_receive(self, message: Any) -> Any:
-        """Handle one message; a defect of the engine itself ends the actor."""
+        """Handle one message. What breaks the engine itself builds it anew, or ends the actor."""
         try:
             return self._receive(message)
         except BaseException as error:
-            if not isinstance(message, LoadModel):
+            if isinstance(message, LoadModel):
+                raise
+            if not self._rebuild(error):
                 self._die(error)
-            raise
+                raise
+        finally:
+            self._vitals.step_ended()
+        return None if isinstance(message, Tick) else self.on_receive(message)
 
     def on_stop(self) -> None:
         """Free the model and every cache on the thread that owns them."""
@@ -145,8 +163,36 @@ class GpuActor(SystemActor):
 
     def _load(self, message: LoadModel) -> ModelInfo:
         info, self._engine = message.launch()
-        self._fingerprint = info.fingerprint
+        self._launch, self._fingerprint = message.launch, info.fingerprint
         return info
+
+    def _rebuild(self, error: BaseException) -> bool:
+        """A fatal error: load the model again and go on with the turns that are left. False if
+        that fails, or happened too often."""
+        engine, launch, vitals = self._engine, self._launch, self._vitals
+        if engine is None or launch is None or self._rebuilds.next(time.monotonic()) is None:
+            return False
+        logger.error("the engine is built anew after: %s", error, exc_info=error)
+        vitals.state, vitals.error = "rebuilding", f"{type(error).__name__}: {error}"
+        traceback.clear_frames(error.__traceback__)
+        events, turns, backlog = engine.abandon()
+        for event in events:
+            self._report(event)
+        del engine
+        self._engine = None
+        gc.collect()
+        try:
+            info, self._engine = launch()
+            if info.fingerprint != self._fingerprint:
+                raise ModelError("the model that was loaded again is another one")
+        except Exception as failure:
+            error.__cause__ = failure
+            return False
+        self._engine.resume(turns, backlog)
+        vitals.state, vitals.rebuilds = "ok", vitals.rebuilds + 1
+        self._ticking = False
+        self._wake(self._engine)
+        return True
 
     def _wake(self, engine: "Engine") -> None:
         if engine.busy and not self._ticking:
@@ -155,6 +201,7 @@ class GpuActor(SystemActor):
 
     def _tick(self, engine: "Engine") -> None:
         self._ticking = False
+        self._vitals.step_begins()
         for event in engine.step():
             self._report(event)
         self._wake(engine)
@@ -198,5 +245,6 @@ class GpuActor(SystemActor):
         died.__cause__ = error
         traceback.clear_frames(error.__traceback__)
         self._engine = None
+        self._vitals.state, self._vitals.error = "dead", str(died)
         self.actor_stopped.set()
         self._died(died)

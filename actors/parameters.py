@@ -12,6 +12,7 @@ __all__ = [
     "check_count",
     "check_id",
     "check_parameters",
+    "check_seconds",
     "check_storage",
     "check_system_prompt",
     "check_turn",
@@ -31,8 +32,7 @@ def check_parameters(
         raise InvalidConfig(
             f"model must be a name, a directory or a callable: {type(model).__name__}"
         )
-    if not _is_number(target_latency) or not 0 < target_latency < float("inf"):
-        raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
+    check_seconds("target_latency", target_latency)
     if progress is not None and not callable(progress):
         raise InvalidConfig(f"progress must be callable, not {progress!r}")
 
@@ -52,6 +52,13 @@ def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
         not isinstance(encryption_key, bytes) or len(encryption_key) != KEY_BYTES
     ):
         raise InvalidConfig(f"encryption_key must be {KEY_BYTES} bytes or a callable")
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """The value. Raises InvalidConfig unless it is a number above 0, and finite."""
+    if not _is_number(value) or not 0 < value < float("inf"):
+        raise InvalidConfig(f"{name} must be above 0 seconds, not {value!r}")
+    return float(value)
 
 
 def check_isolation(isolation: object) -> bool:

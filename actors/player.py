@@ -17,7 +17,7 @@ from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import SystemStopped
 
 if TYPE_CHECKING:
-    from kvactors.actors.context import Context
+    from kvactors.actors.behaviour_context import Context
     from kvactors.actors.handle import Agent
     from kvactors.actors.stage import Stage
 

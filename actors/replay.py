@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.context import Scheduled, with_choices
+from kvactors.actors.behaviour_context import Scheduled, with_choices
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.journal import pack, read_journal, unpack
 from kvactors.core.errors import InvalidInput

@@ -6,6 +6,7 @@ from kvactors.actors.checks import check_system
 from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
+from kvactors.actors.health import Health
 from kvactors.actors.supervision import DeadLetter, Terminated
 
 __all__ = ["Society"]
@@ -31,6 +32,18 @@ class Society(Exchange):
         of kvactors, and says what is left. Proves most when the system is idle."""
         self._require_running()
         check_system(self._crew, self._stage, self.agents())
+
+    def health(self) -> Health:
+        """How the engine and the store are, without waiting for either. Any thread."""
+        self._require_running()
+        vitals, seconds = self._crew.vitals, self._crew.vitals.step_seconds
+        stalled = vitals.state == "ok" and seconds > self._crew.watchdog
+        return Health(
+            "stalled" if stalled else vitals.state,
+            seconds,
+            vitals.rebuilds,
+            vitals.error,
+        )
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """The latest messages that nobody handled, 1,000 at most.

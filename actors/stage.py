@@ -15,7 +15,7 @@ from pykka import messages
 from pykka._envelope import Envelope
 
 from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.context import Context, late_after
+from kvactors.actors.behaviour_context import Context, late_after
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.journal import Journal

@@ -17,7 +17,12 @@ from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch, callable_name, parse_budget
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages import CountStored, ReadStats
-from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
+from kvactors.actors.parameters import (
+    check_isolation,
+    check_parameters,
+    check_seconds,
+    check_storage,
+)
 from kvactors.actors.society import Society
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
@@ -71,6 +76,7 @@ class AgentSystem(Society):
             "strict" shares nothing between agents that were not forked.
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
+        watchdog: seconds that a step may take before `health()` and the log say that it hangs.
         journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
@@ -100,6 +106,7 @@ class AgentSystem(Society):
         prompt_lane: LanePolicy = DEFAULT_LANE,
         journal: str | Path | None = None,
         max_waiting: int = 100_000,
+        watchdog: float = 60.0,
     ) -> None:
         check_parameters(
             model,
@@ -123,6 +130,7 @@ class AgentSystem(Society):
         self._open_store = opener if stored else None
         self._on_progress = progress
         self._journal = journal
+        self._crew.watchdog = check_seconds("watchdog", watchdog)
         options = ModelOptions(
             kv_bits=kv_bits,
             group_size=group_size,
