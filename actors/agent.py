@@ -274,7 +274,7 @@ class AgentActor(SystemActor):
         )
         nbytes = sum(part.nbytes for part in exported)
         save = Save(self.agent_id, (record,), self.wiring.fingerprint, segments)
-        self.wiring.outstanding.begin_save(ticket)
+        self.wiring.outstanding.begin_save(ticket, nbytes)
         if not send(self.wiring.persistence, SaveTurn(save, ticket, nbytes)):
             error = SaveFailed("the persistence actor is dead: nothing is saved any more")
             ticket.durable.reject(error)

@@ -61,7 +61,7 @@ class Crew:
         if open_store is not None:
             writer = self._dispatcher("kvactors-persistence", 1)
             self.persistence = PersistenceActor.start(
-                writer, open_store, self.gpu, self.outstanding
+                writer, open_store, self.gpu, self.outstanding, self.timer.after
             )
             self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))

@@ -14,12 +14,15 @@ class Health:
     """`state` of the engine: "rebuilding" after a fatal error of the device, "stalled" when a
     step takes longer than the watchdog allows, "dead" when nothing more will be answered.
     `step_seconds` is how long the step that runs has taken, 0 if none does; `error` the last
-    one that ended or rebuilt the engine."""
+    one that ended or rebuilt the engine. `storage` is "failing" while turns wait in memory that
+    the disk has refused; `unsaved_bytes` wait for it in all."""
 
     state: State
     step_seconds: float
     rebuilds: int
     error: str
+    storage: Literal["ok", "failing"]
+    unsaved_bytes: int
 
 
 class Vitals:

@@ -17,7 +17,7 @@ from kvactors.core.template import ChatFormat
 if TYPE_CHECKING:
     from kvactors.core.engine import Engine
 
-__all__ = ["Launch", "ModelInfo", "callable_name", "parse_budget"]
+__all__ = ["Launch", "ModelInfo", "callable_name", "parse_budget", "parse_bytes"]
 
 # Share of the memory that is free after loading; the rest is for weights' work space,
 # the operating system and other programs.
@@ -108,17 +108,20 @@ def callable_name(source: object) -> str | None:
 
 def parse_budget(budget: int | str | None) -> int | None:
     """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
-    if budget is None:
-        return None
-    if isinstance(budget, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", budget.upper())
+    return None if budget is None else parse_bytes("memory_budget", budget)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
         unit = None if match is None else _UNITS.get(match[2])
         if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
-            raise InvalidConfig(f'memory_budget is bytes or text such as "8GB", not {budget!r}')
-        budget = int(float(match[1]) * unit)
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise InvalidConfig(f"memory_budget is a whole number of bytes above 0, not {budget!r}")
-    return budget
+            raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
+        value = int(float(match[1]) * unit)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"{name} must be above 0 bytes, not {value!r}")
+    return value
 
 
 def _device_memory() -> int:

@@ -1,13 +1,13 @@
 """The persistence actor: owns the store, writes off the hot path, reads on demand.
 
 Saves that arrive while one group is being written gather for the next: one set of syncs for
-all of them. Nothing is dropped: ledger records that could not be written wait for the
-agent's next save.
+all of them. Nothing is dropped: ledger records that could not be written are written again,
+with the agent's next save or by themselves when the disk is back.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
@@ -33,6 +33,15 @@ __all__ = ["PersistenceActor"]
 
 logger = logging.getLogger("kvactors")
 
+# Seconds until the disk is tried again; twice as long each time.
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """To itself: write again what the disk has refused."""
+
 
 class PersistenceActor(SystemActor):
     """Runs on a thread of its own; the store is opened and closed there."""
@@ -43,6 +52,7 @@ class PersistenceActor(SystemActor):
         open_store: Callable[[], Store],
         gpu: Any,
         outstanding: Outstanding,
+        after: Callable[[float, Callable[[], object]], None],
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
@@ -52,6 +62,8 @@ class PersistenceActor(SystemActor):
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
+        self._after = after
+        self._pause = 0.0
 
     def on_receive(self, message: Any) -> Any:
         """Handle one message. The first ask opens the store and so learns what is wrong."""
@@ -59,6 +71,8 @@ class PersistenceActor(SystemActor):
             self._gather(message)
         elif isinstance(message, Flush):
             self._flush()
+        elif isinstance(message, Retry):
+            self._retry()
         elif isinstance(message, LoadKV):
             self._load(message)
         elif isinstance(message, ReadLedger):
@@ -177,6 +191,7 @@ class PersistenceActor(SystemActor):
             for save in saves:
                 if save.agent_id in open_saves:
                     failed(save, "", error)
+        self._try_again()
 
     def _coalesce(self, agent_id: str, turns: list[SaveTurn]) -> Save:
         """One save per agent: later segments supersede what they cover again."""
@@ -219,16 +234,53 @@ class PersistenceActor(SystemActor):
         except Exception:
             return 0
 
+    # -- what the disk refused ---------------------------------------------------------
+
+    def _try_again(self) -> None:
+        """Write what could not be written again later, sooner at first; until then it waits."""
+        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
+        if not self._unwritten:
+            self._pause = 0.0
+        elif not self._pause:
+            self._pause = FIRST_PAUSE
+            self._after(self._pause, self._wake)
+
+    def _wake(self) -> None:
+        send(self.actor_ref, Retry())
+
+    def _retry(self) -> None:
+        if self._unwritten:
+            try:
+                self._retry_unwritten()
+            except Exception as error:
+                logger.error("the disk is still not there: %s", error)
+        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
+        if self._unwritten:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._after(self._pause, self._wake)
+        elif self._pause:
+            self._pause = 0.0
+            logger.warning("the disk writes again: nothing of what was said is missing")
+
     def _retry_unwritten(self) -> None:
         saves = [Save(agent, records, None, ()) for agent, records in self._unwritten.items()]
         self._opened().commit(
             saves,
-            durable=lambda save: None,
+            durable=self._written,
             cached=lambda save: None,
             failed=lambda save, stage, error: logger.error(
                 "turns of %r were not written: %s", save.agent_id, error
             ),
         )
 
+    def _written(self, save: Save) -> None:
+        self._unwritten.pop(save.agent_id, None)
+
     def _tell_gpu(self, message: Any) -> None:
         send(self._gpu, message)
+
+
+def _size(records: tuple[dict[str, Any], ...]) -> int:
+    """Bytes of ledger records, about."""
+    turns = [turn for record in records for turn in record["turns"]]
+    return sum(len(turn["tokens"]) + len(turn["text"]) for turn in turns)

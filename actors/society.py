@@ -43,6 +43,8 @@ class Society(Exchange):
             seconds,
             vitals.rebuilds,
             vitals.error,
+            "failing" if self._crew.outstanding.disk_fails else "ok",
+            self._crew.outstanding.unsaved,
         )
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:

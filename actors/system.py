@@ -14,9 +14,10 @@ from typing import Any, Self
 from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.journal import Journal
-from kvactors.actors.launch import Launch, callable_name, parse_budget
+from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages import CountStored, ReadStats
+from kvactors.actors.outstanding import MAX_UNSAVED
 from kvactors.actors.parameters import (
     check_isolation,
     check_parameters,
@@ -76,6 +77,8 @@ class AgentSystem(Society):
             "strict" shares nothing between agents that were not forked.
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
+        max_unsaved: bytes, or "1GB", that may wait for a slow or failing disk before turns are
+            refused with SaveQueueFull.
         watchdog: seconds that a step may take before `health()` and the log say that it hangs.
         journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
 
@@ -107,6 +110,7 @@ class AgentSystem(Society):
         journal: str | Path | None = None,
         max_waiting: int = 100_000,
         watchdog: float = 60.0,
+        max_unsaved: int | str = MAX_UNSAVED,
     ) -> None:
         check_parameters(
             model,
@@ -130,6 +134,7 @@ class AgentSystem(Society):
         self._open_store = opener if stored else None
         self._on_progress = progress
         self._journal = journal
+        self._crew.outstanding.max_unsaved = parse_bytes("max_unsaved", max_unsaved)
         self._crew.watchdog = check_seconds("watchdog", watchdog)
         options = ModelOptions(
             kv_bits=kv_bits,

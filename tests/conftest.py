@@ -1,5 +1,7 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +65,29 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def prove(system: AgentSystem) -> None:
     """Let a system prove its bookkeeping."""
     system.check()
+
+
+@pytest.fixture
+def heard() -> Iterator[Callable[[str], threading.Event]]:
+    """Gives an event that is set when something with this text is logged."""
+    handlers: list[logging.Handler] = []
+    logger = logging.getLogger("kvactors")
+
+    def listen(text: str) -> threading.Event:
+        event = threading.Event()
+
+        class Ear(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if text in record.getMessage():
+                    event.set()
+
+        handlers.append(Ear())
+        logger.addHandler(handlers[-1])
+        return event
+
+    yield listen
+    for handler in handlers:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture
