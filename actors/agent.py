@@ -185,7 +185,8 @@ class AgentActor(SystemActor):
 
     def _warn(self, request: Request) -> None:
         most, context = most_tokens(request), self.wiring.context
-        if most >= WARN_AT * context and not self._warned:
+        refuses = self.context_policy == "refuse"
+        if refuses and most >= WARN_AT * context and not self._warned:
             self._warned = True
             logger.warning(
                 "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "

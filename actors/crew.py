@@ -97,7 +97,9 @@ class Crew:
         try:
             return actor.ask(message)
         except ActorDeadError:
-            raise self.outstanding.refusal or SystemStopped("the system is stopped") from None
+            reason = self.outstanding.refusal or SystemStopped("the system is stopped")
+            # The futures that failed hold the same error: its cause must stay.
+            raise reason from reason.__cause__
 
     def _dispatcher(self, name: str, threads: int) -> Dispatcher:
         dispatcher = Dispatcher(name, threads)

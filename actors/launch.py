@@ -68,9 +68,9 @@ class Launch:
 
         from kvactors.core.engine import Engine, EngineConfig
         from kvactors.core.model import load_model
-        from kvactors.core.probe import probe_ragged_rows
+        from kvactors.core.probe import probe_products, probe_ragged_rows
 
-        loaded = load_model(self.source, self.options)
+        loaded = probe_products(load_model(self.source, self.options))
         maybe_set_recommended_wired_limit()
         probe_ragged_rows(loaded)
         mx.clear_cache()

@@ -27,7 +27,7 @@ from kvactors.actors.parameters import check_id, check_system_prompt, check_turn
 from kvactors.actors.reply import Ticket
 from kvactors.actors.stage import Stage
 from kvactors.actors.supervision import Supervision
-from kvactors.core.errors import InvalidConfig, SystemStopped, TurnTimeout
+from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
 
@@ -43,6 +43,8 @@ class Registry:
         self._prompt_lane = prompt_lane
         self._lock = threading.RLock()
         self._agents: dict[str, Agent] = {}
+        # Ids of children whose parents have turns to finish first.
+        self._forking: set[str] = set()
         self._isolated = isolated
         self._state = "new"
         self._info: ModelInfo | None = None
@@ -179,22 +181,37 @@ class Registry:
             return known
 
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
-        source = self.spawn(parent) if isinstance(parent, str) else parent
+        source = parent if isinstance(parent, Agent) else self.spawn(parent)
+        if source._system is not self:
+            raise InvalidInput(f"agent {source.agent_id!r} belongs to another system")
         with self._lock:
             self._require_running()
-            if child in self._agents:
+            if child in self._agents or child in self._forking:
                 raise AgentExists(f"agent {child!r} exists, and a fork makes a new one")
-        ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
-        copied, stored = ticket.reply.get()
-        if stored is not None:
-            stored.get()
-        with self._lock:
-            return self._begin(child, copied, policy)
+            self._forking.add(child)
+        try:
+            ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
+            copied, stored = ticket.reply.get()
+            if stored is not None:
+                stored.get()
+            elif self._records(child):
+                # A parent without turns has nothing to be forked in the store, which would tell.
+                raise AgentExists(f"agent {child!r} is stored, and a fork makes a new one")
+            with self._lock:
+                return self._begin(child, copied, policy)
+        finally:
+            self._forking.discard(child)
+
+    def _records(self, agent_id: str) -> Any:
+        """An agent's ledger, or None."""
+        if self._crew.persistence is None:
+            return None
+        return self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
 
     def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
-        records: Any = None
-        if self._crew.persistence is not None:
-            records = self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
+        if agent_id in self._forking:
+            raise AgentExists(f"agent {agent_id!r} is just being forked")
+        records = self._records(agent_id)
         info = self.info
         try:
             transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())

@@ -5,7 +5,7 @@
 Regime: idle machine. Every contender runs in a process of its own: agents of an AgentSystem,
 PooledActor alone, pykka's ThreadingActor (10,000 at most: each is a thread), and asyncio tasks
 with a queue each. Memory is resident size per actor, each of which has handled one message.
-Tells go round all actors, a million in all; their CPU time (of all threads together) is given
+Tells go round all actors, up to a million in all; their CPU time (of all threads together) is given
 too, since neighbours change it less. Then the decode step of 4 rows beside threads that compute
 in Python.
 """
@@ -31,8 +31,7 @@ from kvactors.bench.report import print_json, print_table
 
 __all__ = ["main"]
 
-TELLS = 1_000_000
-ASKS = 20_000
+TELLS, ASKS = 1_000_000, 20_000
 MOST_THREADS = 10_000
 BUSY = (0, 1, 4)
 ROWS = 4
@@ -44,11 +43,11 @@ Figures = dict[str, float]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print tables and a JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2,000 actors, short decodes")
+    parser.add_argument("--quick", action="store_true", help="500 actors, few of everything")
     parser.add_argument("--agents", type=int, default=100_000)
     parser.add_argument("--only", choices=_CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    count = 2_000 if options.quick else options.agents
+    count = 500 if options.quick else options.agents
     if options.only:
         print(json.dumps(_CONTENDERS[options.only](count)))
         return
@@ -85,6 +84,15 @@ def _resident() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
     command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
     return int(subprocess.check_output(command, text=True)) * 1024
+
+
+def _rounds(count: int) -> int:
+    """How often all actors are told something."""
+    return max(1, min(TELLS // count, 100))
+
+
+def _asks(count: int) -> int:
+    return min(ASKS, 4 * count)
 
 
 # -- contenders ------------------------------------------------------------------------
@@ -143,7 +151,7 @@ def _pykka(count: int, start: Callable[[], Any]) -> Figures:
     spawned = time.perf_counter() - begin
     _ask_all(refs)
     per_actor = (_resident() - before) / count
-    clock, rounds = _Clock(), max(1, TELLS // count)
+    clock, rounds = _Clock(), _rounds(count)
     for _ in range(rounds):
         for ref in refs:
             ref.tell(None)
@@ -165,9 +173,9 @@ def _ask_all(refs: list[Any]) -> None:
 
 def _seconds_of_asks(refs: list[Any]) -> float:
     """One after the other, each answer awaited."""
-    begin = time.perf_counter()
-    for index in range(ASKS):
-        refs[index % len(refs)].ask(None)
+    count, begin = len(refs), time.perf_counter()
+    for index in range(_asks(count)):
+        refs[index % count].ask(None)
     return time.perf_counter() - begin
 
 
@@ -195,7 +203,7 @@ async def _tasks_on_loop(count: int) -> Figures:
     for inbox in inboxes:
         await ask(inbox)
     per_actor = (_resident() - before) / count
-    clock, rounds = _Clock(), max(1, TELLS // count)
+    clock, rounds = _Clock(), _rounds(count)
     for _ in range(rounds):
         for inbox in inboxes:
             inbox.put_nowait(None)
@@ -203,7 +211,7 @@ async def _tasks_on_loop(count: int) -> Figures:
         await ask(inbox)
     told = clock.read((rounds + 1) * count)
     begin = time.perf_counter()
-    for index in range(ASKS):
+    for index in range(_asks(count)):
         await ask(inboxes[index % count])
     asked = time.perf_counter() - begin
     begin = time.perf_counter()
@@ -223,14 +231,14 @@ def _agents(count: int) -> Figures:
         for agent in agents:
             agent.cancel()
         per_actor = (_resident() - before) / count
-        clock, rounds = _Clock(), max(1, TELLS // count)
+        clock, rounds = _Clock(), _rounds(count)
         for _ in range(rounds):
             for agent in agents:
                 agent.cancel()
         agents[-1].rewind(to_token=0).get()
         told = clock.read(rounds * count)
         begin = time.perf_counter()
-        for index in range(ASKS):
+        for index in range(_asks(count)):
             agents[index % count].rewind(to_token=0).get()
         asked = time.perf_counter() - begin
         begin = time.perf_counter()
@@ -246,7 +254,7 @@ def _figures(
     asked: float,
     stopped: float,
 ) -> Figures:
-    values = (spawned / count * 1e6, per_actor, *told, ASKS / asked, stopped / count * 1e6)
+    values = (spawned / count * 1e6, per_actor, *told, _asks(count) / asked, stopped / count * 1e6)
     return {name: round(value, 1) for name, value in zip(COLUMNS, values, strict=True)}
 
 

@@ -196,6 +196,13 @@ class Admission:
         past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
         return self._memory.bytes_of(2 * (tokens + EXTENT_STEP) + past)
 
+    def note_cache(self, request: Request) -> None:
+        """Note where the agent's KV is when its turn begins, or ends before it began."""
+        cache = self._memory.hot.get(request.agent_id)
+        own = cache is not None and cache.end and not cache.borrowed
+        if request.cache_state == "cold" and own and not request.preempted:
+            request.cache_state = "hot"
+
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""
         self._traffic.begun(request.agent_id)
@@ -203,8 +210,7 @@ class Admission:
         cache.shared = cache.shared or block_floor(request.shared)
         if request.preempted:
             return
-        if request.cache_state == "cold" and cache.end and not cache.borrowed:
-            request.cache_state = "hot"
+        self.note_cache(request)
         request.kept = min(cache.end, request.target)
         request.admitted_at = self._clock()
         self._traffic.counts[_COUNTED[request.cache_state]] += 1

@@ -5,7 +5,8 @@ enters from pieces (a hot or restored cache) or from another arena, and its new 
 as pieces: a few arrays stacked over layers. GPU thread only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -13,10 +14,12 @@ import mlx.core as mx
 from kvactors.core.batch import BatchQuantizedKVCache
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.pools import Arrays
-from kvactors.core.slots import EXTENT_STEP, SlotTable
+from kvactors.core.slots import EXTENT_STEP, Beginning, SlotTable
 from kvactors.core.spec import ModelCacheSpec
 
 __all__ = ["Arena", "Piece"]
+
+_names = count()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +27,13 @@ class Piece:
     """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
 
     `groups[g]` holds the arrays of the spec's layer group g, [layers, 2, kv_heads,
-    tokens, width].
+    tokens, width]. `name` is the piece's own, among all of the process.
     """
 
     start: int
     end: int
     groups: tuple[Arrays, ...]
+    name: int = field(default_factory=_names.__next__)
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +53,7 @@ class Arena:
         extent_step: int = EXTENT_STEP,
     ) -> None:
         self.spec = spec
+        self.policy = policy
         self.table = SlotTable(max_slabs, policy.launch_tokens, extent_step)
         self.layers = [
             BatchQuantizedKVCache(
@@ -70,18 +75,19 @@ class Arena:
         """Bytes allocated over all layers."""
         return sum(layer.nbytes for layer in self.layers)
 
-    def add_row(self, length: int, reserve: int) -> int:
+    def add_row(self, length: int, reserve: int, beginning: Beginning = ()) -> int:
         """A new row that will be loaded with `length` tokens, room for `reserve`; its index.
 
         The caller keeps its own list in step: insert at the returned index.
         """
-        slab = self.table.choose_slab(max(length, reserve))
+        slab = self.table.choose_slab(max(length, reserve), beginning)
         capacity = max(layer.grow(slab, max(length, reserve)) for layer in self.layers)
-        return self.table.commit_join(slab, length, capacity)
+        return self.table.commit_join(slab, length, capacity, beginning)
 
-    def join_bytes(self, length: int) -> int:
-        """Bytes that a new row with room for `length` tokens would allocate."""
-        slab = self.table.choose_slab(length)
+    def take_bytes(self, other: "Arena", source: int) -> int:
+        """Bytes that `take` would allocate."""
+        length = other.table.lengths[source] + 1
+        slab = self.table.choose_slab(length, other.table.beginning(source))
         slots, capacity = self.layers[0].shape_with(slab, length)
         return self._resize_bytes(self._cells(slab), slots * capacity)
 
@@ -122,12 +128,13 @@ class Arena:
             for position, index in enumerate(group):
                 pool = self.layers[index].pools[slab]
                 pool.load(slot, piece.start, {n: a[position] for n, a in arrays.items()})
+        self._note(row, piece)
         self.evaluate()
 
     def take(self, other: "Arena", source: int) -> int:
         """Copy a row of another arena in; returns its index here."""
         length = other.table.lengths[source]
-        row = self.add_row(length, length + 1)
+        row = self.add_row(length, length + 1, other.table.beginning(source))
         for layer, from_layer in zip(self.layers, other.layers, strict=True):
             layer.copy_row(row, from_layer, source)
         return row
@@ -141,7 +148,9 @@ class Arena:
             parts = [self.layers[index].pools[slab].export(slot, start, end) for index in group]
             groups.append({name: mx.stack([part[name] for part in parts]) for name in parts[0]})
         mx.eval(groups)
-        return Piece(start, end, tuple(groups))
+        piece = Piece(start, end, tuple(groups))
+        self._note(row, piece)
+        return piece
 
     def leave(self, row: int) -> int:
         """Remove a row; the slab's last row fills the hole. Returns the row that moved there.
@@ -175,6 +184,11 @@ class Arena:
         logits: mx.array = model(tokens, cache=self.layers)
         self.table.advance(width)
         return logits
+
+    def _note(self, row: int, piece: Piece) -> None:
+        """The row holds the piece's bytes: rows that hold the same can be read as one."""
+        if self.policy.cascades:
+            self.table.note(row, piece.name, piece.start, piece.end)
 
     def evaluate(self) -> None:
         """Run what was written so far; after a prefill chunk no one asks for its logits."""

@@ -11,7 +11,8 @@ model's dtype (in half precision they disagree enough to change tokens):
   For prefill chunks; several times faster there.
 
 The packed path is exact by row: a row's result does not depend on its neighbours, on the
-padding, or on how many queries are asked at once. Seed 000, 3.2; seed 002, AttendSpec.
+padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
+share as one row does, on the second path. Seed 000, 3.2; seed 002, AttendSpec.
 """
 
 import importlib
@@ -28,6 +29,7 @@ from kvactors.core.spec import LayerSpec
 __all__ = [
     "DEFAULT_THRESHOLD",
     "attend",
+    "attend_together",
     "install",
     "measure_launch_tokens",
     "measure_threshold",
@@ -36,6 +38,9 @@ __all__ = [
 # Query rows per KV head up to which packed is the faster path, until measured: on the CPU
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
 DEFAULT_THRESHOLD = 4
+
+# Of scores, softmax and sums, whatever the model's dtype.
+PRECISION = mx.float32
 
 _NAME = "scaled_dot_product_attention"
 
@@ -59,6 +64,56 @@ def attend(
     return _dequantized(queries, keys, values, pool.layer, mask, scale)
 
 
+def attend_together(
+    queries: mx.array,
+    pool: Pool,
+    extent: int,
+    shared: int,
+    mask: mx.array,
+    scale: float,
+    packed: bool,
+) -> mx.array:
+    """`attend` of one query a row, where all rows hold the same first `shared` keys, and more.
+
+    Those are read once, as floats, from the first slot: the queries of all rows are one
+    product. Each row's own keys follow, on either path; the two parts are joined through
+    their maxima and sums (cascade attention).
+    """
+    rows, layer = queries.shape[0], pool.layer
+    keys, values = (
+        _as_float(stored, layer) for stored in (pool.keys(1, shared), pool.values(1, shared))
+    )
+    own_keys, own_values = (
+        tuple(array[:, :, shared:] for array in stored)
+        for stored in (pool.keys(rows, extent), pool.values(rows, extent))
+    )
+
+    def as_one(rowwise: mx.array) -> mx.array:
+        """[rows, kv_heads, repeats, n] as one row's [1, kv_heads, rows * repeats, n]."""
+        return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
+
+    def apart(one: mx.array) -> mx.array:
+        """The way back."""
+        return one.reshape(layer.kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
+
+    folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
+    common = as_one(folded) @ keys.swapaxes(-1, -2)
+    if packed:
+        own = _scores(folded, own_keys, layer)
+    else:
+        own = folded @ _as_float(own_keys, layer).swapaxes(-1, -2)
+    own = mx.where(mask[..., shared:], own, -mx.inf)
+    top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
+    common, own = mx.exp(common - as_one(top)), mx.exp(own - top)
+    total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
+    out = apart(common @ values)
+    if packed:
+        out += _weighted(own, own_values, layer)
+    else:
+        out += own @ _as_float(own_values, layer)
+    return (out / total).reshape(queries.shape).astype(queries.dtype)
+
+
 def _packed(
     queries: mx.array,
     keys: tuple[mx.array, ...],
@@ -70,7 +125,7 @@ def _packed(
     rows, heads, tokens, dim = queries.shape
     repeats = heads // layer.kv_heads
     # Query heads that share a KV head become rows of one product, not copies of the keys.
-    folded = (queries.astype(mx.float32) * scale).reshape(
+    folded = (queries.astype(PRECISION) * scale).reshape(
         rows, layer.kv_heads, repeats * tokens, dim
     )
     scores = _scores(folded, keys, layer)
@@ -85,7 +140,7 @@ def _packed(
 def _scores(queries: mx.array, keys: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
     if layer.bits is None or layer.group_size is None:
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
-        return (queries[:, :, :, None, :] * keys[0].astype(mx.float32)[:, :, None]).sum(-1)
+        return (queries[:, :, :, None, :] * keys[0].astype(PRECISION)[:, :, None]).sum(-1)
     codes, scales, biases = keys
     return mx.quantized_matmul(
         queries, codes, scales, biases, True, group_size=layer.group_size, bits=layer.bits
@@ -94,7 +149,7 @@ def _scores(queries: mx.array, keys: tuple[mx.array, ...], layer: LayerSpec) -> 
 
 def _weighted(weights: mx.array, values: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
     if layer.bits is None or layer.group_size is None:
-        return (weights[..., None] * values[0].astype(mx.float32)[:, :, None]).sum(-2)
+        return (weights[..., None] * values[0].astype(PRECISION)[:, :, None]).sum(-2)
     codes, scales, biases = values
     return mx.quantized_matmul(
         weights, codes, scales, biases, False, group_size=layer.group_size, bits=layer.bits
@@ -110,7 +165,7 @@ def _dequantized(
     scale: float,
 ) -> mx.array:
     out = mx.fast.scaled_dot_product_attention(
-        queries.astype(mx.float32),
+        queries.astype(PRECISION),
         _as_float(keys, layer),
         _as_float(values, layer),
         scale=scale,
@@ -121,12 +176,12 @@ def _dequantized(
 
 def _as_float(stored: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
     if layer.bits is None or layer.group_size is None:
-        return stored[0].astype(mx.float32)
+        return stored[0].astype(PRECISION)
     codes, scales, biases = stored
     return mx.dequantize(
         codes,
-        scales.astype(mx.float32),
-        biases.astype(mx.float32),
+        scales.astype(PRECISION),
+        biases.astype(PRECISION),
         group_size=layer.group_size,
         bits=layer.bits,
     )

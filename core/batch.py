@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.attention import attend, install
+from kvactors.core.attention import attend, attend_together, install
 from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.options import check_attention
@@ -91,21 +91,21 @@ class BatchQuantizedKVCache:
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
         assert layer is not None
-        packed = self.policy.packed(queries.shape[2], queries.shape[1] // layer.kv_heads)
+        repeats = queries.shape[1] // layer.kv_heads
+        packed = self.policy.packed(geometry.width, repeats)
         parts = []
         row = 0
         for index, pool in enumerate(self.pools):
-            rows = len(geometry.starts[index])
-            parts.append(
-                attend(
-                    queries[row : row + rows],
-                    pool,
-                    geometry.extents[index],
-                    geometry.masks[index],
-                    scale,
-                    packed,
-                )
+            rows, extent = len(geometry.starts[index]), geometry.extents[index]
+            asked, mask, shared = (
+                queries[row : row + rows],
+                geometry.masks[index],
+                geometry.shared[index],
             )
+            if shared and self.policy.together(rows, repeats):
+                parts.append(attend_together(asked, pool, extent, shared, mask, scale, packed))
+            else:
+                parts.append(attend(asked, pool, extent, mask, scale, packed))
             row += rows
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 

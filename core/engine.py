@@ -319,9 +319,11 @@ class Engine:
     # -- ending ------------------------------------------------------------------------
 
     def _end_cancelled(self) -> None:
-        for request in [*self._admission.waiting, *self._rows.active]:
-            if request.cancelled:
-                self._finish(request, "cancelled")
+        for request in filter(lambda r: r.cancelled, list(self._admission.waiting)):
+            self._admission.note_cache(request)
+            self._finish(request, "cancelled")
+        for request in filter(lambda r: r.cancelled, self._rows.active):
+            self._finish(request, "cancelled")
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""

@@ -135,6 +135,13 @@ def _call(source: Callable[[], Any]) -> tuple[Any, Any]:
         raise ModelError(f"the model callable must return (model, tokenizer), not {made!r:.80}")
     if not all(hasattr(made[1], name) for name in ("encode", "decode")):
         raise ModelError(f"a tokenizer needs encode and decode: {type(made[1]).__name__}")
+    try:
+        mx.eval(made[0].parameters())
+    except RuntimeError as error:
+        raise ModelError(
+            f"the weights cannot be evaluated here ({error}): make the model inside the callable, "
+            "or evaluate it on the thread that made it: mx.eval(model.parameters())"
+        ) from error
     return made[0], made[1]
 
 

@@ -28,37 +28,34 @@ class Pressure:
 
     def within_memory(self, chunks: Sequence[Chunk], *, fixed: bool) -> Sequence[Chunk]:
         """The chunks that fit, at least a short one: others give way for that. None are left if
-        their own turn gave way. Rows of a common width cost more than each alone; `fixed`
-        chunks are not shortened."""
-        memory, first = self._memory, chunks[0]
-        request, least = first.request, min(first.tokens, LEAST_CHUNK)
-        if len(chunks) > 1 and not self._fits(lambda: self._cost(chunks, first.tokens)):
-            chunks = chunks[:1]
-        while not self._fits(lambda: self._cost(chunks[:1], least)) and self._give_way():
+        their own turn gave way; `fixed` chunks are not shortened."""
+        if len(chunks) > 1 and self._fits(lambda: self._cost(chunks)):
+            return chunks
+        space, tokens, request = self._memory.workspace, chunks[0].tokens, chunks[0].request
+        least = space.chunk(min(tokens, LEAST_CHUNK), 1, request.target)
+        while not self._fits(lambda: least) and self._give_way():
             if request not in self._rows.prefills:
                 return ()
-        if fixed:
-            return chunks
-        row = self._cost(chunks, 0)
-        most = memory.workspace.longest_chunk(
-            first.tokens, len(chunks), request.cached, memory.room - row
-        )
-        return chunks if most >= first.tokens else [Chunk(request, most)]
+        if not fixed:
+            tokens = space.longest_chunk(tokens, request.cached, self._memory.room)
+        return [Chunk(request, tokens)]
 
-    def _cost(self, chunks: Sequence[Chunk], tokens: int) -> int:
-        """Bytes of a forward of `tokens` tokens, with the rows that it begins."""
-        memory, widest = self._memory, max(chunk.request.target for chunk in chunks)
-        begun = self._rows.prefills[chunks[0].request] is not None
-        # A row was promised to each; only what they are wider together is not.
-        extra = 0 if begun else sum(widest - chunk.request.target for chunk in chunks)
-        return memory.bytes_of(extra) + memory.workspace.chunk(tokens, len(chunks), widest)
+    def _cost(self, chunks: Sequence[Chunk]) -> int:
+        """Bytes of a forward that begins several rows of a common width: of its work space,
+        and of what the rows are wider than was promised to each alone."""
+        targets = [chunk.request.target for chunk in chunks]
+        wider = sum(max(targets) - target for target in targets)
+        width = max(chunk.tokens for chunk in chunks)
+        space = self._memory.workspace.chunk(width, len(chunks), max(targets))
+        return self._memory.bytes_of(wider) + space
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
         arena, memory = self._rows.decode.arena, self._memory
+        batch = self._rows.prefill_batch([request])
         promised = memory.bytes_of(arena.table.extent(len(request.tokens) + 1))
         while request in self._rows.prefills:
-            if self._fits(lambda: arena.join_bytes(request.cached + 1) - promised):
+            if self._fits(lambda: arena.take_bytes(batch.arena, batch.row(request)) - promised):
                 return True
             if not self._give_way():
                 return True
@@ -88,7 +85,8 @@ class Pressure:
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
         longest = arena.table.extent(max(arena.table.lengths) + 1)
-        space = memory.workspace.decode(len(batch), longest)
+        shared = sum(map(arena.table.shared, range(len(arena.table.slabs))))
+        space = memory.workspace.decode(len(batch), longest, shared)
         # One step ahead: a token is in flight that `tokens` does not have yet.
         return all(
             memory.make_blocks(r.agent_id, len(r.tokens) + 2, self._busy) for r in batch.requests

@@ -78,7 +78,7 @@ class Scheduler:
         first = ordered[0]
         size = self.chunk_size(first.cached, first.remaining, decode)
         chunks = [Chunk(first, size)]
-        if size == first.remaining and not self.config.reproducible:
+        if size == first.remaining and _may_share(first) and not self.config.reproducible:
             chunks += self._pack(ordered[1:], size, decode)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
@@ -133,19 +133,18 @@ class Scheduler:
         return (not waited_enough, -request.priority, remaining, request.arrival)
 
     def _pack(self, others: Sequence[Request], size: int, decoding: bool) -> list[Chunk]:
-        """Further short prompts for the same forward, padded to the longest of them.
-
-        A request whose prefill has begun owns a row elsewhere and is not packed.
-        """
+        """Further short prompts for the same forward, padded to the longest of them."""
         budget = max(size, self.config.first_chunk if not decoding else self.config.least_chunk)
         packed: list[Chunk] = []
         width = size
         for request in others:
-            fresh = (
-                request.cached == request.kept and not request.isolated and not request.generated
-            )
             wider = max(width, request.remaining)
-            if fresh and wider * (len(packed) + 2) <= budget:
+            if _may_share(request) and wider * (len(packed) + 2) <= budget:
                 packed.append(Chunk(request, request.remaining))
                 width = wider
         return packed
+
+
+def _may_share(request: Request) -> bool:
+    """Whether a request may begin in a batch with others: one that has begun has its own."""
+    return request.cached == request.kept and not request.isolated and not request.generated

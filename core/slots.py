@@ -8,6 +8,9 @@ a few slabs; the order of the batch is slab by slab, slot by slot. Three rows of
                            slot 1: [0, 7)     batch row 1
     slab 1  capacity 1024  slot 0: [0, 900)   batch row 2
 
+A row remembers which immutable pieces it begins with. Rows of a slab that all begin with the
+same ones can be attended with a single read of those tokens; the first slot stands for all.
+
 Plan, then apply: `plan_*` methods change nothing and say what to do with the bytes, so
 that every layer can do it before `commit_*` makes it true.
 """
@@ -15,7 +18,10 @@ that every layer can do it before `commit_*` makes it true.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["EXTENT_STEP", "SlotTable", "grown_capacity"]
+__all__ = ["EXTENT_STEP", "Beginning", "SlotTable", "grown_capacity"]
+
+Beginning = tuple[tuple[int, int], ...]
+"""The pieces that a row begins with: (name, end) of each, in order; no gap between them."""
 
 # Key extents are multiples of this: the sums over keys then have the same order for a row
 # in whichever batch it stands, so that exactness does not depend on the neighbours.
@@ -38,11 +44,24 @@ def grown_capacity(current: int, needed: int) -> int:
 
 
 @dataclass(slots=True)
+class Row:
+    """`length` tokens. Rows that begin with the same pieces hold the same bytes there."""
+
+    length: int
+    beginning: Beginning = ()
+
+
+@dataclass(slots=True)
 class Slab:
-    """One rectangle of slots x capacity tokens; `lengths[i]` tokens stand in slot i."""
+    """One rectangle of slots x capacity tokens; `rows[i]` stands in slot i."""
 
     capacity: int
-    lengths: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of each row."""
+        return [row.length for row in self.rows]
 
 
 class SlotTable:
@@ -63,12 +82,12 @@ class SlotTable:
         self.slabs: list[Slab] = []
 
     def __len__(self) -> int:
-        return sum(len(slab.lengths) for slab in self.slabs)
+        return sum(len(slab.rows) for slab in self.slabs)
 
     @property
     def lengths(self) -> list[int]:
         """Committed tokens of each row, in the order of the batch."""
-        return [length for slab in self.slabs for length in slab.lengths]
+        return [row.length for slab in self.slabs for row in slab.rows]
 
     def extent(self, tokens: int) -> int:
         """`tokens` rounded up to a key extent."""
@@ -86,46 +105,62 @@ class SlotTable:
         """(slab, slot) of a batch row."""
         assert 0 <= row < len(self), f"row {row} of {len(self)}"
         for index, slab in enumerate(self.slabs):
-            if row < len(slab.lengths):
+            if row < len(slab.rows):
                 return index, row
-            row -= len(slab.lengths)
+            row -= len(slab.rows)
         raise AssertionError("unreachable")
 
     def first_row(self, slab: int) -> int:
         """Batch row of the slab's first slot."""
-        return sum(len(s.lengths) for s in self.slabs[:slab])
+        return sum(len(s.rows) for s in self.slabs[:slab])
 
-    def choose_slab(self, length: int, *, last: bool = False) -> int:
+    def beginning(self, row: int) -> Beginning:
+        """The pieces that a row is known to begin with."""
+        slab, slot = self.locate(row)
+        return self.slabs[slab].rows[slot].beginning
+
+    def note(self, row: int, name: int, start: int, end: int) -> None:
+        """A row's tokens [start, end) are the piece `name`; kept if it follows on the others."""
+        slab, slot = self.locate(row)
+        found = self.slabs[slab].rows[slot]
+        if start == _end(found.beginning):
+            found.beginning = (*found.beginning, (name, end))
+
+    def shared(self, slab: int) -> int:
+        """Tokens that all rows of a slab begin with, if it pays to read them once."""
+        return self._shared(self.slabs[slab].rows)
+
+    def choose_slab(self, length: int, beginning: Beginning = (), *, last: bool = False) -> int:
         """The slab that a row of `length` should join; `len(slabs)` means a new one.
 
-        Least padding read plus launches. `last` allows only what keeps the row at the
-        end of the batch, as mlx-lm's `extend` promises.
+        Least read plus launches: padding counts, a shared beginning counts once. `last`
+        allows only what keeps the row at the end of the batch, as mlx-lm's `extend` promises.
         """
         fresh = len(self.slabs)
         first = max(0, fresh - 1) if last else 0
         costs: list[tuple[int, int]] = [
-            (self._join_cost(index, length), index) for index in range(first, fresh)
+            (self._join_cost(index, Row(length, beginning)), index) for index in range(first, fresh)
         ]
         if fresh < self.max_slabs or not costs:
             costs.append((length + self.launch_tokens, fresh))
         return min(costs)[1]
 
-    def commit_join(self, slab: int, length: int, capacity: int) -> int:
+    def commit_join(self, slab: int, length: int, capacity: int, beginning: Beginning = ()) -> int:
         """Add a row at the end of a slab; returns its batch row."""
-        assert length <= capacity
+        assert _end(beginning) <= length <= capacity
         if slab == len(self.slabs):
             self.slabs.append(Slab(capacity))
         self.slabs[slab].capacity = capacity
-        self.slabs[slab].lengths.append(length)
-        return self.first_row(slab) + len(self.slabs[slab].lengths) - 1
+        self.slabs[slab].rows.append(Row(length, beginning))
+        return self.first_row(slab) + len(self.slabs[slab].rows) - 1
 
     def commit_leave(self, row: int) -> None:
         """Remove a row; the slab's last row has moved into the hole."""
         index, slot = self.locate(row)
-        lengths = self.slabs[index].lengths
-        lengths[slot] = lengths[-1]
-        lengths.pop()
-        if not lengths:
+        rows = self.slabs[index].rows
+        rows[slot] = rows[-1]
+        rows.pop()
+        if not rows:
             del self.slabs[index]
 
     def plan_filter(self, keep: Sequence[int]) -> list[list[int]]:
@@ -145,30 +180,57 @@ class SlotTable:
     def commit_filter(self, slots: Sequence[Sequence[int]]) -> None:
         """Make a planned filter true; empty slabs vanish."""
         for slab, kept in zip(self.slabs, slots, strict=True):
-            slab.lengths = [slab.lengths[slot] for slot in kept]
-        self.slabs = [slab for slab in self.slabs if slab.lengths]
+            slab.rows = [slab.rows[slot] for slot in kept]
+        self.slabs = [slab for slab in self.slabs if slab.rows]
 
     def advance(self, tokens: int) -> None:
         """Commit `tokens` more in every row."""
         for slab in self.slabs:
-            assert all(length + tokens <= slab.capacity for length in slab.lengths)
-            slab.lengths = [length + tokens for length in slab.lengths]
+            for row in slab.rows:
+                row.length += tokens
+                assert row.length <= slab.capacity
 
     def set_length(self, row: int, length: int) -> None:
         """Cut a row to `length` tokens; moves no bytes (seed 002: rewind)."""
         index, slot = self.locate(row)
-        assert 0 <= length <= self.slabs[index].lengths[slot], "a cut cannot grow a row"
-        self.slabs[index].lengths[slot] = length
+        cut = self.slabs[index].rows[slot]
+        assert 0 <= length <= cut.length, "a cut cannot grow a row"
+        cut.length = length
+        cut.beginning = tuple(piece for piece in cut.beginning if piece[1] <= length)
 
     def check(self) -> None:
-        """Prove the invariants: no empty slab, no row beyond its slab's capacity."""
-        assert all(slab.lengths for slab in self.slabs), "an empty slab"
+        """Prove the invariants: no empty slab, no row beyond its slab's capacity, no known
+        piece beyond its row."""
+        assert all(slab.rows for slab in self.slabs), "an empty slab"
         assert len(self.slabs) <= self.max_slabs, "too many slabs"
         for slab in self.slabs:
-            assert all(0 <= length <= slab.capacity for length in slab.lengths)
+            for row in slab.rows:
+                assert 0 <= _end(row.beginning) <= row.length <= slab.capacity
 
-    def _join_cost(self, index: int, length: int) -> int:
-        """Padding tokens read more per step if a row of `length` joins this slab."""
-        lengths = self.slabs[index].lengths
-        longest = max(lengths)
-        return max(longest, length) + max(0, length - longest) * len(lengths)
+    def _join_cost(self, index: int, row: Row) -> int:
+        """Tokens read more per step if a row joins this slab."""
+        rows = self.slabs[index].rows
+        return self._read([*rows, row]) - self._read(rows)
+
+    def _read(self, rows: Sequence[Row]) -> int:
+        """Tokens that a step of these rows reads, padded to the longest."""
+        longest = max(row.length for row in rows)
+        return len(rows) * longest - (len(rows) - 1) * self._shared(rows)
+
+    def _shared(self, rows: Sequence[Row]) -> int:
+        common = _common([row.beginning for row in rows])
+        return common if (len(rows) - 1) * common > self.launch_tokens else 0
+
+
+def _end(beginning: Beginning) -> int:
+    return beginning[-1][1] if beginning else 0
+
+
+def _common(beginnings: Sequence[Beginning]) -> int:
+    """Tokens of the pieces that all of these begin with."""
+    end = 0
+    for pieces in zip(*beginnings, strict=False):
+        if any(piece != pieces[0] for piece in pieces):
+            break
+        end = pieces[0][1]
+    return end

@@ -5,6 +5,7 @@ token (activations), for each pair of token and key (scores), and for each key (
 layer). The three factors are solved from the peaks of three small forwards.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -47,27 +48,28 @@ class WorkSpace:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
         return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))
 
-    def decode(self, rows: int, keys: int) -> int:
-        """Bytes of a decode step of `rows` rows, padded to `keys` keys."""
-        return int(rows * keys * self.decoded)
+    def decode(self, rows: int, keys: int, shared: int = 0) -> int:
+        """Bytes of a decode step of `rows` rows, padded to `keys` keys; `shared` of them are
+        dequantized for all rows at once."""
+        return int(rows * keys * self.decoded + shared * self.key)
 
     def least(self, keys: int, others: int) -> int:
         """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
         return max(self.chunk(LEAST_CHUNK, 1, keys), self.decode(1 + others, keys))
 
-    def longest_chunk(self, asked: int, rows: int, cached: int, room: int) -> int:
-        """The longest chunk of at most `asked` tokens that `room` bytes allow; at least 1."""
-        keys = cached + asked
-        each = rows * (self.token + keys * self.pair)
-        spare = room - rows * keys * self.key
-        return max(1, min(asked, int(spare / each) if each else asked))
+    def longest_chunk(self, asked: int, cached: int, room: int) -> int:
+        """The longest chunk of one row, of at most `asked` tokens, that `room` bytes allow; at
+        least 1."""
+        fit = bisect_right(range(asked + 1), room, key=lambda n: self.chunk(n, 1, cached + n))
+        return max(1, fit - 1)
 
 
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
     """Bytes that MLX held at most beside the cache during one forward."""
     arena = Arena(loaded.spec, loaded.policy, max_slabs=1)
     arena.table.lean = True
-    arena.add_row(keys - tokens, keys)
+    # Decoding rows have spare room; on the CPU a product over a part of a slab copies it.
+    arena.add_row(keys - tokens, keys if tokens > 1 else 2 * keys)
     arena.evaluate()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

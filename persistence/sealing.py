@@ -44,8 +44,13 @@ class Sealing:
     """Seals and opens with one key. Immutable; any thread."""
 
     def __init__(self, key: EncryptionKey) -> None:
-        """Raises EncryptionError for a key of another length or without `cryptography`."""
-        secret = key() if callable(key) else key
+        """Raises EncryptionError for a key of another length or without `cryptography`, and
+        where a callable raises."""
+        try:
+            secret = key() if callable(key) else key
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise EncryptionError(f"the callable for the encryption key raised {reason}") from error
         if not isinstance(secret, bytes | bytearray) or len(secret) != KEY_BYTES:
             raise EncryptionError(
                 f"an encryption key is {KEY_BYTES} bytes, or a callable that returns them: "

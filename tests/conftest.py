@@ -13,6 +13,7 @@ from kvactors.core import blas
 
 blas.preload()
 
+
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
@@ -62,11 +63,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def prove(system: AgentSystem) -> None:
-    """Let a system prove its bookkeeping."""
-    system.check()
-
-
 @pytest.fixture
 def heard() -> Iterator[Callable[[str], threading.Event]]:
     """Gives an event that is set when something with this text is logged."""
@@ -105,5 +101,5 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
     yield start
     for system in systems:
         with suppress(SystemStopped, EngineDied):
-            prove(system)
+            system.check()
         system.stop(timeout=30)

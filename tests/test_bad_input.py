@@ -180,6 +180,14 @@ def test_a_callable_that_makes_no_model_is_a_model_error(model: Any, text: str) 
         AgentSystem(model, store=False).start()
 
 
+def test_a_model_of_another_thread_that_was_not_evaluated_is_refused_with_advice() -> None:
+    model = tiny_model()
+    model.lm_head.weight = model.lm_head.weight + 1
+
+    with pytest.raises(ModelError, match=r"mx\.eval\(model\.parameters\(\)\)"):
+        AgentSystem(lambda: (model, PlainTokenizer()), store=False).start()
+
+
 def test_a_callable_model_needs_a_name_to_be_stored_under(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="model_name="):
         AgentSystem(lambda: None, store=tmp_path)

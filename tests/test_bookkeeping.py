@@ -1,5 +1,7 @@
 """Slots, blocks, token boundaries, ranges to save: integers only, against simple models."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,24 +13,47 @@ from kvactors.core.offsets import token_boundary
 from kvactors.core.slots import SlotTable, grown_capacity
 from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
 
+PIECES = st.lists(st.integers(0, 1), max_size=5)
+
+
+@dataclass
+class PlainRow:
+    """What a row should be; `pieces` by name, each of 100 tokens."""
+
+    name: int
+    length: int
+    pieces: list[int]
+
 
 class Slots(RuleBasedStateMachine):
-    """The table against a plain list of (name, length) in the order of the batch."""
+    """The table against a plain list of rows in the order of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = SlotTable(max_slabs=3, launch_tokens=300)
-        self.rows: list[list[int]] = []
+        self.rows: list[PlainRow] = []
         self.names = iter(range(1 << 20))
 
-    @rule(length=st.integers(0, 3000), last=st.booleans())
-    def join(self, length: int, last: bool) -> None:
-        slab = self.table.choose_slab(length, last=last)
+    @rule(length=st.integers(0, 3000), last=st.booleans(), pieces=PIECES)
+    def join(self, length: int, last: bool, pieces: list[int]) -> None:
+        pieces = pieces[: length // 100]
+        beginning = tuple((name, 100 * (at + 1)) for at, name in enumerate(pieces))
+        slab = self.table.choose_slab(length, beginning, last=last)
         old = self.table.slabs[slab].capacity if slab < len(self.table.slabs) else 0
-        row = self.table.commit_join(slab, length, grown_capacity(old, length))
+        row = self.table.commit_join(slab, length, grown_capacity(old, length), beginning)
         if last:
             assert row == len(self.rows)
-        self.rows.insert(row, [next(self.names), length])
+        self.rows.insert(row, PlainRow(next(self.names), length, pieces))
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), at=st.integers(0, 5), name=st.integers(0, 1))
+    def note(self, data: st.DataObject, at: int, name: int) -> None:
+        row = data.draw(st.integers(0, len(self.rows) - 1))
+        known = self.rows[row]
+        if 100 * (at + 1) <= known.length:
+            self.table.note(row, name, 100 * at, 100 * (at + 1))
+            if at == len(known.pieces):
+                known.pieces = [*known.pieces, name]
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -53,22 +78,47 @@ class Slots(RuleBasedStateMachine):
         if all(max(s.lengths) < s.capacity for s in self.table.slabs):
             self.table.advance(1)
             for row in self.rows:
-                row[1] += 1
+                row.length += 1
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
         row = data.draw(st.integers(0, len(self.rows) - 1))
-        self.rows[row][1] = data.draw(st.integers(0, self.rows[row][1]))
-        self.table.set_length(row, self.rows[row][1])
+        known = self.rows[row]
+        known.length = data.draw(st.integers(0, known.length))
+        known.pieces = known.pieces[: known.length // 100]
+        self.table.set_length(row, known.length)
 
     @invariant()
     def agrees(self) -> None:
         self.table.check()
-        assert self.table.lengths == [length for _, length in self.rows]
+        assert self.table.lengths == [row.length for row in self.rows]
+        for index, row in enumerate(self.rows):
+            assert [name for name, _ in self.table.beginning(index)] == row.pieces
+        for slab in range(len(self.table.slabs)):
+            first = self.table.first_row(slab)
+            rows = self.rows[first : first + len(self.table.slabs[slab].rows)]
+            least = min(len(row.pieces) for row in rows)
+            alike = [n for n in range(least + 1) if len({(*r.pieces[:n],) for r in rows}) == 1]
+            common = 100 * max(alike)
+            worth = (len(rows) - 1) * common > self.table.launch_tokens
+            assert self.table.shared(slab) == (common if worth else 0)
 
 
 TestSlots = Slots.TestCase
+
+
+def test_rows_that_begin_alike_share_a_slab_and_a_stranger_gets_another() -> None:
+    table = SlotTable(max_slabs=2, launch_tokens=300)
+    kin = [((7, 1000),), ((7, 1000), (8, 1100)), ((7, 1000), (9, 1200))]
+    slabs = []
+    for length, beginning in [(1200, kin[0]), (1250, kin[1]), (1210, ()), (1300, kin[2])]:
+        slab = table.choose_slab(length, beginning)
+        table.commit_join(slab, length, 2048, beginning)
+        slabs.append(slab)
+
+    assert slabs == [0, 0, 1, 0]
+    assert (table.shared(0), table.shared(1)) == (1000, 0)
 
 
 class Blocks(RuleBasedStateMachine):

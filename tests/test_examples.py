@@ -48,7 +48,7 @@ def test_long_life() -> None:
     cold, evictions, prefilled = ([int(life[at]) for life in lives] for at in (4, 5, 7))
     # Only the first turn of all is cold, and what was evicted is not computed again.
     assert cold == [1, 0, 0, 0]
-    assert evictions[-1] > 10
+    assert evictions[-1] > 0
     assert max(prefilled) < 150
     assert lives[-1][-2:] == ["called", "Biscuit."]
 
@@ -60,7 +60,10 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-@pytest.mark.parametrize("bench", ["decode", "memory", "prefix", "recall", "restore", "storage"])
+BENCHES = ["actors", "cascade", "decode", "memory", "prefix", "recall", "restore", "storage"]
+
+
+@pytest.mark.parametrize("bench", BENCHES)
 @pytest.mark.slow
 def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
     plot = tmp_path / "out.png"

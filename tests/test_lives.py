@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import prove
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -117,7 +116,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_bookkeeping_is_right(self) -> None:
-        prove(self.system)
+        self.system.check()
 
     def teardown(self) -> None:
         self.system.stop(timeout=WAIT)

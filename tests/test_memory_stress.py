@@ -100,7 +100,7 @@ def test_under_a_budget_for_a_few_every_agent_answers_as_with_room_for_all(
 
 def worlds() -> list[World]:
     rng = np.random.default_rng(3)
-    return [make_world(rng, facts=8, names="seen") for _ in range(WORLDS)]
+    return [make_world(rng, facts=24, names="seen") for _ in range(WORLDS)]
 
 
 def live(system: AgentSystem) -> list[tuple[int, ...]]:

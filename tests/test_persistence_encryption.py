@@ -113,6 +113,14 @@ def test_another_key_no_key_and_a_key_too_many_are_told_apart(root: Path, tmp_pa
     Store(plain).close()
 
 
+def test_a_callable_that_raises_is_an_error_of_the_key(tmp_path: Path) -> None:
+    def vault() -> bytes:
+        raise RuntimeError("the vault is down")
+
+    with pytest.raises(EncryptionError, match="RuntimeError: the vault is down"):
+        Store(tmp_path, encryption_key=vault)
+
+
 @pytest.mark.parametrize("key", [b"short", bytes(33), "x" * 32, lambda: b"", 7])
 def test_what_is_no_key_is_refused(tmp_path: Path, key: object) -> None:
     with pytest.raises(EncryptionError, match="32 bytes"):

@@ -142,6 +142,27 @@ def test_cancel_right_after_ask_cancels_that_turn(open_system: OpenSystem) -> No
         assert future.get(timeout=WAIT).finish_reason == "cancelled"
 
 
+def test_a_turn_cancelled_before_it_is_admitted_still_tells_a_hot_agent_from_a_cold_one(
+    open_system: OpenSystem,
+) -> None:
+    held = Held()
+    system = open_system(held, store=False, max_batch=1)
+    alice, bob, carol = (system.spawn(name) for name in ("alice", "bob", "carol"))
+    alice.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+    held.hold()
+    running = bob.ask([1, 2, 3], sampling=SHORT)
+    assert held.model.reached.wait(WAIT)
+    waiting = [agent.ask([4], sampling=SHORT) for agent in (alice, carol)]
+    for agent in (alice, carol):
+        agent.cancel()
+
+    held.gate.set()
+
+    replies = [future.get(timeout=WAIT) for future in (running, *waiting)]
+    assert [reply.cache for reply in replies] == ["cold", "hot", "cold"]
+    assert [reply.finish_reason for reply in replies[1:]] == ["cancelled", "cancelled"]
+
+
 def test_a_cancel_that_comes_too_late_does_not_touch_what_is_asked_after_it(
     open_system: OpenSystem,
 ) -> None:

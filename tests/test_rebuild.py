@@ -117,8 +117,11 @@ def test_if_it_cannot_be_built_anew_every_future_fails_with_the_cause(
     for future in futures:
         with pytest.raises(EngineDied, match="Command buffer"):
             future.get(timeout=WAIT)
-    with pytest.raises(EngineDied):
-        system.spawn("0").ask([1])
+    agent = system.spawn("0")
+    for call in (system.stats, lambda: agent.ask([1]), lambda: futures[0].get(timeout=WAIT)):
+        with pytest.raises(EngineDied) as caught:
+            call()
+        assert caught.value.__cause__ is LOST
     assert system.health().state == "dead"
 
 

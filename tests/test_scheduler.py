@@ -114,14 +114,15 @@ def test_short_prompts_share_a_forward_and_longer_ones_do_not() -> None:
     assert sorted(chunk.tokens for chunk in plan.prefill) == [40, 50, 60, 64]
 
 
-def test_a_prompt_that_has_begun_keeps_its_own_row() -> None:
+@pytest.mark.parametrize(("other", "chunk"), [(30, 30), (50, 40)])
+def test_a_prompt_that_has_begun_keeps_its_own_row(other: int, chunk: int) -> None:
     begun = request(60, 1)
     begun.cached += 20
     begun.kept = 0
 
-    plan = Scheduler().plan([request(30, 0), begun], 0)
+    plan = Scheduler().plan([request(other, 0), begun], 0)
 
-    assert [chunk.tokens for chunk in plan.prefill] == [30]
+    assert [part.tokens for part in plan.prefill] == [chunk]
 
 
 def test_reproducible_chunks_end_at_absolute_multiples_of_256() -> None:

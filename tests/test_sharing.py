@@ -1,5 +1,6 @@
 """One beginning, many agents: forks and equal system prompts hold KV once, and nobody can tell."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentSystem, Reply, Sampling
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
 
 OpenSystem = Callable[..., AgentSystem]
@@ -97,6 +98,59 @@ def test_a_fork_makes_a_new_agent_or_says_why_not(open_system: OpenSystem) -> No
     assert system.spawn("bob", from_="alice").ask([4], sampling=ANSWER).get(timeout=WAIT)
     with pytest.raises(AgentExists):
         system.spawn("bob", from_="alice")
+
+
+def test_a_fork_takes_no_parent_that_is_no_agent_of_the_system(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    system, other = open_system(grid), open_system(grid, store=tmp_path / "other")
+    stranger = other.spawn("stranger")
+    stranger.ask([3], sampling=ANSWER).get(timeout=WAIT)
+    with pytest.raises(InvalidInput, match="'stranger' belongs to another system"):
+        system.spawn("bob", from_=stranger)
+    with pytest.raises(InvalidAgentId, match="int"):
+        system.spawn("bob", from_=5)  # type: ignore[arg-type]
+    assert system.spawn("bob").transcript().turns == ()
+    other.stop(timeout=WAIT)
+    assert open_system(grid, store=tmp_path / "other").spawn("bob").transcript().turns == ()
+
+
+def test_a_fork_of_an_empty_parent_does_not_take_the_place_of_a_stored_agent(
+    open_system: OpenSystem,
+) -> None:
+    first = open_system(grid)
+    first.spawn("bob").ask([3], sampling=ANSWER).get(timeout=WAIT)
+    first.stop(timeout=WAIT)
+
+    second = open_system(grid)
+    second.spawn("alice")
+    with pytest.raises(AgentExists, match="bob"):
+        second.spawn("bob", from_="alice")
+    assert len(second.spawn("bob").transcript().turns) == 2
+
+
+def test_two_forks_at_once_make_one_child(open_system: OpenSystem) -> None:
+    system = open_system(grid, store=False)
+    alice = system.spawn("alice")
+    running = alice.ask([3], sampling=Sampling(max_tokens=2000))
+    made: list[object] = []
+
+    def fork() -> None:
+        try:
+            made.append(system.spawn("bob", from_=alice))
+        except AgentExists as error:
+            made.append(error)
+            alice.cancel()  # Lets the fork that waits go on.
+
+    threads = [threading.Thread(target=fork) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+
+    running.get(timeout=WAIT)
+    assert sorted(type(one).__name__ for one in made) == ["Agent", "AgentExists"]
+    assert system.spawn("bob") in made
 
 
 def test_a_fork_of_an_agent_without_turns_is_empty(open_system: OpenSystem) -> None:
