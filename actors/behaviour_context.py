@@ -20,7 +20,7 @@ __all__ = ["Context", "Scheduled", "late_after", "with_choices"]
 class Scheduled:
     """A message that will be sent, once or again and again. Any thread may cancel it."""
 
-    def __init__(self, ended: Callable[["Scheduled"], None]) -> None:
+    def __init__(self, ended: Callable[["Scheduled"], object]) -> None:
         self._ended = ended
         self._lock = threading.Lock()
         self.active = True
@@ -45,7 +45,7 @@ class Context:
         self.agent = agent
         self.turns = 0
         self._stage = stage
-        self._scheduled: set[Scheduled] = set()
+        self._scheduled: dict[Scheduled, None] = {}
         self._sent = self._asked = 0
 
     def think(
@@ -127,7 +127,7 @@ class Context:
         outstanding.begin_work()
 
         def ended(one: Scheduled) -> None:
-            self._scheduled.discard(one)
+            self._scheduled.pop(one, None)
             outstanding.end_work()
 
         def fire() -> None:
@@ -136,7 +136,7 @@ class Context:
                 scheduled.end()
 
         scheduled = Scheduled(ended)
-        self._scheduled.add(scheduled)
+        self._scheduled[scheduled] = None
         self._stage.after(seconds, fire)
         return scheduled
 
@@ -149,8 +149,8 @@ class Context:
                 self._stage.post(self.agent.agent_id, message, self.agent)
                 self._stage.after(seconds, fire)
 
-        scheduled = Scheduled(self._scheduled.discard)
-        self._scheduled.add(scheduled)
+        scheduled = Scheduled(lambda one: self._scheduled.pop(one, None))
+        self._scheduled[scheduled] = None
         self._stage.after(seconds, fire)
         return scheduled
 

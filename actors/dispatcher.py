@@ -21,10 +21,13 @@ BATCH = 32
 
 
 class Dispatcher:
-    """`threads` daemon threads that run whichever actor has messages, in order of arrival.
+    """`threads` daemon threads that run whichever actor has messages, in order of arrival, each
+    for at most `batch` messages.
 
     Blocking on a future is refused on them unless `blocking`.
     """
+
+    batch = BATCH
 
     def __init__(self, name: str, threads: int, *, blocking: bool = False) -> None:
         self.name = name
@@ -105,7 +108,7 @@ class PooledActor(Actor):
             self._started = True
             self._guarded(self.on_start)
         inbox, stopped = self.actor_inbox, self.actor_stopped.is_set
-        for _ in range(BATCH):
+        for _ in range(self.dispatcher.batch):
             if stopped():
                 inbox.close()
                 return

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pykka import ThreadingFuture
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ReplyFuture",
+    "add_driver",
     "all_of",
     "check_may_block",
+    "drive",
     "mark_pool_thread",
     "on_pool_thread",
+    "remove_driver",
     "resolved",
 ]
 
@@ -34,6 +37,34 @@ def mark_pool_thread() -> None:
 def on_pool_thread() -> bool:
     """Whether the calling thread runs actors."""
     return getattr(_thread, "shared", False)
+
+
+class Driver(Protocol):
+    """What makes a world go on that waits for its user (`kvactors.actors.deterministic`)."""
+
+    def drive(self, until: Callable[[], bool], timeout: float | None) -> None:
+        """Go on until something is so, at most `timeout` seconds."""
+
+
+_drivers: list[Driver] = []
+
+
+def add_driver(driver: Driver) -> None:
+    """Drive this world too whenever somebody waits."""
+    _drivers.append(driver)
+
+
+def remove_driver(driver: Driver) -> None:
+    """Drive it no more."""
+    if driver in _drivers:
+        _drivers.remove(driver)
+
+
+def drive(until: Callable[[], bool], timeout: float | None = None) -> None:
+    """Before a thread waits for something: let worlds that need it go on until it is so."""
+    for driver in _drivers:
+        if not until():
+            driver.drive(until, timeout)
 
 
 def check_may_block() -> None:
@@ -72,6 +103,7 @@ class ReplyFuture(ThreadingFuture[T]):
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
         if not self.done and self._get_hook is None:
             check_may_block()
+            drive(lambda: self.done, timeout)
         return super().get(timeout=timeout)
 
     def set(self, value: T | None = None) -> None:

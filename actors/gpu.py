@@ -78,9 +78,10 @@ class GpuActor(SystemActor):
         died: Callable[[EngineDied], None],
         on_progress: OnProgress | None = None,
         vitals: Vitals | None = None,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         super().__init__()
-        self.dispatcher = mlx_dispatcher()
+        self.dispatcher = dispatcher or mlx_dispatcher()
         self._persistence: Any = None
         self._died = died
         self._on_progress = on_progress

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class Launch:
     stored: bool
     eviction: EvictionPolicy = least_recently_used
     max_waiting: int = 100_000
+    clock: Callable[[], float] = time.perf_counter
 
     def __call__(self) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
@@ -93,7 +95,7 @@ class Launch:
             str(mx.default_device()),
             budget,
         )
-        return info, Engine(loaded, config)
+        return info, Engine(loaded, config, self.clock)
 
 
 def callable_name(source: object) -> str | None:

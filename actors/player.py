@@ -109,7 +109,7 @@ class Player(SystemActor):
         self._stage = stage
         self._policy = supervision
         self._restarts = Restarts(supervision)
-        self._runs: set[Run] = set()
+        self._runs: dict[Run, None] = {}
         self._stopping = False
         self._cause: BaseException | None = None
         self._behaviour = make()
@@ -157,7 +157,7 @@ class Player(SystemActor):
     # -- one message -------------------------------------------------------------------
 
     def _begin(self, run: Run, call: Callable[[], Any]) -> None:
-        self._runs.add(run)
+        self._runs[run] = None
         run.turns_before = self._context.turns
         if not self._behaviour.reentrant:
             self.actor_inbox.open_to_prompts = False
@@ -195,7 +195,7 @@ class Player(SystemActor):
         send(self.actor_ref, Resume(run))
 
     def _end(self, run: Run, value: Any) -> None:
-        self._runs.discard(run)
+        self._runs.pop(run, None)
         self.actor_inbox.open_to_prompts = True
         self._stage.handled(run.deliver, value)
         if self._stopping and not self._runs:
@@ -203,7 +203,7 @@ class Player(SystemActor):
 
     def _fail(self, run: Run, error: BaseException) -> None:
         """A message failed: its asker is told, and the policy says how to go on."""
-        self._runs.discard(run)
+        self._runs.pop(run, None)
         if not self._stage.closed:
             logger.error("the behaviour of %r raised", self.agent.agent_id, exc_info=error)
             self._supervise(run, error)
@@ -223,13 +223,13 @@ class Player(SystemActor):
         self.actor_inbox.open_to_prompts = False
         took_turn = self._context.turns > run.turns_before
         again = Run(None)
-        self._runs.add(again)
+        self._runs[again] = None
         self._stage.outstanding.begin_work()
         restart = Restart(again, self._policy.on_error == "rewind" and took_turn)
         self._stage.after(wait, lambda: send(self.actor_ref, restart))
 
     def _drop_runs(self, error: BaseException) -> None:
-        runs, self._runs = self._runs, set()
+        runs, self._runs = self._runs, {}
         for run in runs:
             if run.work is not None:
                 self._guarded(run.work.close)

@@ -76,6 +76,8 @@ class Stage:
             player = Player(agent, make, context, self, pool, supervision, parent)
             player.actor_inbox.lane = lane
             if player.blocking:
+                if self._system._crew.seed is not None:
+                    raise InvalidConfig("deterministic mode has one thread: nothing may block")
                 player.dispatcher = Dispatcher(f"kvactors-{agent_id}", 1, blocking=True)
                 self._own_threads[agent_id] = player.dispatcher
             self._players[agent_id] = player
@@ -281,6 +283,10 @@ class Stage:
             finally:
                 self.outstanding.end_work()
 
+        if self._system._crew.seed is not None:
+            self.outstanding.begin_work()
+            run()
+            return future
         with self._lock:
             self._require_open()
             if self._helpers is None:

@@ -3,10 +3,11 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from kvactors.actors.futures import check_may_block
+from kvactors.actors.futures import check_may_block, drive
 from kvactors.actors.reply import Reply, Ticket
 from kvactors.core.template import ChatFormat
 
@@ -74,9 +75,13 @@ class ReplyStream:
         check_may_block()
         assert self._ticket.tokens is not None
         pieces = _Pieces(chat, stop)
-        while (tokens := self._ticket.tokens.get()) is not None:
+        while (tokens := self._next(self._ticket.tokens)) is not None:
             yield from pieces.add(tokens)
         yield from pieces.rest(self.reply.text)
+
+    def _next(self, queue: "SimpleQueue[tuple[int, ...] | None]") -> tuple[int, ...] | None:
+        drive(lambda: not queue.empty())
+        return queue.get()
 
 
 async def read_async(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvactors.actors.deterministic import CountingClock
 from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.journal import Journal
@@ -79,6 +80,8 @@ class AgentSystem(Society):
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
         max_unsaved: bytes, or "1GB", that may wait for a slow or failing disk before turns are
             refused with SaveQueueFull.
+        deterministic: one thread runs everything, in an order that `seed` draws, in virtual
+            time, reproducibly (`kvactors.actors.deterministic`); use it from one thread.
         watchdog: seconds that a step may take before `health()` and the log say that it hangs.
         journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
 
@@ -111,6 +114,8 @@ class AgentSystem(Society):
         max_waiting: int = 100_000,
         watchdog: float = 60.0,
         max_unsaved: int | str = MAX_UNSAVED,
+        deterministic: bool = False,
+        seed: int = 0,
     ) -> None:
         check_parameters(
             model,
@@ -142,7 +147,7 @@ class AgentSystem(Society):
             context=context,
             dtype=dtype,
             attention=attention,
-            reproducible=reproducible,
+            reproducible=reproducible or deterministic,
             template_kwargs=template_kwargs,
             name=callable_name(model) if model_name is None else model_name,
         )
@@ -160,7 +165,9 @@ class AgentSystem(Society):
             stored=stored,
             eviction=check_eviction(eviction),
             max_waiting=max_waiting,
+            clock=CountingClock() if deterministic else time.perf_counter,
         )
+        self._crew.seed = seed if deterministic else None
         self._life = threading.RLock()
 
     # -- life --------------------------------------------------------------------------
