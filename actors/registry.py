@@ -9,7 +9,7 @@ from kvactors.actors.agent import AgentActor, Wiring
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import send
-from kvactors.actors.errors import AgentExists, LedgerUnreadable
+from kvactors.actors.errors import AgentExists, LedgerUnreadable, public
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
@@ -199,6 +199,11 @@ class Registry:
                 raise AgentExists(f"agent {child!r} is stored, and a fork makes a new one")
             with self._lock:
                 return self._begin(child, copied, policy)
+        except BaseException as error:
+            self._crew.ask(self._crew.gpu, Forget(child))
+            if isinstance(error, OSError):
+                raise public(error) from error
+            raise
         finally:
             self._forking.discard(child)
 
