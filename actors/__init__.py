@@ -35,12 +35,13 @@ from kvactors.core.errors import (
     MemoryExceeded,
     ModelError,
     RewindOutOfRange,
+    SwapFailed,
     SystemStopped,
     TurnFailed,
     TurnTimeout,
     Undelivered,
 )
-from kvactors.core.overflow import DropOldest
+from kvactors.core.overflow import DropOldest, Summarize
 from kvactors.core.sampling import Sampling
 
 __all__ = [
@@ -79,7 +80,9 @@ __all__ = [
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
+    "Summarize",
     "Supervision",
+    "SwapFailed",
     "SystemStopped",
     "Terminated",
     "Timing",

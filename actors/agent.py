@@ -5,14 +5,14 @@ shut and its thread serves other agents.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pykka import ActorDeadError
 
-from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
-from kvactors.actors.errors import SaveFailed
+from kvactors.actors.context import Planner, Running
+from kvactors.actors.dispatcher import SystemActor
 from kvactors.actors.messages import (
     Ask,
     CacheAhead,
@@ -23,62 +23,31 @@ from kvactors.actors.messages import (
     NewTokens,
     Prefetch,
     Rewind,
-    Saved,
-    SaveTurn,
     Step,
     TurnAborted,
     TurnFinished,
     WithStore,
 )
-from kvactors.actors.outstanding import Outstanding
-from kvactors.actors.reply import Rewound, Ticket, make_reply
+from kvactors.actors.model_messages import Adopt, Pause
+from kvactors.actors.reply import Rewound, make_reply
 from kvactors.actors.turns import (
     make_answer,
-    make_draft,
-    make_request,
     most_tokens,
-    without_oldest,
+    retokenized_tokens,
 )
+from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
-from kvactors.core.events import ExportedKV
-from kvactors.core.overflow import ContextPolicy, DropOldest
-from kvactors.core.prefix import Draft
+from kvactors.core.events import Finished
+from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
-from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn
-from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save
 
-__all__ = ["AgentActor", "Wiring"]
+__all__ = ["AgentActor"]
 
 logger = logging.getLogger("kvactors")
 
 WARN_AT = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """What every agent of a system shares: the other actors and the model's limits."""
-
-    gpu: Any
-    """ActorRef of the GPU actor."""
-    persistence: Any
-    """ActorRef of the persistence actor, or None when nothing is kept."""
-    outstanding: Outstanding
-    """Who waits, to be told if the engine dies."""
-    chat: ChatFormat
-    """Tokenizer and template."""
-    fingerprint: str
-    """Identity of the model's KV."""
-    context: int
-    """Tokens that a transcript may have."""
-    vocab_size: int
-    """Rows of the embedding."""
-    pool: Dispatcher
-    """The threads that agents share."""
-    isolated: bool
-    """Whether agents with the same system prompt hold its KV each for itself."""
 
 
 class AgentActor(SystemActor):
@@ -97,11 +66,11 @@ class AgentActor(SystemActor):
         self.agent_id = agent_id
         self.transcript = transcript
         self.wiring = wiring
-        self._running: Ask | None = None
-        self._draft: Draft | None = None
+        self._running: Running | None = None
         self._warned = False
         # The first turn to begin is cancelled if it was asked before this.
         self._cancel_before = 0
+        self._paused: Pause | None = None
 
     @property
     def idle(self) -> bool:
@@ -119,16 +88,20 @@ class AgentActor(SystemActor):
         elif isinstance(message, Fork):
             self._fork(message)
         elif isinstance(message, CacheAhead):
-            if self._running is None and self.transcript.turns:
+            if self.actor_inbox.open_to_prompts and self.transcript.turns:
                 tokens = tuple(self.transcript.token_ids)
-                self._tell_gpu(Prefetch(self.agent_id, tokens))
+                self.wiring.tell_gpu(Prefetch(self.agent_id, tokens))
         elif isinstance(message, TurnFinished):
             self._finish(message)
         elif isinstance(message, TurnAborted):
             if self._is_running(message.serial):
-                self._fail(message.error)
+                self._aborted(message.error)
         elif isinstance(message, CancelTurn):
             self._cancel(message)
+        elif isinstance(message, Pause):
+            self._pause(message)
+        elif isinstance(message, Adopt):
+            self._adopt(message)
         else:
             super().on_receive(message)
 
@@ -136,8 +109,10 @@ class AgentActor(SystemActor):
         """Fail the turn that runs: its agent is gone."""
         if self._running is not None:
             error = SystemStopped(f"agent {self.agent_id!r} was stopped during its turn")
-            self._tell_gpu(Cancel(self.agent_id, self._running.ticket.serial, error))
+            self.wiring.tell_gpu(Cancel(self.agent_id, self._running.serial, error))
             self._fail(error)
+        if self._paused is not None:
+            self._paused.reject()
 
     def on_failure(self, *_info: Any) -> None:
         """A defect in this actor: whoever waits for its turn is told."""
@@ -149,42 +124,48 @@ class AgentActor(SystemActor):
         cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
+        self._run(ask, lambda: self._planner().first(ask))
+        if cancelled:
+            self._cancel(CancelTurn(ask.ticket))
+
+    def _run(self, ask: Ask, plan: Callable[[], tuple[Running, Request]]) -> None:
+        """Let the engine do what is planned for a prompt, or fail it."""
         try:
-            draft, request = self._request(ask)
+            running, request = plan()
         except KvactorsError as error:
+            self._end()
             ask.ticket.reject(error)
             return
         except Exception as error:
             failure = TurnFailed(f"the prompt of {self.agent_id!r} cannot be rendered: {error}")
             failure.__cause__ = error
+            self._end()
             ask.ticket.reject(failure)
             return
         self._warn(request)
-        self._running, self._draft = ask, draft
+        self._running = running
         self.actor_inbox.open_to_prompts = False
-        self._tell_gpu(Step(request, self.actor_ref))
-        if cancelled:
-            self._tell_gpu(Cancel(self.agent_id, request.serial))
+        ask.ticket.chat = self.transcript.chat
+        self.wiring.tell_gpu(Step(request, self.actor_ref))
 
-    def _request(self, ask: Ask) -> tuple[Draft, Request]:
-        draft = make_draft(self.transcript, ask)
-        if isinstance(self.context_policy, DropOldest):
-            draft = without_oldest(
-                self.transcript, draft, ask, self.wiring.context, self.context_policy
-            )
+    def _planner(self) -> Planner:
+        """Plans turns under the model that is loaded. Raises TemplateError."""
+        self._follow_model()
         wiring = self.wiring
-        return draft, make_request(
-            self.agent_id,
-            self.transcript,
-            draft,
-            ask,
-            wiring.context,
-            wiring.vocab_size,
-            isolated=wiring.isolated,
+        return Planner(
+            self.agent_id, self.transcript, wiring.model.spec, self.context_policy, wiring.isolated
         )
 
+    def _after_summary(self, running: Running, ended: Finished | Exception) -> None:
+        """The summary that a turn waited for has ended: now the turn itself."""
+        if running.cancelled is None:
+            self._run(running.ask, lambda: self._planner().after_summary(running, ended))
+            return
+        late = f"the turn of {self.agent_id!r} was cancelled while its past was summarized"
+        self._fail(running.cancelled.error or TurnFailed(late))
+
     def _warn(self, request: Request) -> None:
-        most, context = most_tokens(request), self.wiring.context
+        most, context = most_tokens(request), self.wiring.model.spec.context
         refuses = self.context_policy == "refuse"
         if refuses and most >= WARN_AT * context and not self._warned:
             self._warned = True
@@ -199,31 +180,42 @@ class AgentActor(SystemActor):
 
     def _on_tokens(self, message: NewTokens) -> None:
         if self._running is not None and self._is_running(message.serial):
-            self._running.ticket.push(message.token_ids)
+            self._running.ask.ticket.push(message.token_ids)
+
+    def _aborted(self, error: Exception) -> None:
+        running = self._running
+        if running is not None and running.gap is not None and not running.ask.ticket.reply.done:
+            self._after_summary(running, error)
+        else:
+            self._fail(error)
 
     def _finish(self, message: TurnFinished) -> None:
         finished = message.finished
-        if self._running is None or not self._is_running(finished.request.serial):
+        running = self._running
+        if running is None or not self._is_running(finished.request.serial):
             return
-        ask, draft = self._running, self._draft
-        assert draft is not None
+        ask, draft = running.ask, running.draft
         if ask.ticket.reply.done:
-            self._take_back(finished.exported)
+            self.wiring.take_back(self.agent_id, finished.exported)
             self._end()
+            return
+        if running.gap is not None:
+            self._after_summary(running, finished)
             return
         try:
             answer = make_answer(self.transcript, draft, ask, finished)
         except Exception as error:
             failure = TurnFailed(f"the answer of {self.agent_id!r} cannot be decoded: {error}")
             failure.__cause__ = error
-            self._take_back(finished.exported)
+            self.wiring.take_back(self.agent_id, finished.exported)
             self._fail(failure)
             return
+        retokenized = retokenized_tokens(self.transcript, draft)
         record = self.transcript.extend([*draft.turns, *answer], draft.keep, draft.system_prompt)
-        self._save(record, ask.ticket, finished.exported)
+        self.wiring.save(self.agent_id, record, ask.ticket, finished.exported)
         self._end()
         text = answer[0].text if answer else ""
-        ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket))
+        ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket, retokenized))
 
     def _rewind(self, message: Rewind) -> None:
         ticket = message.ticket
@@ -239,7 +231,7 @@ class AgentActor(SystemActor):
             ticket.reject(error)
             return
         self._warned = False
-        self._save(transcript.extend(remains, keep), ticket, ())
+        self.wiring.save(self.agent_id, transcript.extend(remains, keep), ticket, ())
         left = sum(len(turn.token_ids) for turn in transcript.turns)
         ticket.resolve(Rewound(len(transcript.turns), left, ticket.durable))
 
@@ -259,63 +251,64 @@ class AgentActor(SystemActor):
                 gone = SystemStopped("the persistence actor is dead: nothing can be forked")
                 message.ticket.reject(gone)
                 return
-        self._tell_gpu(ForkCache(self.agent_id, child))
+        self.wiring.tell_gpu(ForkCache(self.agent_id, child))
         message.ticket.durable.resolve(stored is not None)
         message.ticket.cached.resolve(stored is not None)
         message.ticket.resolve((self.transcript.copy(), stored))
 
-    def _save(self, record: dict[str, Any], ticket: Ticket, exported: Sequence[ExportedKV]) -> None:
-        if self.wiring.persistence is None:
-            ticket.durable.resolve(False)
-            ticket.cached.resolve(False)
-            return
-        segments = tuple(
-            Segment(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
-            for part in exported
-        )
-        nbytes = sum(part.nbytes for part in exported)
-        save = Save(self.agent_id, (record,), self.wiring.fingerprint, segments)
-        self.wiring.outstanding.begin_save(ticket, nbytes)
-        if not send(self.wiring.persistence, SaveTurn(save, ticket, nbytes)):
-            error = SaveFailed("the persistence actor is dead: nothing is saved any more")
-            ticket.durable.reject(error)
-            ticket.cached.reject(error)
-            self.wiring.outstanding.end_save(ticket)
-            self._take_back(exported)
-
-    def _take_back(self, exported: Sequence[ExportedKV]) -> None:
-        """Tell the GPU actor that the KV it exported will never be on disk."""
-        nbytes = sum(part.nbytes for part in exported)
-        self._tell_gpu(Saved(self.agent_id, 0, nbytes, False))
-
     def _cancel(self, message: CancelTurn) -> None:
         """End the running turn at its next step; one that has not begun never will."""
-        running = None if self._running is None else self._running.ticket
+        running = self._running
         if running is None and message.ticket is None:
             self._cancel_before = message.serial
-        elif running is not None and message.ticket in (None, running):
-            self._tell_gpu(Cancel(self.agent_id, running.serial, message.error))
+        elif running is not None and message.ticket in (None, running.ask.ticket):
+            running.cancelled = message
+            self.wiring.tell_gpu(Cancel(self.agent_id, running.serial, message.error))
             if message.error is not None:
                 # Whoever waits is told now: the GPU may be in the middle of a long step.
-                running.reject(message.error)
+                running.ask.ticket.reject(message.error)
         elif message.ticket is not None and not message.ticket.reply.done:
             late = SystemStopped(f"the turn of {self.agent_id!r} was cancelled before it began")
             message.ticket.reject(message.error or late)
 
     def _fail(self, error: BaseException) -> None:
         assert self._running is not None
-        ticket = self._running.ticket
+        ticket = self._running.ask.ticket
         self._end()
         ticket.reject(error)
 
     def _end(self) -> None:
         self._running = None
-        self._draft = None
-        self.actor_inbox.open_to_prompts = True
+        if self._paused is None:
+            self.actor_inbox.open_to_prompts = True
+        else:
+            self._paused.done.resolve(True)
+
+    # -- another model -----------------------------------------------------------------
+
+    def _pause(self, message: Pause) -> None:
+        self._paused = message
+        self.actor_inbox.open_to_prompts = False
+        if self._running is None:
+            message.done.resolve(True)
+
+    def _adopt(self, message: Adopt) -> None:
+        self.wiring = replace(self.wiring, model=message.model)
+        self._warned = False
+        try:
+            self._follow_model()
+        except Exception as error:
+            # Its turns fail with this until another model is loaded.
+            logger.warning("agent %r cannot go on under this model: %s", self.agent_id, error)
+        self._paused = None
+        self.actor_inbox.open_to_prompts = self._running is None
+        message.done.resolve(True)
+
+    def _follow_model(self) -> None:
+        """Have the transcript under the model that is loaded. Raises TemplateError."""
+        model = self.wiring.model
+        if self.transcript.chat is not model.chat:
+            self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
 
     def _is_running(self, serial: int) -> bool:
-        return self._running is not None and self._running.ticket.serial == serial
-
-    def _tell_gpu(self, message: Any) -> None:
-        # A dead GPU actor has already failed every ticket; there is nobody left to tell.
-        send(self.wiring.gpu, message)
+        return self._running is not None and self._running.serial == serial

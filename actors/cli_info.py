@@ -10,7 +10,7 @@ from kvactors.actors.cli_console import out, printable, working
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.system import AgentSystem
 from kvactors.core import blas
-from kvactors.core.spec import LayerSpec, ModelCacheSpec
+from kvactors.core.spec import LayerSpec, ModelCacheSpec, Side
 
 __all__ = ["show_info"]
 
@@ -35,6 +35,7 @@ def show_info(model: str) -> None:
 def _facts(info: ModelInfo) -> list[tuple[str, str]]:
     spec = info.spec
     packed, plain = spec.bytes_per_token, spec.float_bytes_per_token
+    ratio = f" ({plain / packed:.1f} times less)" if packed else ""
     return [
         ("model", printable(info.name)),
         ("fingerprint", info.fingerprint),
@@ -42,11 +43,16 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("BLAS", _blas(info.device)),
         ("vocabulary", f"{spec.vocab_size} tokens"),
         ("context", f"{spec.context} tokens"),
+        ("rows", "in one batch" if spec.batched else "one by one"),
         ("KV per token, float", f"{plain} bytes"),
-        ("KV per token, kept", f"{packed} bytes ({plain / packed:.1f} times less)"),
-        ("KV of a full context", decimal(packed * spec.context)),
-        ("memory budget", f"{decimal(info.memory_budget)}, {info.memory_budget // packed} tokens"),
+        ("KV per token, kept", f"{packed} bytes{ratio}"),
+        ("KV of a full context", decimal(spec.bytes_of(spec.context))),
+        ("memory budget", decimal(info.memory_budget) + _tokens(info.memory_budget, packed)),
     ]
+
+
+def _tokens(budget: int, packed: int) -> str:
+    return f", {budget // packed} tokens" if packed else ""
 
 
 def _blas(device: str) -> str:
@@ -71,15 +77,31 @@ def _layers(spec: ModelCacheSpec) -> Table:
         table.add_row(
             numbers,
             layer.kind,
-            str(layer.kv_heads),
-            str(layer.head_dim),
+            str(layer.kv_heads or "-"),
+            _head_dim(layer),
             _kept(layer),
             f"{layer.bytes_per_token()}",
         )
     return table
 
 
+def _head_dim(layer: LayerSpec) -> str:
+    keys, values = layer.sides
+    return f"{keys.dim}" if keys.dim == values.dim else f"{keys.dim} / {values.dim}"
+
+
 def _kept(layer: LayerSpec) -> str:
-    if layer.bits is None:
-        return f"{layer.dtype}: neither 64 nor 32 divides the head dim"
-    return f"{layer.bits} bits, groups of {layer.group_size}, scales in {layer.dtype}"
+    if layer.kind == "recurrent":
+        return f"state of {layer.row_bytes // 2} bytes in float, at the ends of turns"
+    keys, values = layer.sides
+    kept = _side(keys, layer.dtype)
+    if values != keys:
+        kept = f"keys {kept}; values {_side(values, layer.dtype)}"
+    return kept if layer.window is None else f"{kept}; the last {layer.window} tokens"
+
+
+def _side(side: Side, dtype: str) -> str:
+    if side.bits is None:
+        odd = side.dim % 32
+        return f"{dtype}: neither 64 nor 32 divides the head dim" if odd else dtype
+    return f"{side.bits} bits, groups of {side.group_size}, scales in {dtype}"

@@ -34,22 +34,25 @@ SHOWN_FINGERPRINT = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """One turn as the ledger has it. `finish` is set on answers."""
+    """One turn as the ledger has it. `finish` is set on answers, `stands_for` on a summary:
+    how many turns it is of."""
 
     role: str
     text: str
     tokens: int
     finish: str | None
+    stands_for: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTranscript:
-    """What ledger records add up to. `taken_back` counts turns that they hold and that a
-    rewind or a diverging prompt took back, whole or in part."""
+    """What ledger records add up to. `gone` counts turns that they hold and that are no longer
+    part of it: a rewind or a diverging prompt took them back, whole or in part, or they left at
+    the end of the context."""
 
     system: str | None
     turns: list[StoredTurn]
-    taken_back: int
+    gone: int
 
     @property
     def tokens(self) -> int:
@@ -59,19 +62,28 @@ class StoredTranscript:
 
 def read_transcript(records: Iterable[dict[str, Any]]) -> StoredTranscript:
     """Replay ledger records (their form: kvactors.core.transcript)."""
-    system, turns, taken_back = None, list[StoredTurn](), 0
+    system, turns, gone = None, list[StoredTurn](), 0
     for record in records:
         system = record.get("system", system)
-        gone = turns[record.get("keep", len(turns)) :]
-        taken_back += len(gone)
-        turns = turns[: len(turns) - len(gone)]
-        turns += [
-            StoredTurn(
-                turn["role"], turn["text"], len(turn["tokens"]) // TOKEN_BYTES, turn["finish"]
-            )
-            for turn in record["turns"]
-        ]
-    return StoredTranscript(system, turns, taken_back)
+        kept = record.get("keep", len(turns))
+        added = [_stored_turn(entry) for entry in record["turns"]]
+        gone += len(turns) - kept - _repeated(turns[kept:], added)
+        turns = [*turns[:kept], *added]
+    return StoredTranscript(system, turns, gone)
+
+
+def _stored_turn(entry: dict[str, Any]) -> StoredTurn:
+    tokens = len(entry["tokens"]) // TOKEN_BYTES
+    stands_for = entry.get("stands_for", 0)
+    return StoredTurn(entry["role"], entry["text"], tokens, entry["finish"], stands_for)
+
+
+def _repeated(cut: list[StoredTurn], added: list[StoredTurn]) -> int:
+    """How many of the turns that a record cuts off it has again: they stay, behind a gap."""
+    old = [(turn.role, turn.text) for turn in cut]
+    new = [(turn.role, turn.text) for turn in added[bool(added and added[0].stands_for) :]]
+    most = min(len(old), len(new))
+    return next(n for n in range(most, -1, -1) if old[len(old) - n :] == new[:n])
 
 
 def show_agents(path: Path | None) -> None:
@@ -107,8 +119,9 @@ def show_transcript(agent_id: str, path: Path | None) -> None:
         _say("system", stored.system, "")
     for turn in stored.turns:
         cut = f", {turn.finish}" if turn.finish not in (None, "stop") else ""
-        _say(turn.role, turn.text, f" ({turn.tokens} tokens{cut})")
-    gone = f" ({stored.taken_back} turns were taken back)" if stored.taken_back else ""
+        summary = f", a summary of {turn.stands_for} turns" if turn.stands_for else ""
+        _say(turn.role, turn.text, f" ({turn.tokens} tokens{cut}{summary})")
+    gone = f" ({stored.gone} turns were taken back or left out)" if stored.gone else ""
     out.print(f"{len(stored.turns)} turns, {stored.tokens} tokens{gone}", style="dim")
 
 

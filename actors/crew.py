@@ -15,7 +15,8 @@ from kvactors.actors.futures import drive
 from kvactors.actors.gpu import GpuActor, OnProgress, mlx_dispatcher
 from kvactors.actors.health import Vitals
 from kvactors.actors.launch import Launch, ModelInfo
-from kvactors.actors.messages import LoadModel, OpenStore, Wire
+from kvactors.actors.messages import OpenStore, Wire
+from kvactors.actors.model_messages import LoadModel
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.timer import Timer

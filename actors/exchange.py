@@ -8,22 +8,31 @@ is in `kvactors.actors.export`, and the command line calls it without one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
-from kvactors.actors.messages import EncodeFloats, WithStore
+from kvactors.actors.messages import WithStore
+from kvactors.actors.model_messages import EncodeFloats
 from kvactors.actors.parameters import check_id
 from kvactors.actors.registry import Registry
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.spec import LayerSpec
 from kvactors.core.transcript import Transcript, Turn, tokens_hash
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.archive import OnStep, import_archive, is_archive
 from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError
 from kvactors.persistence.fields import TensorTable
 from kvactors.persistence.formats import ARCHIVE, FORMATS, read_memory
-from kvactors.persistence.interchange import Arrays, LayerLayout, Target, parse_layout
+from kvactors.persistence.interchange import (
+    Arrays,
+    LayerLayout,
+    LayoutUnsupported,
+    Target,
+    parse_layout,
+)
 from kvactors.persistence.kv_arrays import segment_tensors
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save, Store
@@ -54,6 +63,10 @@ class Exchange(Registry):
         self._require_running()
         info, file = self.info, Path(path).expanduser()
 
+        def remember(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+            tokens = Transcript.restore(info.chat, info.tokenizer_id, records).token_ids
+            return tokens, info.chat.decode(tokens)
+
         def work(store: Store) -> None:
             export_stored(
                 store,
@@ -63,7 +76,7 @@ class Exchange(Registry):
                 model=info.name,
                 model_type=info.model_type,
                 fingerprint=info.fingerprint,
-                decode=info.chat.decode,
+                remember=remember,
                 on_step=on_step,
             )
 
@@ -125,7 +138,10 @@ class Exchange(Registry):
 
         info = self.info
         described = layout(info.spec)
-        target = _target(info, parse_layout(described))
+        try:
+            target = _target(info, parse_layout(described))
+        except LayoutUnsupported as error:
+            raise ImportRejected("layers", f"the loaded model has {error}: use archive") from error
         size, done = path.stat().st_size, 0
 
         def seen(data: bytes) -> None:
@@ -135,8 +151,10 @@ class Exchange(Registry):
 
         found = read_memory(path, form, target, tokens, seen)
         layers = [
-            self._encoded(index, layer, arrays)
-            for index, (layer, arrays) in enumerate(zip(target.layout, found.layers, strict=True))
+            self._encoded(spec, layer, arrays)
+            for spec, layer, arrays in zip(
+                info.spec.layers, target.layout, found.layers, strict=True
+            )
         ]
         segments = tuple(
             Segment(
@@ -153,7 +171,7 @@ class Exchange(Registry):
         record = transcript.extend([Turn("user", text, found.token_ids, text, raw=True)])
         return Save(agent_id, (record,), info.fingerprint, segments)
 
-    def _encoded(self, index: int, layer: LayerLayout, arrays: Arrays) -> Arrays:
+    def _encoded(self, spec: LayerSpec, layer: LayerLayout, arrays: Arrays) -> Arrays:
         """A layer's arrays as the model stores them; floats are brought into that form."""
         if arrays.keys() == layer.widths().keys() and all(
             arrays[name].dtype == dtype for name, (dtype, _) in layer.widths().items()
@@ -161,7 +179,7 @@ class Exchange(Registry):
             return arrays
         dtype, array = arrays["values"]
         floats = ("values", dtype, array.shape, array.tobytes())
-        raw = self._crew.ask(self._crew.gpu, EncodeFloats(index, floats))
+        raw = self._crew.ask(self._crew.gpu, EncodeFloats(spec, floats))
         table = TensorTable(raw)
         return {
             name: table.take(name, (kept,), (2, layer.kv_heads, None, width))

@@ -13,7 +13,7 @@ from kvactors.persistence.atomic import new_file
 from kvactors.persistence.errors import ExportRejected, ImportRejected
 from kvactors.persistence.format_mlx_lm import SUFFIX
 from kvactors.persistence.formats import ARCHIVE, encode_memory
-from kvactors.persistence.interchange import Memory, parse_layout
+from kvactors.persistence.interchange import LayoutUnsupported, Memory, parse_layout
 from kvactors.persistence.kv_arrays import layers_of
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
@@ -34,13 +34,14 @@ def export_stored(
     model: str,
     model_type: str = "",
     fingerprint: str | None = None,
-    decode: Callable[[Sequence[int]], str] | None = None,
+    remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]] | None = None,
     on_step: OnStep = unwatched,
 ) -> None:
     """Write what a store has of an agent to a new file. Persistence thread.
 
-    `fingerprint` chooses the KV, by its beginning; None is the only one there is. Without
-    `decode` (a tokenizer) the text is that of the turns, without what a template adds.
+    `fingerprint` chooses the KV, by its beginning; None is the only one there is. `remember`
+    gives the token ids and the text that a model makes of ledger records; without it the text is
+    that of the turns, without what a template adds.
     Raises ExportRejected, LedgerUnreadable, OSError.
     """
     if form == ARCHIVE:
@@ -48,7 +49,7 @@ def export_stored(
         return
     if form == "mlx-lm" and path.suffix != SUFFIX:
         raise ExportRejected(f"mlx_lm reads only files named *{SUFFIX}, not {path.name}")
-    memory = _stored_memory(store, agent_id, model, model_type, fingerprint, decode)
+    memory = _stored_memory(store, agent_id, model, model_type, fingerprint, remember or _as_stored)
     chunks = encode_memory(memory, form)
     with new_file(path) as file:
         for place, chunk in enumerate(chunks, start=1):
@@ -62,19 +63,21 @@ def _stored_memory(
     model: str,
     model_type: str,
     fingerprint: str | None,
-    decode: Callable[[Sequence[int]], str] | None,
+    remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]],
 ) -> Memory:
     records = store.read_ledger(agent_id)
     if records is None:
         raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
     chosen = _choose(agent_id, store.fingerprints(agent_id), fingerprint)
     try:
-        token_ids, text = _tokens_and_text(records)
+        token_ids, text = remember(records)
         segments = _matching(store.read_kv(agent_id, chosen), token_ids)
         if not segments:
             raise ExportRejected(_no_kv(agent_id))
         layout = parse_layout(segments[0].layout)
         layers = layers_of([segment.tensors for segment in segments], layout)
+    except LayoutUnsupported as error:
+        raise ExportRejected(f"the model has {error}: use archive") from error
     except (KeyError, TypeError, ValueError, ImportRejected) as error:
         raise ExportRejected(
             f"what is stored of {agent_id!r} has another form than this version writes: {error!r}"
@@ -85,7 +88,7 @@ def _stored_memory(
         model_type,
         chosen,
         tuple(token_ids),
-        text if decode is None else decode(token_ids),
+        text,
         segments[-1].end,
         layout,
         layers,
@@ -121,11 +124,16 @@ def _no_kv(agent_id: str) -> str:
     )
 
 
-def _tokens_and_text(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+def _as_stored(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
     """All token ids and text of ledger records (their form: kvactors.core.transcript)."""
     turns: list[dict[str, Any]] = []
     for record in records:
         turns = [*turns[: record.get("keep", len(turns))], *record["turns"]]
+    if len({record["tokenizer"] for record in records}) > 1:
+        raise ExportRejected(
+            "several models with different tokenizers made these turns: export the agent from a "
+            "system that has loaded the one that is meant, or use archive"
+        )
     ids = np.frombuffer(b"".join(turn["tokens"] for turn in turns), dtype="<u4")
     system = next((record["system"] for record in records if "system" in record), "")
     return ids.tolist(), "".join([system, *(turn["text"] for turn in turns)])

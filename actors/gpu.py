@@ -20,11 +20,9 @@ from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import (
     Cancel,
     Check,
-    EncodeFloats,
     Forget,
     ForkCache,
     LoadKV,
-    LoadModel,
     NewTokens,
     Prefetch,
     ReadStats,
@@ -36,6 +34,7 @@ from kvactors.actors.messages import (
     TurnFinished,
     Wire,
 )
+from kvactors.actors.model_messages import EncodeFloats, LoadModel, SwapModel, Swapped
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
@@ -88,7 +87,7 @@ class GpuActor(SystemActor):
         self._engine: Engine | None = None
         self._agents: dict[str, Any] = {}
         self._ticking = False
-        self._fingerprint = ""
+        self._model: ModelInfo | None = None
         self._launch: Launch | None = None
         self._rebuilds = Restarts(REBUILDS)
         self._vitals = vitals or Vitals()
@@ -116,10 +115,12 @@ class GpuActor(SystemActor):
 
     def _receive(self, message: Any) -> Any:
         if isinstance(message, LoadModel):
-            return self._load(message)
+            return self._load(message.launch)
         if isinstance(message, Wire):
             self._persistence = message.persistence
             return None
+        if isinstance(message, SwapModel):
+            return self._swap(message)
         engine = self._engine
         assert engine is not None, "the model is loaded first"
         if isinstance(message, Tick):
@@ -139,7 +140,9 @@ class GpuActor(SystemActor):
         elif isinstance(message, Cancel):
             engine.cancel(message.agent_id, message.serial, message.error)
         elif isinstance(message, Restored):
-            engine.provide(message.agent_id, message.stored)
+            # What was asked for another model may come late.
+            if message.fingerprint == self._fingerprint:
+                engine.provide(message.agent_id, message.stored)
         elif isinstance(message, Saved):
             engine.saved(message.agent_id, message.end, message.nbytes, message.ok)
         elif isinstance(message, Prefetch):
@@ -154,18 +157,48 @@ class GpuActor(SystemActor):
         elif isinstance(message, Check):
             engine.check()
         elif isinstance(message, EncodeFloats):
-            return self._encode(engine, message)
+            return self._encode(message)
         return None
 
-    def _encode(self, engine: "Engine", message: EncodeFloats) -> Any:
+    def _encode(self, message: EncodeFloats) -> Any:
         from kvactors.core.wire import encode_floats
 
-        return encode_floats(engine.loaded.spec.layers[message.layer], message.floats)
+        return encode_floats(message.layer, message.floats)
 
-    def _load(self, message: LoadModel) -> ModelInfo:
-        info, self._engine = message.launch()
-        self._launch, self._fingerprint = message.launch, info.fingerprint
-        return info
+    # -- the model ---------------------------------------------------------------------
+
+    @property
+    def _fingerprint(self) -> str:
+        assert self._model is not None, "the model is loaded first"
+        return self._model.fingerprint
+
+    def _load(self, launch: Launch) -> ModelInfo:
+        self._model, self._engine = launch()
+        self._launch = launch
+        return self._model
+
+    def _swap(self, message: SwapModel) -> Swapped:
+        """Two models never take memory at once. Raises, and ends the actor, if neither loads."""
+        assert self._model is not None, "the model is loaded first"
+        try:
+            message.launch.check()
+        except ModelError as error:
+            return Swapped(self._model, error)
+        self._let_go()
+        try:
+            return Swapped(self._load(message.launch))
+        except Exception as error:
+            _release_frames(error)
+            self._let_go()
+            return Swapped(self._load(message.fallback), error)
+
+    def _let_go(self) -> None:
+        import mlx.core as mx
+
+        self._engine = None
+        # The engine's parts refer to each other.
+        gc.collect()
+        mx.clear_cache()
 
     def _rebuild(self, error: BaseException) -> bool:
         """A fatal error: load the model again and go on with the turns that are left. False if
@@ -180,20 +213,22 @@ class GpuActor(SystemActor):
         for event in events:
             self._report(event)
         del engine
-        self._engine = None
-        gc.collect()
+        self._let_go()
         try:
-            info, self._engine = launch()
+            info, rebuilt = launch()
             if info.fingerprint != self._fingerprint:
                 raise ModelError("the model that was loaded again is another one")
         except Exception as failure:
             error.__cause__ = failure
             return False
-        self._engine.resume(turns, backlog)
+        self._engine = rebuilt
+        rebuilt.resume(turns, backlog)
         vitals.state, vitals.rebuilds = "ok", vitals.rebuilds + 1
         self._ticking = False
-        self._wake(self._engine)
+        self._wake(rebuilt)
         return True
+
+    # -- running -----------------------------------------------------------------------
 
     def _wake(self, engine: "Engine") -> None:
         if engine.busy and not self._ticking:
@@ -235,7 +270,7 @@ class GpuActor(SystemActor):
 
     def _load_kv(self, agent_id: str) -> None:
         if not send(self._persistence, LoadKV(agent_id, self._fingerprint)):
-            self.actor_ref.tell(Restored(agent_id, ()))
+            self.actor_ref.tell(Restored(agent_id, self._fingerprint, ()))
 
     def _tell(self, agent_id: str, message: Any) -> bool:
         agent = self._agents.get(agent_id)
@@ -249,3 +284,11 @@ class GpuActor(SystemActor):
         self._vitals.state, self._vitals.error = "dead", str(died)
         self.actor_stopped.set()
         self._died(died)
+
+
+def _release_frames(error: BaseException) -> None:
+    """Free what a failure's frames hold: half a model, perhaps."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

@@ -120,9 +120,7 @@ class Agent:
         chosen = sampling or Sampling()
         said = self._said(prompt, messages, match, threshold)
         ticket = self._send(said, chosen, timeout, priority, streamed=True)
-        return ReplyStream(
-            ticket, self._system.info.chat, chosen.stop, lambda: self._cancel(ticket)
-        )
+        return ReplyStream(ticket, chosen.stop, lambda: self._cancel(ticket))
 
     async def ask_async(
         self,
@@ -163,7 +161,7 @@ class Agent:
         said = self._said(prompt, messages, match, threshold)
         ticket = self._send(said, chosen, timeout, priority, streamed=True)
         try:
-            async for piece in read_async(ticket, self._system.info.chat, chosen.stop):
+            async for piece in read_async(ticket, chosen.stop):
                 yield piece
         finally:
             if not ticket.reply.done:
@@ -229,7 +227,7 @@ class Agent:
         match: bool = False,
         threshold: float = THRESHOLD,
     ) -> Said:
-        return check_said(prompt, messages, match, threshold, self._system.info.spec.vocab_size)
+        return check_said(prompt, messages, match, threshold, self._system.info)
 
     def _send(
         self,

@@ -62,6 +62,20 @@ class Launch:
     max_waiting: int = 100_000
     clock: Callable[[], float] = time.perf_counter
 
+    def __post_init__(self) -> None:
+        if callable(self.source) and self.options.name is None and self.stored:
+            raise InvalidConfig(
+                "a callable model needs a name of its own to be stored under: pass a named "
+                "function, or model_name="
+            )
+
+    def check(self) -> None:
+        """Raise ModelNotFound for what can be seen to be missing without loading anything."""
+        from kvactors.core.model import locate
+
+        if not callable(self.source):
+            locate(self.source)
+
     def __call__(self) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
         blas.preload()
@@ -70,11 +84,10 @@ class Launch:
 
         from kvactors.core.engine import Engine, EngineConfig
         from kvactors.core.model import load_model
-        from kvactors.core.probe import probe_products, probe_ragged_rows
+        from kvactors.core.products import probe_products
 
         loaded = probe_products(load_model(self.source, self.options))
         maybe_set_recommended_wired_limit()
-        probe_ragged_rows(loaded)
         mx.clear_cache()
         budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
         config = EngineConfig(

@@ -4,14 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvactors.actors.launch import Launch
 from kvactors.actors.reply import Ticket
 from kvactors.actors.said import Said
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
-from kvactors.persistence.segment import RawTensor
 from kvactors.persistence.store import Save, Store
 
 __all__ = [
@@ -21,14 +19,12 @@ __all__ = [
     "CancelTurn",
     "Check",
     "CountStored",
-    "EncodeFloats",
     "Flush",
     "Forget",
     "ForgetStored",
     "Fork",
     "ForkCache",
     "LoadKV",
-    "LoadModel",
     "MakePrompt",
     "NewTokens",
     "OpenStore",
@@ -209,14 +205,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadModel:
-    """To the GPU actor, by ask: load, probe, start the engine; answers ModelInfo."""
-
-    launch: Launch
-    """How."""
-
-
-@dataclass(frozen=True, slots=True)
 class Wire:
     """To the GPU actor, by ask: who reads and writes for it."""
 
@@ -258,21 +246,13 @@ class CountStored:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeFloats:
-    """To the GPU actor, by ask: float KV of one layer as the model stores it, RawTensors."""
-
-    layer: int
-    """Which layer."""
-    floats: RawTensor
-    """[2, kv_heads, tokens, head_dim]."""
-
-
-@dataclass(frozen=True, slots=True)
 class Restored:
     """To the GPU actor: what the store had for an agent, maybe nothing."""
 
     agent_id: str
     """Whose."""
+    fingerprint: str
+    """Of which model."""
     stored: Sequence[ExportedKV]
     """Contiguous from token 0."""
 

@@ -11,6 +11,7 @@ __all__ = [
     "LONGEST_ID",
     "check_count",
     "check_id",
+    "check_model",
     "check_parameters",
     "check_seconds",
     "check_storage",
@@ -28,13 +29,18 @@ def check_parameters(
     for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
+    check_model(model)
+    check_seconds("target_latency", target_latency)
+    if progress is not None and not callable(progress):
+        raise InvalidConfig(f"progress must be callable, not {progress!r}")
+
+
+def check_model(model: object) -> None:
+    """Raise InvalidConfig for what no model can be loaded from."""
     if not callable(model) and not _is_path(model):
         raise InvalidConfig(
             f"model must be a name, a directory or a callable: {type(model).__name__}"
         )
-    check_seconds("target_latency", target_latency)
-    if progress is not None and not callable(progress):
-        raise InvalidConfig(f"progress must be callable, not {progress!r}")
 
 
 def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:

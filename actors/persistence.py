@@ -127,7 +127,7 @@ class PersistenceActor(SystemActor):
             ExportedKV(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
             for part in segments
         )
-        self._tell_gpu(Restored(message.agent_id, stored))
+        self._tell_gpu(Restored(message.agent_id, message.fingerprint, stored))
 
     def _forget(self, agent_id: str) -> None:
         self._flush()

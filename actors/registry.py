@@ -5,11 +5,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from kvactors.actors.agent import AgentActor, Wiring
+from kvactors.actors.agent import AgentActor
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.crew import Crew
 from kvactors.actors.dispatcher import send
-from kvactors.actors.errors import AgentExists, LedgerUnreadable, public
+from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable, public
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
@@ -23,10 +23,12 @@ from kvactors.actors.messages import (
     MakePrompt,
     ReadLedger,
 )
+from kvactors.actors.model_messages import Pause
 from kvactors.actors.parameters import check_id, check_system_prompt, check_turn
 from kvactors.actors.reply import Ticket
 from kvactors.actors.stage import Stage
 from kvactors.actors.supervision import Supervision
+from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
@@ -47,6 +49,7 @@ class Registry:
         self._forking: set[str] = set()
         self._isolated = isolated
         self._state = "new"
+        self._swapping = False
         self._info: ModelInfo | None = None
 
     @property
@@ -81,13 +84,13 @@ class Registry:
 
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers
         all that the other has when its turns so far are done, without a copy of its KV in
-        memory or on disk. `context_policy`: what happens at the end of the context, "refuse"
-        or DropOldest(). `prompt_lane`: how many prompts and messages may wait for it, and what
-        then happens; by default the system's. `behaviour`: what it does with messages, or what
-        makes one anew after every restart; `supervision`: how that goes on after an error, and
-        `parent` whom it may escalate to. Raises InvalidAgentId, InvalidConfig,
-        SystemPromptMismatch, AgentExists, LedgerUnreadable (for that agent alone),
-        SystemStopped.
+        memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
+        DropOldest() or Summarize(). `prompt_lane`: how many prompts and messages may wait for
+        it, and what then happens; by default the system's. `behaviour`: what it does with
+        messages, or what makes one anew after every restart; `supervision`: how that goes on
+        after an error, and `parent` whom it may escalate to. Raises InvalidAgentId,
+        InvalidConfig, SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for
+        that agent alone), SystemStopped.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
@@ -181,7 +184,7 @@ class Registry:
             return known
 
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
-        source = parent if isinstance(parent, Agent) else self.spawn(parent)
+        source = parent if isinstance(parent, Agent) else self._parent(parent)
         if source._system is not self:
             raise InvalidInput(f"agent {source.agent_id!r} belongs to another system")
         with self._lock:
@@ -207,6 +210,14 @@ class Registry:
         finally:
             self._forking.discard(child)
 
+    def _parent(self, agent_id: str) -> Agent:
+        check_id(agent_id)
+        with self._lock:
+            self._require_running()
+            if agent_id not in self._agents and not self._records(agent_id):
+                raise AgentNotStored(f"there is no agent {agent_id!r} to fork")
+            return self.spawn(agent_id)
+
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
         if self._crew.persistence is None:
@@ -231,21 +242,15 @@ class Registry:
         return transcript
 
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
-        info = self.info
+        crew = self._crew
         wiring = Wiring(
-            self._crew.gpu,
-            self._crew.persistence,
-            self._crew.outstanding,
-            info.chat,
-            info.fingerprint,
-            info.spec.context,
-            info.spec.vocab_size,
-            self._crew.pool,
-            self._isolated,
+            crew.gpu, crew.persistence, crew.outstanding, self.info, crew.pool, self._isolated
         )
         actor = AgentActor(agent_id, transcript, wiring, policy)
         actor.actor_inbox.lane = self._prompt_lane
         actor.begin()
+        if self._swapping:
+            send(actor.actor_ref, Pause(ReplyFuture()))
         self._agents[agent_id] = Agent(self, actor)
         return self._agents[agent_id]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from kvactors.actors.futures import ReplyFuture
 from kvactors.core.events import Finished
 from kvactors.core.prefix import MatchKind
+from kvactors.core.template import ChatFormat
 
 __all__ = [
     "FinishReason",
@@ -35,12 +36,14 @@ def next_serial() -> int:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one turn. `prompt_tokens` is the whole context before the answer: what was
-    reused from the cache plus what was prefilled."""
+    reused from the cache plus what was prefilled. `retokenized_tokens` of them are of turns
+    that another model's tokenizer made, tokenized again from their text."""
 
     prompt_tokens: int
     reused_tokens: int
     prefilled_tokens: int
     generated_tokens: int
+    retokenized_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,9 @@ class Rewound:
 class Ticket:
     """The waiting side of one turn: futures to settle, tokens to stream.
 
-    `on_end` is called once the reply is settled, whoever settles it; `on_push` whenever there
-    is something new in `tokens`, whose last is None.
+    `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
+    the reply is settled, whoever settles it; `on_push` whenever there is something new in
+    `tokens`, whose last is None.
     """
 
     agent_id: str
@@ -102,6 +106,7 @@ class Ticket:
     durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
+    chat: ChatFormat | None = None
     on_end: "Callable[[Ticket], None] | None" = None
     on_push: Callable[[], None] | None = None
 
@@ -139,7 +144,9 @@ class Ticket:
                 self.on_push()
 
 
-def make_reply(finished: Finished, text: str, match: MatchKind | None, ticket: Ticket) -> Reply:
+def make_reply(
+    finished: Finished, text: str, match: MatchKind | None, ticket: Ticket, retokenized: int
+) -> Reply:
     """The reply of a finished turn."""
     request = finished.request
     begin = request.submitted_at
@@ -159,6 +166,7 @@ def make_reply(finished: Finished, text: str, match: MatchKind | None, ticket: T
             reused_tokens=request.kept,
             prefilled_tokens=max(0, min(request.cached, request.prompt) - request.kept),
             generated_tokens=len(request.generated),
+            retokenized_tokens=retokenized,
         ),
         timing=Timing(
             queued=max(0.0, admitted - request.restored_at),

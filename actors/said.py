@@ -6,6 +6,7 @@ Checked on the caller's thread, before anything is sent.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from kvactors.actors.launch import ModelInfo
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.prefix import Message
 
@@ -34,9 +35,10 @@ class NewText:
 
 @dataclass(frozen=True, slots=True)
 class NewTokenIds:
-    """Token ids to append as they are."""
+    """Token ids to append as they are, of the tokenizer of `model`."""
 
     token_ids: tuple[int, ...]
+    model: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ Said = NewText | NewTokenIds | WholeText | WholeConversation
 
 
 def check_said(
-    prompt: object, messages: object, match: bool, threshold: object, vocab_size: int
+    prompt: object, messages: object, match: bool, threshold: object, model: ModelInfo
 ) -> Said:
     """What `Agent.ask` was given. Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
@@ -77,7 +79,7 @@ def check_said(
         return WholeText(prompt, threshold) if match else NewText(prompt)
     if match:
         raise InvalidInput(f"match=True compares text, not {type(prompt).__name__}")
-    return NewTokenIds(_token_ids(prompt, vocab_size))
+    return NewTokenIds(_token_ids(prompt, model.spec.vocab_size), model)
 
 
 def _messages(messages: object) -> tuple[Message, ...]:

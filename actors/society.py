@@ -3,16 +3,16 @@
 from typing import Any
 
 from kvactors.actors.checks import check_system
-from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.health import Health
 from kvactors.actors.supervision import DeadLetter, Terminated
+from kvactors.actors.swap import Swap
 
 __all__ = ["Society"]
 
 
-class Society(Exchange):
+class Society(Swap):
     """The part of AgentSystem that sees agents as receivers of messages."""
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:

@@ -28,12 +28,10 @@ class ReplyStream:
     `reply` is the turn's Reply once the iteration has ended. Closing early cancels the turn.
     """
 
-    def __init__(
-        self, ticket: Ticket, chat: ChatFormat, stop: Sequence[str], cancel: Callable[[], None]
-    ) -> None:
+    def __init__(self, ticket: Ticket, stop: Sequence[str], cancel: Callable[[], None]) -> None:
         self._ticket = ticket
         self._cancel = cancel
-        self._pieces = self._run(chat, stop)
+        self._pieces = self._run(stop)
 
     @property
     def reply(self) -> Reply:
@@ -71,10 +69,10 @@ class ReplyStream:
         with suppress(ValueError):  # The generator is running, on another thread.
             self._pieces.close()
 
-    def _run(self, chat: ChatFormat, stop: Sequence[str]) -> Generator[Piece, None, None]:
+    def _run(self, stop: Sequence[str]) -> Generator[Piece, None, None]:
         check_may_block()
         assert self._ticket.tokens is not None
-        pieces = _Pieces(chat, stop)
+        pieces = _Pieces(self._ticket, stop)
         while (tokens := self._next(self._ticket.tokens)) is not None:
             yield from pieces.add(tokens)
         yield from pieces.rest(self.reply.text)
@@ -84,9 +82,7 @@ class ReplyStream:
         return queue.get()
 
 
-async def read_async(
-    ticket: Ticket, chat: ChatFormat, stop: Sequence[str]
-) -> AsyncGenerator[Piece, None]:
+async def read_async(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[Piece, None]:
     """The pieces of a turn under asyncio: tokens wake the loop, no thread waits for them."""
     import asyncio
 
@@ -98,7 +94,7 @@ async def read_async(
 
     assert ticket.tokens is not None
     ticket.on_push = wake
-    pieces = _Pieces(chat, stop)
+    pieces = _Pieces(ticket, stop)
     while True:
         # Before the queue is read: what comes after that sets it again.
         fresh.clear()
@@ -116,13 +112,18 @@ async def read_async(
 class _Pieces:
     """What is to be shown of a turn, as its tokens come."""
 
-    def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
-        self._text = _Text(chat, stop)
+    def __init__(self, ticket: Ticket, stop: Sequence[str]) -> None:
+        self._ticket = ticket
+        self._stop = stop
+        self._text: _Text | None = None
         self._shown = 0
         self._fresh: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> Iterator[Piece]:
         """The piece that further tokens complete, if they do."""
+        # A turn that waited for a model swap is the new model's.
+        assert self._ticket.chat is not None
+        self._text = self._text or _Text(self._ticket.chat, self._stop)
         self._fresh += tokens
         stable = self._text.add(tokens)
         if len(stable) > self._shown:

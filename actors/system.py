@@ -26,9 +26,10 @@ from kvactors.actors.parameters import (
     check_storage,
 )
 from kvactors.actors.society import Society
-from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
+from kvactors.core.precision import KVBits
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.persistence.listing import StoreCounts
@@ -57,7 +58,8 @@ class AgentSystem(Society):
             tokenizer) and runs on the GPU thread; with a store a callable needs a name
             of its own (a function's name, or `model_name`).
         store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
-        kv_bits: 4, 8 or None (float).
+        kv_bits: 4, 8 or None (float); "k8v4", keys and values apart; or a mapping of these by the
+            index of a layer or its kind ("full", "sliding", "latent"), 4 where it names none.
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
         memory_budget: bytes of KV and work space in memory, or "8GB"; unset is half of what
@@ -93,7 +95,7 @@ class AgentSystem(Society):
         model: "str | Path | Callable[[], Any]" = "default",
         store: "str | Path | bool | None" = None,
         *,
-        kv_bits: int | None = 4,
+        kv_bits: KVBits = 4,
         group_size: int | None = None,
         max_batch: int = 16,
         memory_budget: int | str | None = None,
@@ -151,11 +153,6 @@ class AgentSystem(Society):
             template_kwargs=template_kwargs,
             name=callable_name(model) if model_name is None else model_name,
         )
-        if callable(model) and options.name is None and stored:
-            raise InvalidConfig(
-                "a callable model needs a name of its own to be stored under: pass a named "
-                "function, or model_name="
-            )
         self._launch = Launch(
             model,
             options,

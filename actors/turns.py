@@ -6,16 +6,22 @@ from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, TokenOutOfRange
 from kvactors.core.events import Finished
-from kvactors.core.overflow import DropOldest, turns_to_drop
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
+from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
 
 # Tokens of a system prompt from which on it is worth waiting for who prefills it.
 LEAST_SHARED = 64
 
-__all__ = ["make_answer", "make_draft", "make_request", "most_tokens", "without_oldest"]
+__all__ = [
+    "make_answer",
+    "make_draft",
+    "make_request",
+    "most_tokens",
+    "retokenized_tokens",
+]
 
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:
@@ -28,23 +34,11 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
     if isinstance(said, NewText):
         turn = transcript.render(ask.role, said.text, answer=ask.answer)
     else:
-        text = transcript.chat.decode(said.token_ids)
-        turn = Turn(ask.role, text, said.token_ids, text, raw=True)
+        text, ids = said.model.chat.decode(said.token_ids), said.token_ids
+        if said.model.tokenizer_id != transcript.tokenizer_id:
+            ids = tuple(transcript.chat.encode(text))
+        turn = Turn(ask.role, text, ids, text, raw=True)
     return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
-
-
-def without_oldest(
-    transcript: Transcript, draft: Draft, ask: Ask, context: int, policy: DropOldest
-) -> Draft:
-    """The draft, or where it does not fit the context one that leaves the oldest turns out."""
-    turns = [*transcript.turns[: draft.keep], *draft.turns]
-    max_tokens = ask.sampling.max_tokens if ask.answer else 0
-    if sum(len(turn.token_ids) for turn in turns) + max_tokens <= context:
-        return draft
-    past, new = turns[: draft.keep], draft.turns
-    reserved = max_tokens + sum(len(turn.token_ids) for turn in new)
-    head, tail = turns_to_drop(policy, past, reserved, context)
-    return Draft(head, (*past[tail:], *new), draft.match, draft.system_prompt)
 
 
 def make_request(
@@ -52,8 +46,7 @@ def make_request(
     transcript: Transcript,
     draft: Draft,
     ask: Ask,
-    context: int,
-    vocab_size: int,
+    spec: ModelCacheSpec,
     *,
     isolated: bool = False,
 ) -> Request:
@@ -64,10 +57,10 @@ def make_request(
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
         raise EmptyPrompt("the prompt has no tokens")
     # MLX reads beyond the embedding without a check, and takes the process with it.
-    if max(tokens) >= vocab_size:
+    if max(tokens) >= spec.vocab_size:
         raise TokenOutOfRange(
             f"token id {max(tokens)} is outside the vocabulary of the model, 0 <= id < "
-            f"{vocab_size}: its tokenizer knows more tokens than its embedding"
+            f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
         )
     known = _remembered(transcript, draft, tokens)
     chat, sampling = transcript.chat, ask.sampling
@@ -75,10 +68,10 @@ def make_request(
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
     max_tokens = sampling.max_tokens if ask.answer else 0
-    if len(tokens) + max_tokens > context:
+    if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
-            f"{len(tokens) + max_tokens} exceed the context of {context} tokens"
+            f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
     shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
     return Request(
@@ -117,6 +110,12 @@ def _choice(chat: ChatFormat, text: str) -> tuple[int, ...]:
     """The tokens of an answer that ends here. Without the end a choice that another one begins
     with would always be the likelier of the two."""
     return (*chat.encode_rest(text), *chat.end_of_turn)
+
+
+def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:
+    """Tokens of the draft's turns that another tokenizer made."""
+    turns = (*transcript.turns[: draft.keep], *draft.turns)
+    return sum(len(turn.token_ids) for turn in turns if turn.source)
 
 
 def most_tokens(request: Request) -> int:

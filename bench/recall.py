@@ -24,7 +24,7 @@ from kvactors.actors import AgentSystem, Reply, Sampling
 from kvactors.bench.report import print_json, print_table
 from kvactors.bench.worlds import UNKNOWN, Names, World, make_world
 
-__all__ = ["main"]
+__all__ = ["Cell", "main", "measure_recall"]
 
 # Training draws from seeds of two numbers, these have three: no world is shared.
 SEED = 987_654_321
@@ -97,14 +97,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     worlds = 1 if options.quick else options.worlds
     sizes = 1 if options.quick else len(SIZES)
 
-    with tempfile.TemporaryDirectory(prefix="kvactors-recall-") as folder:
-        for phase in (_tell, _ask):
-            _in_a_process(phase, folder, options.model, options.dtype, worlds, sizes)
-        found = json.loads((Path(folder) / "found.json").read_text())
-    cells = [Cell(**cell) for cell in found["cells"]]
-    for line in found["wrong"][: options.show]:
+    cells, wrong = measure_recall(options.model, {"dtype": options.dtype}, worlds, sizes)
+    for line in wrong[: options.show]:
         print(line)
     _print(cells, options.model, options.dtype, worlds)
+
+
+def measure_recall(
+    model: str, options: dict[str, Any], worlds: int, sizes: int = len(SIZES)
+) -> tuple[list[Cell], list[str]]:
+    """What is recalled after a restart, and the wrong answers. `options` are AgentSystem's."""
+    with tempfile.TemporaryDirectory(prefix="kvactors-recall-") as folder:
+        for phase in (_tell, _ask):
+            _in_a_process(phase, folder, model, options, worlds, sizes)
+        found = json.loads((Path(folder) / "found.json").read_text())
+    return [Cell(**cell) for cell in found["cells"]], found["wrong"]
 
 
 def _in_a_process(phase: Callable[..., None], *arguments: Any) -> None:
@@ -149,25 +156,25 @@ def _questions(rng: np.random.Generator, world: World) -> list[Question]:
     return [asked[i] for i in rng.permutation(len(asked))]
 
 
-def _open(folder: str, model: str, dtype: str) -> AgentSystem:
-    return AgentSystem(model, store=Path(folder) / "store", kv_bits=4, dtype=dtype)
+def _open(folder: str, model: str, options: dict[str, Any]) -> AgentSystem:
+    return AgentSystem(model, store=Path(folder) / "store", **options)
 
 
 def _count(system: AgentSystem) -> Callable[[str], int]:
     return lambda text: len(system.chat.encode(text))
 
 
-def _tell(folder: str, model: str, dtype: str, worlds: int, sizes: int) -> None:
-    with _open(folder, model, dtype) as system:
+def _tell(folder: str, model: str, options: dict[str, Any], worlds: int, sizes: int) -> None:
+    with _open(folder, model, options) as system:
         for exam in _exams(worlds, sizes, _count(system)):
             agent = system.spawn(exam.agent_id, exam.system)
             for turn in exam.turns:
                 agent.tell(turn, sampling=ANSWER)
 
 
-def _ask(folder: str, model: str, dtype: str, worlds: int, sizes: int) -> None:
+def _ask(folder: str, model: str, options: dict[str, Any], worlds: int, sizes: int) -> None:
     cells, wrong = _cells(sizes), []
-    with _open(folder, model, dtype) as system:
+    with _open(folder, model, options) as system:
         exams = _exams(worlds, sizes, _count(system))
         asked = [(exam, q, _send(system, exam, q)) for exam in exams for q in exam.questions]
         for exam, question, future in asked:

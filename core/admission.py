@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvactors.core.blocks import BLOCK_TOKENS, block_floor, blocks_for
 from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.memory import Memory
@@ -76,11 +75,11 @@ class Admission:
             raise AdmissionFull(
                 f"{len(self.waiting)} turns wait to be admitted, the most allowed (max_waiting)"
             )
-        need, total = blocks_for(_most_tokens(request)), self._memory.pool.total
-        if need > total:
+        need, budget = self._memory.least(_most_tokens(request)), self._memory.budget
+        if need > budget:
             raise MemoryExceeded(
                 f"{request.prompt} tokens and max_tokens {request.sampling.max_tokens} need "
-                f"{need} blocks of {BLOCK_TOKENS} tokens; memory_budget holds {total}"
+                f"{need} bytes while they run; memory_budget is {budget}"
             )
         self._arrivals += 1
         request.arrival = self._arrivals
@@ -170,8 +169,8 @@ class Admission:
         """Evict idle agents until the turn fits, and what is being read for others that `held`
         a place. What it decodes is not promised.
 
-        Of those that hold one, the first goes on in any case when nobody is active: what was
-        restored for the others leaves.
+        Of those that hold one, the first goes on in any case when nobody is active and all is
+        saved: what was restored for the others leaves.
         """
         memory, agent_id = self._memory, request.agent_id
         reserved = [other for other in held if other not in active and other is not request]
@@ -183,7 +182,7 @@ class Admission:
         fits = memory.make_room(need + promised, busy) and memory.make_blocks(
             agent_id, blocks, busy
         )
-        if fits or active or (reserved and request not in held):
+        if fits or active or memory.backlog or (reserved and request not in held):
             return fits
         memory.make_room(need, [agent_id])
         return memory.make_blocks(agent_id, blocks, [agent_id])
@@ -194,7 +193,8 @@ class Admission:
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
         past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
-        return self._memory.bytes_of(2 * (tokens + EXTENT_STEP) + past)
+        memory = self._memory
+        return 2 * memory.bytes_of(tokens + EXTENT_STEP) + memory.bytes_of(past)
 
     def note_cache(self, request: Request) -> None:
         """Note where the agent's KV is when its turn begins, or ends before it began."""
@@ -207,7 +207,7 @@ class Admission:
         """Begin from what is hot of the agent."""
         self._traffic.begun(request.agent_id)
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        cache.shared = cache.shared or block_floor(request.shared)
+        cache.shared = cache.shared or cache.aligned(request.shared)
         if request.preempted:
             return
         self.note_cache(request)

@@ -5,40 +5,23 @@ enters from pieces (a hot or restored cache) or from another arena, and its new 
 as pieces: a few arrays stacked over layers. GPU thread only.
 """
 
-from dataclasses import dataclass, field
-from itertools import count
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import CacheList, KVCache
 
-from kvactors.core.batch import BatchQuantizedKVCache
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
-from kvactors.core.pools import Arrays
+from kvactors.core.layers import KVLayer, LayerCache
+from kvactors.core.pieces import Piece
 from kvactors.core.slots import EXTENT_STEP, Beginning, SlotTable
-from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.spec import UNUSED, LayerSpec, ModelCacheSpec
+from kvactors.core.states import StateLayer
 
-__all__ = ["Arena", "Piece"]
-
-_names = count()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
-
-    `groups[g]` holds the arrays of the spec's layer group g, [layers, 2, kv_heads,
-    tokens, width]. `name` is the piece's own, among all of the process.
-    """
-
-    start: int
-    end: int
-    groups: tuple[Arrays, ...]
-    name: int = field(default_factory=_names.__next__)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for group in self.groups for array in group.values())
+__all__ = ["Arena"]
 
 
 class Arena:
@@ -54,18 +37,9 @@ class Arena:
     ) -> None:
         self.spec = spec
         self.policy = policy
-        self.table = SlotTable(max_slabs, policy.launch_tokens, extent_step)
-        self.layers = [
-            BatchQuantizedKVCache(
-                self.table,
-                bits=layer.bits,
-                group_size=layer.group_size,
-                layer=layer,
-                policy=policy,
-                shared=True,
-            )
-            for layer in spec.layers
-        ]
+        self.table = _make_table(spec, policy, max_slabs, extent_step)
+        self.layers = [_make_layer(spec, layer, self.table, policy) for layer in spec.layers]
+        self._caches = _nested(self.layers, spec.nesting)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -80,25 +54,26 @@ class Arena:
 
         The caller keeps its own list in step: insert at the returned index.
         """
-        slab = self.table.choose_slab(max(length, reserve), beginning)
-        capacity = max(layer.grow(slab, max(length, reserve)) for layer in self.layers)
+        room = max(length, reserve)
+        slab = self.table.choose_slab(room, beginning)
+        for layer in self.layers:
+            layer.grow(slab, room)
+        new = slab == len(self.table.slabs)
+        capacity = self.table.capacity_for(0 if new else self.table.slabs[slab].capacity, room)
         return self.table.commit_join(slab, length, capacity, beginning)
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""
         length = other.table.lengths[source] + 1
         slab = self.table.choose_slab(length, other.table.beginning(source))
-        slots, capacity = self.layers[0].shape_with(slab, length)
-        return self._resize_bytes(self._cells(slab), slots * capacity)
+        return self._growth(lambda layer: layer.join_growth(slab, length))
 
     def step_bytes(self, width: int) -> int:
         """Bytes that the next step of `width` tokens would allocate."""
         total = 0
         for index, slab in enumerate(self.table.slabs):
             extent = self.table.extent(max(slab.lengths) + width)
-            slots = self.layers[0].pools[index].shape[0]
-            capacity = self.table.capacity_for(slab.capacity, extent)
-            total += self._resize_bytes(self._cells(index), slots * capacity)
+            total += self._growth(partial(_step_growth, slab=index, tokens=extent))
         return total
 
     def shrink(self) -> None:
@@ -106,28 +81,28 @@ class Arena:
         for index, slab in enumerate(self.table.slabs):
             capacity = self.table.extent(max(slab.lengths) + 1)
             for layer in self.layers:
-                layer.pools[index].shrink(len(slab.lengths), capacity)
+                layer.shrink(index, len(slab.lengths), capacity)
             slab.capacity = min(slab.capacity, capacity)
 
-    def _cells(self, slab: int) -> int:
-        if slab == len(self.table.slabs):
-            return 0
-        slots, capacity = self.layers[0].pools[slab].shape
-        return slots * capacity
-
-    def _resize_bytes(self, before: int, after: int) -> int:
-        """Bytes for more cells; while a layer grows its old arrays live beside the new ones."""
-        if after <= before:
-            return 0
-        return (after - before + before // len(self.layers)) * self.spec.bytes_per_token
+    def _growth(self, growth: Callable[[LayerCache], tuple[int, int]]) -> int:
+        """Bytes more; while a layer grows its old arrays live beside the new ones."""
+        more = beside = 0
+        for group in self.spec.groups():
+            before, after = growth(self.layers[group[0]])
+            if after > before:
+                more += len(group) * (after - before)
+                beside = max(beside, before)
+        return more + beside
 
     def load(self, row: int, piece: Piece) -> None:
-        """Write a piece at its own position of a row."""
-        slab, slot = self.table.locate(row)
+        """Write a piece at its own position of a row; its checkpoint, if the row ends there."""
+        ends = piece.end == self.table.lengths[row]
         for group, arrays in zip(self.spec.groups(), piece.groups, strict=True):
+            if self.spec.layers[group[0]].checkpointed and not (ends and arrays):
+                continue
             for position, index in enumerate(group):
-                pool = self.layers[index].pools[slab]
-                pool.load(slot, piece.start, {n: a[position] for n, a in arrays.items()})
+                parts = {name: array[position] for name, array in arrays.items()}
+                self.layers[index].load(row, piece.start, piece.end, parts)
         self._note(row, piece)
         self.evaluate()
 
@@ -140,17 +115,26 @@ class Arena:
         return row
 
     def export(self, row: int, start: int, end: int) -> Piece:
-        """Tokens [start, end) of a row as an evaluated piece."""
-        assert 0 <= start < end <= self.table.lengths[row]
-        slab, slot = self.table.locate(row)
+        """Tokens [start, end) of a row, evaluated; with a checkpoint if the row ends there."""
+        length = self.table.lengths[row]
+        assert 0 <= start < end <= length
         groups = []
         for group in self.spec.groups():
-            parts = [self.layers[index].pools[slab].export(slot, start, end) for index in group]
+            parts = [
+                self.layers[index].export(row, start, end, checkpoint=end == length)
+                for index in group
+            ]
             groups.append({name: mx.stack([part[name] for part in parts]) for name in parts[0]})
         mx.eval(groups)
         piece = Piece(start, end, tuple(groups))
         self._note(row, piece)
         return piece
+
+    def cut(self, row: int, length: int) -> None:
+        """Cut a row to its first `length` tokens, as far back as its layers allow."""
+        for layer in self.layers:
+            layer.cut(row, length)
+        self.table.set_length(row, length)
 
     def leave(self, row: int) -> int:
         """Remove a row; the slab's last row fills the hole. Returns the row that moved there.
@@ -160,10 +144,7 @@ class Arena:
         slab, slot = self.table.locate(row)
         last = len(self.table.slabs[slab].lengths) - 1
         for layer in self.layers:
-            if slot != last:
-                layer.pools[slab].move(slot, last)
-            elif last == 0:
-                del layer.pools[slab]
+            layer.leave(slab, slot, last)
         moved = self.table.first_row(slab) + last
         self.table.commit_leave(row)
         return moved
@@ -175,21 +156,66 @@ class Arena:
         were; the bytes beyond them are dead.
         """
         width = tokens.shape[1]
-        geometry = StepGeometry(self.table, width)
-        for layer in self.layers:
-            layer.geometry = geometry
-            layer.ensure(geometry)
-        for slab, extent in zip(self.table.slabs, geometry.extents, strict=True):
-            slab.capacity = self.table.capacity_for(slab.capacity, extent)
-        logits: mx.array = model(tokens, cache=self.layers)
+        if self.spec.batched:
+            logits = self._step(model, tokens, StepGeometry(self.table, width))
+        else:
+            rows = [
+                self._step(model, tokens[slab : slab + 1], StepGeometry(self.table, width, slab))
+                for slab in range(len(self.table.slabs))
+            ]
+            logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
         self.table.advance(width)
+        return logits
+
+    def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+        for layer in self.layers:
+            layer.begin(geometry)
+        for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
+            held = self.table.slabs[slab]
+            held.capacity = self.table.capacity_for(held.capacity, extent)
+        logits: mx.array = model(tokens, cache=list(self._caches))
         return logits
 
     def _note(self, row: int, piece: Piece) -> None:
         """The row holds the piece's bytes: rows that hold the same can be read as one."""
-        if self.policy.cascades:
+        if self.policy.cascades and self.spec.batched:
             self.table.note(row, piece.name, piece.start, piece.end)
 
     def evaluate(self) -> None:
         """Run what was written so far; after a prefill chunk no one asks for its logits."""
         mx.eval([layer.state for layer in self.layers])
+
+
+def _make_table(
+    spec: ModelCacheSpec, policy: AttentionPolicy, max_slabs: int, extent_step: int
+) -> SlotTable:
+    if not spec.batched:
+        # A slab for each row, and a step for each slab.
+        return SlotTable(sys.maxsize, -1, extent_step)
+    if spec.plain or spec.recurrent:
+        # What these layers hand to the model is one array for the whole batch.
+        max_slabs = 1
+    return SlotTable(max_slabs, policy.launch_tokens, extent_step)
+
+
+def _make_layer(
+    spec: ModelCacheSpec, layer: LayerSpec, table: SlotTable, policy: AttentionPolicy
+) -> LayerCache:
+    if layer.kind == "recurrent":
+        return StateLayer(table, layer)
+    masks = spec.masks if spec.plain else None
+    return KVLayer(table, layer, policy, masks=masks, batched=spec.batched)
+
+
+def _nested(layers: Sequence[LayerCache], nesting: Sequence[int]) -> list[Any]:
+    """The caches as the model wants them: some by themselves, some in lists."""
+    if not any(nesting):
+        return list(layers)
+    left = iter(layers)
+    kept = [count for count in nesting if count != UNUSED]
+    wanted = iter(CacheList(*islice(left, count)) if count else next(left) for count in kept)
+    return [KVCache() if count == UNUSED else next(wanted) for count in nesting]
+
+
+def _step_growth(layer: LayerCache, slab: int, tokens: int) -> tuple[int, int]:
+    return layer.step_growth(slab, tokens)

@@ -18,13 +18,15 @@ share as one row does, on the second path. Seed 000, 3.2; seed 002, AttendSpec.
 import importlib
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.pools import Pool, make_pool
+from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.slots import EXTENT_STEP
-from kvactors.core.spec import LayerSpec
+from kvactors.core.spec import LayerSpec, Side
 
 __all__ = [
     "DEFAULT_THRESHOLD",
@@ -33,6 +35,7 @@ __all__ = [
     "install",
     "measure_launch_tokens",
     "measure_threshold",
+    "watch_calls",
 ]
 
 # Query rows per KV head up to which packed is the faster path, until measured: on the CPU
@@ -52,16 +55,17 @@ def attend(
     mask: mx.array | None,
     scale: float,
     packed: bool,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Attention of [n, heads, T, head_dim] queries over one slab's first n rows.
 
-    `mask` is boolean [n, 1, T, extent], true where a query sees a key; None sees all.
-    Returns the queries' shape and dtype.
+    `mask` is boolean [n, 1, T, extent], true where a query sees a key; None sees all. `sinks`
+    [heads] are scores that take weight and have no value. Returns [n, heads, T, value_dim] in
+    the queries' dtype.
     """
     keys, values = pool.keys(queries.shape[0], extent), pool.values(queries.shape[0], extent)
-    if packed:
-        return _packed(queries, keys, values, pool.layer, mask, scale)
-    return _dequantized(queries, keys, values, pool.layer, mask, scale)
+    path = _packed if packed else _dequantized
+    return path(queries, keys, values, pool.layer, mask, scale, sinks)
 
 
 def attend_together(
@@ -80,9 +84,9 @@ def attend_together(
     their maxima and sums (cascade attention).
     """
     rows, layer = queries.shape[0], pool.layer
-    keys, values = (
-        _as_float(stored, layer) for stored in (pool.keys(1, shared), pool.values(1, shared))
-    )
+    key_side, value_side = layer.sides
+    keys = to_float(pool.keys(1, shared), key_side, PRECISION)
+    values = to_float(pool.values(1, shared), value_side, PRECISION)
     own_keys, own_values = (
         tuple(array[:, :, shared:] for array in stored)
         for stored in (pool.keys(rows, extent), pool.values(rows, extent))
@@ -99,28 +103,29 @@ def attend_together(
     folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)
     if packed:
-        own = _scores(folded, own_keys, layer)
+        own = _scores(folded, own_keys, key_side)
     else:
-        own = folded @ _as_float(own_keys, layer).swapaxes(-1, -2)
+        own = folded @ to_float(own_keys, key_side, PRECISION).swapaxes(-1, -2)
     own = mx.where(mask[..., shared:], own, -mx.inf)
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
     common, own = mx.exp(common - as_one(top)), mx.exp(own - top)
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
     out = apart(common @ values)
     if packed:
-        out += _weighted(own, own_values, layer)
+        out += _weighted(own, own_values, value_side)
     else:
-        out += own @ _as_float(own_values, layer)
-    return (out / total).reshape(queries.shape).astype(queries.dtype)
+        out += own @ to_float(own_values, value_side, PRECISION)
+    return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
 
 
 def _packed(
     queries: mx.array,
-    keys: tuple[mx.array, ...],
-    values: tuple[mx.array, ...],
+    keys: Stored,
+    values: Stored,
     layer: LayerSpec,
     mask: mx.array | None,
     scale: float,
+    sinks: mx.array | None,
 ) -> mx.array:
     rows, heads, tokens, dim = queries.shape
     repeats = heads // layer.kv_heads
@@ -128,63 +133,64 @@ def _packed(
     folded = (queries.astype(PRECISION) * scale).reshape(
         rows, layer.kv_heads, repeats * tokens, dim
     )
-    scores = _scores(folded, keys, layer)
+    key_side, value_side = layer.sides
+    scores = _scores(folded, keys, key_side)
     if mask is not None:
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
-    out = _weighted(mx.softmax(scores, axis=-1, precise=True), values, layer)
-    return out.reshape(rows, heads, tokens, dim).astype(queries.dtype)
+    weights = _softmax(scores, sinks, tokens)
+    out = _weighted(weights, values, value_side)
+    return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
 
 
-def _scores(queries: mx.array, keys: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
-    if layer.bits is None or layer.group_size is None:
+def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
+    """Weights of the keys; a sink is one more score of its head, whose weight is dropped."""
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True)
+    sink = mx.repeat(sinks.astype(PRECISION).reshape(scores.shape[1], -1), tokens, axis=1)
+    sink = mx.broadcast_to(sink[None, :, :, None], (*scores.shape[:3], 1))
+    return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
+
+
+def _scores(queries: mx.array, keys: Stored, side: Side) -> mx.array:
+    if side.bits is None or side.group_size is None:
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[:, :, :, None, :] * keys[0].astype(PRECISION)[:, :, None]).sum(-1)
     codes, scales, biases = keys
     return mx.quantized_matmul(
-        queries, codes, scales, biases, True, group_size=layer.group_size, bits=layer.bits
+        queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
     )
 
 
-def _weighted(weights: mx.array, values: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
-    if layer.bits is None or layer.group_size is None:
+def _weighted(weights: mx.array, values: Stored, side: Side) -> mx.array:
+    if side.bits is None or side.group_size is None:
         return (weights[..., None] * values[0].astype(PRECISION)[:, :, None]).sum(-2)
     codes, scales, biases = values
     return mx.quantized_matmul(
-        weights, codes, scales, biases, False, group_size=layer.group_size, bits=layer.bits
+        weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
     )
 
 
 def _dequantized(
     queries: mx.array,
-    keys: tuple[mx.array, ...],
-    values: tuple[mx.array, ...],
+    keys: Stored,
+    values: Stored,
     layer: LayerSpec,
     mask: mx.array | None,
     scale: float,
+    sinks: mx.array | None,
 ) -> mx.array:
+    key_side, value_side = layer.sides
     out = mx.fast.scaled_dot_product_attention(
         queries.astype(PRECISION),
-        _as_float(keys, layer),
-        _as_float(values, layer),
+        to_float(keys, key_side, PRECISION),
+        to_float(values, value_side, PRECISION),
         scale=scale,
         mask=mask,
+        sinks=None if sinks is None else sinks.astype(PRECISION),
     )
     return out.astype(queries.dtype)
-
-
-def _as_float(stored: tuple[mx.array, ...], layer: LayerSpec) -> mx.array:
-    if layer.bits is None or layer.group_size is None:
-        return stored[0].astype(PRECISION)
-    codes, scales, biases = stored
-    return mx.dequantize(
-        codes,
-        scales.astype(PRECISION),
-        biases.astype(PRECISION),
-        group_size=layer.group_size,
-        bits=layer.bits,
-    )
 
 
 def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
@@ -226,18 +232,39 @@ def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) 
 
 def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
     """A full slot of random keys, and the numbers they were made of."""
-    pool = make_pool(layer, 1, extent)
+    pool = Pool(layer, 1, extent)
     dtype = getattr(mx, layer.dtype)
-    noise = mx.random.normal((1, layer.kv_heads, extent, layer.head_dim), key=mx.random.key(0))
-    pool.write(noise.astype(dtype), noise.astype(dtype), [0], mx.arange(extent)[None])
+    keys, values = (
+        mx.random.normal((1, layer.kv_heads, extent, side.dim), key=mx.random.key(0))
+        for side in layer.sides
+    )
+    pool.write(keys.astype(dtype), values.astype(dtype), mx.arange(extent)[None], 0)
     mx.eval(pool.arrays)
-    return pool, noise
+    return pool, keys
 
 
 def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:
     start = time.perf_counter()
     mx.eval(attend(queries, pool, extent, None, 1.0, packed))
     return time.perf_counter() - start
+
+
+Call = tuple[Any, Any, Any]
+"""Keys, values and mask that a model gave to its attention."""
+
+_calls: list[Call] | None = None
+
+
+@contextmanager
+def watch_calls() -> Iterator[list[Call]]:
+    """What models give to attention meanwhile, over caches that are not ours."""
+    global _calls
+    calls: list[Call] = []
+    _calls = calls
+    try:
+        yield calls
+    finally:
+        _calls = None
 
 
 def install() -> None:
@@ -269,10 +296,14 @@ def _make_seam(original: Any) -> Any:
         sinks: mx.array | None = None,
     ) -> mx.array:
         attended: mx.array
-        if hasattr(cache, "attend"):
-            attended = cache.attend(queries, scale=scale, sinks=sinks)
+        if hasattr(keys, "attend"):
+            attended = keys.attend(queries, scale=scale, sinks=sinks)
         else:
-            attended = original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
+            # Float arrays of a cache of ours must not be taken for mlx-lm's quantized ones.
+            plain = None if hasattr(cache, "attend") else cache
+            if _calls is not None:
+                _calls.append((keys, values, mask))
+            attended = original(queries, keys, values, plain, scale=scale, mask=mask, sinks=sinks)
         return attended
 
     scaled_dot_product_attention.kvactors_original = original  # type: ignore[attr-defined]

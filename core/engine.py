@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvactors.core.admission import Admission, EngineConfig
-from kvactors.core.arena import Piece
 from kvactors.core.errors import TurnFailed
 from kvactors.core.events import (
     Aborted,
@@ -22,6 +21,7 @@ from kvactors.core.events import (
 from kvactors.core.failure import DEVICE_FAILED, is_fatal, turn_failed
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.pressure import Pressure
 from kvactors.core.request import Request
 from kvactors.core.rows import Rows
@@ -52,7 +52,11 @@ class Engine:
         self._admission = Admission(config, self._memory, self._traffic, clock)
         self._pressure = Pressure(self._rows, self._memory, self._admission.put_back)
         self._scheduler = Scheduler(
-            SchedulerConfig(config.target_latency, reproducible=loaded.policy.reproducible)
+            SchedulerConfig(
+                config.target_latency,
+                reproducible=self._fixed_chunks,
+                checkpointed=loaded.spec.checkpointed,
+            )
         )
         self._events: list[Event] = []
         self._forward: Sequence[Request] = ()
@@ -192,6 +196,10 @@ class Engine:
             **self._traffic.counts,
         }
 
+    @property
+    def _fixed_chunks(self) -> bool:
+        return self.loaded.policy.reproducible or self.loaded.spec.fixed_chunks
+
     # -- running -----------------------------------------------------------------------
 
     def _pieces_of(self, request: Request) -> Sequence[Piece]:
@@ -206,8 +214,7 @@ class Engine:
         self._rows.prefills[request] = None
 
     def _run_prefill(self, planned: Sequence[Chunk], decoding: bool) -> None:
-        fixed = self.loaded.policy.reproducible
-        chunks = self._pressure.within_memory(planned, fixed=fixed)
+        chunks = self._pressure.within_memory(planned, fixed=self._fixed_chunks)
         if not chunks:
             return
         batch = self._rows.prefill_batch([chunk.request for chunk in chunks])
@@ -222,6 +229,8 @@ class Engine:
             total = request.target - request.kept
             done = request.cached - request.kept
             self._events.append(Progress(request.agent_id, done, total))
+            if request.cached == request.shared:
+                self._offer_beginning(request, batch)
 
     def _hand_over(self) -> None:
         """Requests whose prompt is cached go on to decode, or end if no answer is wanted."""
@@ -262,7 +271,8 @@ class Engine:
     def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
         """The system prompt's KV becomes hot at once: agents that share it wait for it."""
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        if request.shared > cache.end:
+        late = self.loaded.spec.checkpointed and request.cached > request.shared
+        if request.shared > cache.end and not late:
             beginning = request.tokens[: request.shared]
             self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
             cache.borrowed = True
@@ -327,12 +337,16 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
-        cache = self._memory.hot.touch(request.agent_id, self._clock())
-        self._pressure.make_room_to_keep(request)
-        self._pressure.keep(request)
-        cache.borrowed = False
-        self._remove(request)
-        exported = self._traffic.export(request)
+        exported: tuple[ExportedKV, ...] = ()
+        if request.passing:
+            self._remove(request)
+        else:
+            cache = self._memory.hot.touch(request.agent_id, self._clock())
+            self._pressure.make_room_to_keep(request)
+            self._pressure.keep(request)
+            cache.borrowed = False
+            self._remove(request)
+            exported = self._traffic.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:

@@ -16,7 +16,8 @@
     │   ├── ModelNotFound
     │   ├── UnsupportedLayer
     │   ├── ProbeFailed
-    │   └── TemplateError
+    │   ├── TemplateError
+    │   └── SwapFailed
     ├── TurnError                         one turn ended without a reply
     │   ├── TurnFailed
     │   └── TurnTimeout (also TimeoutError)
@@ -47,6 +48,7 @@ __all__ = [
     "ModelNotFound",
     "ProbeFailed",
     "RewindOutOfRange",
+    "SwapFailed",
     "SystemPromptMismatch",
     "SystemStopped",
     "TemplateError",
@@ -125,6 +127,10 @@ class ProbeFailed(ModelError):
 
 class TemplateError(ModelError):
     """The chat template cannot render this turn."""
+
+
+class SwapFailed(ModelError):
+    """The model was not exchanged; the message says which one goes on, `__cause__` why."""
 
 
 class TurnError(KvactorsError):

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from kvactors.core.attention import DEFAULT_THRESHOLD
+from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.options import AttentionMode
 from kvactors.core.slots import SlotTable
+from kvactors.core.spec import LayerSpec
 
-__all__ = ["REPRODUCIBLE_STEP", "AttentionPolicy", "StepGeometry"]
+__all__ = ["REPRODUCIBLE_STEP", "AttentionPolicy", "Reach", "StepGeometry"]
 
 REPRODUCIBLE_STEP = 256
 
@@ -47,27 +49,70 @@ class AttentionPolicy:
         return not self.packed(1, rows * repeats // 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where the layers of one window write in one slab, and what their queries see.
+
+    `at` are the cells written, [n, T]; `start` the first of them where every row has the same,
+    one after the other. `mask` is boolean [n, 1, T, extent]: position by position, since a
+    window's cells are used in a ring.
+    """
+
+    extent: int
+    at: mx.array
+    start: int | None
+    mask: mx.array
+
+
 class StepGeometry:
     """Where one step of `width` tokens per row reads and writes; shared by all layers.
 
     Row r writes at [start_r, start_r + width) and its query t sees the keys up to
     start_r + t. Three rows of lengths 2, 5, 3 in one slab, width 1: writes at 2, 5, 3;
     the mask shows 3, 6 and 4 keys of an extent of 64. A decode step reads the first `shared`
-    keys of a slab once for all of its rows.
+    keys of a slab once for all of its rows. Position p of a layer that holds `cells` tokens of
+    a row stands in cell p % cells.
+
+    `slab` restricts the step to one slab: the others' rows stand still.
     """
 
-    def __init__(self, table: SlotTable, width: int) -> None:
+    def __init__(self, table: SlotTable, width: int, slab: int | None = None) -> None:
         self.width = width
-        self.starts = [list(slab.lengths) for slab in table.slabs]
+        self.slabs = range(len(table.slabs)) if slab is None else range(slab, slab + 1)
+        self.starts = [list(table.slabs[index].lengths) for index in self.slabs]
         self.extents = [table.extent(max(starts) + width) for starts in self.starts]
-        self.shared = [table.shared(slab) if width == 1 else 0 for slab in range(len(table.slabs))]
+        self.shared = [table.shared(index) if width == 1 else 0 for index in self.slabs]
         self.offset = mx.array([start for starts in self.starts for start in starts])
-        self.positions: list[mx.array] = []
-        self.masks: list[mx.array] = []
-        row = 0
-        for starts, extent in zip(self.starts, self.extents, strict=True):
-            offset = self.offset[row : row + len(starts)]
-            at = offset[:, None] + mx.arange(width)
-            self.positions.append(at)
-            self.masks.append(mx.arange(extent) <= at[:, None, :, None])
-            row += len(starts)
+        self._reaches: dict[int | None, list[Reach]] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows that take the step."""
+        return sum(map(len, self.starts))
+
+    def reaches(self, layer: LayerSpec) -> list[Reach]:
+        """For each slab of the step, where a layer reads and writes."""
+        if layer.window not in self._reaches:
+            self._reaches[layer.window] = [
+                self._reach(starts, extent, layer)
+                for starts, extent in zip(self.starts, self.extents, strict=True)
+            ]
+        return self._reaches[layer.window]
+
+    def _reach(self, starts: list[int], extent: int, layer: LayerSpec) -> Reach:
+        positions = mx.array(starts)[:, None] + mx.arange(self.width)
+        queries = positions[:, None, :, None]
+        first = starts[0] if len(set(starts)) == 1 else None
+        cells, window = layer.cells, layer.window
+        if cells is None or window is None:
+            return Reach(extent, positions, first, mx.arange(extent) <= queries)
+        assert self.width <= BLOCK_TOKENS, "a ring has room for a block beside the window"
+        extent = min(extent, cells)
+        if first is not None:
+            first = first % cells if first % cells + self.width <= cells else None
+        # The newest position that a cell can hold: what is older was overwritten by it.
+        newest = positions[:, -1:]
+        held = newest - (newest - mx.arange(extent) + cells) % cells
+        held = held[:, None, None]
+        mask = (held >= 0) & (held <= queries) & (held > queries - window)
+        return Reach(extent, positions % cells, first, mask)

@@ -19,6 +19,9 @@ from kvactors.core.workspace import WorkSpace
 
 __all__ = ["Memory"]
 
+# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held.
+MOST_BLOCKS = 1 << 16
+
 
 class Memory:
     """Bytes and blocks of all agents, under one budget. `stored`: evicted KV can be read back."""
@@ -32,12 +35,13 @@ class Memory:
         rows: Rows,
     ) -> None:
         self.budget = budget
-        self.hot = HotCaches()
-        self.pool = BlockPool(budget // max(1, loaded.spec.bytes_per_token * BLOCK_TOKENS))
+        self.hot = HotCaches(loaded.spec)
+        block = loaded.spec.bytes_per_token * BLOCK_TOKENS
+        self.pool = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
         self.workspace = WorkSpace.measure(loaded)
         self.backlog = 0
         self.evictions = 0
-        self._bytes_per_token = loaded.spec.bytes_per_token
+        self._spec = loaded.spec
         self._eviction = eviction
         self._clock = clock
         self._rows = rows
@@ -59,13 +63,18 @@ class Memory:
         return int(mx.get_active_memory()) - self._baseline
 
     def bytes_of(self, tokens: int) -> int:
-        """Bytes of KV of so many tokens."""
-        return tokens * self._bytes_per_token
+        """Bytes of the KV of one agent that has so many tokens."""
+        return self._spec.bytes_of(tokens)
+
+    def least(self, tokens: int) -> int:
+        """Bytes that a turn takes when it runs alone: its row, the copy of it that is kept when
+        it ends, and a decode step."""
+        return 2 * self.bytes_of(tokens) + self.workspace.decode(1, tokens)
 
     @property
     def room(self) -> int:
         """Bytes that nobody has and nobody was promised."""
-        return self.budget - self.used - self.bytes_of(self._rows.promised_tokens)
+        return self.budget - self.used - self._rows.promised_bytes(self.bytes_of)
 
     def fits(self, need: int) -> bool:
         """Whether so many more bytes stay within the budget, as things are."""

@@ -12,24 +12,20 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load as mlx_load
 
 from kvactors.core import attention, fingerprint
-from kvactors.core.errors import (
-    InvalidConfig,
-    ModelError,
-    ModelNotFound,
-    UnsupportedLayer,
-)
+from kvactors.core.errors import InvalidConfig, ModelError, ModelNotFound
 from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.kinds import derive_layers
 from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
-from kvactors.core.spec import LayerSpec, ModelCacheSpec, choose_group_size
+from kvactors.core.probe import choose_plan
+from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.core.wire import FORMAT_VERSION, layout
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "locate"]
 
 logger = logging.getLogger("kvactors")
 
@@ -78,52 +74,32 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
 
 
 def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
-    """The cache spec of a model, from its own caches after a forward of three tokens."""
-    caches = make_prompt_cache(model)
-    for index, cache in enumerate(caches):
-        if type(cache) is not KVCache:
-            raise UnsupportedLayer(
-                f"layer {index} caches with {type(cache).__name__}: only full attention "
-                "(KVCache) is supported"
-            )
-    try:
-        mx.eval(model(mx.array([[1, 2, 3]]), cache=caches))
-    except Exception as error:
-        raise ModelError(f"the model cannot run a forward of three tokens: {error}") from error
-    layers = []
-    for index, cache in enumerate(caches):
-        if cache.keys is None:
-            raise UnsupportedLayer(f"layer {index} does not use its cache")
-        layers.append(_layer(index, cache, options))
-    return ModelCacheSpec(tuple(layers), _vocabulary(model), _context(model, options))
-
-
-def _layer(index: int, cache: Any, options: ModelOptions) -> LayerSpec:
-    heads, dim, value_dim = cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3]
-    if dim != value_dim:
-        raise UnsupportedLayer(
-            f"layer {index} has keys of {dim} and values of {value_dim} numbers: they must be equal"
-        )
-    group = choose_group_size(dim, options.kv_bits, options.group_size)
-    bits = options.kv_bits if group is not None else None
-    return LayerSpec("full", heads, dim, bits, group, str(cache.keys.dtype).rpartition(".")[2])
+    """The cache spec of a model, from its own caches after a short forward, and how it is run."""
+    layers, nesting = derive_layers(model, options)
+    spec = ModelCacheSpec(layers, _vocabulary(model), _context(model, options), nesting)
+    return choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
 
 
 def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
     if callable(source):
         return options.name or "model", *_call(source)
-    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
-    if path.exists() or _looks_like_path(str(source)):
-        _require_files(path)
-        target = str(path)
-    else:
-        target = str(source)
+    target = locate(source)
     try:
         model, tokenizer = mlx_load(target)[:2]
     except Exception as error:
-        where = "this directory" if path.exists() else "the hub or its local cache"
+        where = "this directory" if Path(target).exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
     return options.name or str(source), model, tokenizer
+
+
+def locate(source: str | Path) -> str:
+    """The directory, or the name on the hub, that is meant. Raises ModelNotFound if it is a
+    directory that is no model's."""
+    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    if path.exists() or _looks_like_path(str(source)):
+        _require_files(path)
+        return str(path)
+    return str(source)
 
 
 def _call(source: Callable[[], Any]) -> tuple[Any, Any]:
@@ -203,9 +179,10 @@ def _architecture(model: Any) -> str:
 
 def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     mode = check_attention(options.attention)
-    if mode != "auto" or options.reproducible:
+    packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
+    if mode != "auto" or options.reproducible or not packable:
         return AttentionPolicy(mode, reproducible=options.reproducible)
-    threshold = attention.measure_threshold(spec.layers[0])
-    launch = attention.measure_launch_tokens(spec.layers[0])
+    threshold = attention.measure_threshold(packable[0])
+    launch = attention.measure_launch_tokens(packable[0])
     logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
     return AttentionPolicy(mode, threshold, launch_tokens=launch)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.precision import KVBits, check_bits
 from kvactors.core.spec import choose_group_size
 
 __all__ = ["DEFAULT_MODEL", "AttentionMode", "ModelOptions", "check_attention"]
@@ -28,7 +29,7 @@ def check_attention(mode: str) -> AttentionMode:
 class ModelOptions:
     """What AgentSystem passes on; see there for the meaning. Raises InvalidConfig."""
 
-    kv_bits: int | None = 4
+    kv_bits: KVBits = 4
     group_size: int | None = None
     context: int | None = None
     dtype: str = "auto"
@@ -38,17 +39,14 @@ class ModelOptions:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kv_bits is not None and (
-            type(self.kv_bits) is not int or self.kv_bits not in (4, 8)
-        ):
-            raise InvalidConfig(f"kv_bits must be 4, 8 or None (float), not {self.kv_bits!r}")
+        check_bits(self.kv_bits)
         if self.dtype not in _DTYPES:
             raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
         if self.context is not None and (not isinstance(self.context, int) or self.context < 2):
             raise InvalidConfig(f"context must be an int of at least 2 tokens: {self.context!r}")
         check_attention(self.attention)
         if self.group_size is not None:
-            choose_group_size(self.group_size, self.kv_bits, self.group_size)
+            choose_group_size(self.group_size, None, self.group_size)
         if self.template_kwargs is not None and not isinstance(self.template_kwargs, dict):
             raise InvalidConfig(f"template_kwargs must be a dict, not {self.template_kwargs!r}")
         if self.name is not None and not (isinstance(self.name, str) and self.name):

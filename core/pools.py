@@ -1,85 +1,95 @@
 """The byte layer of the arena: one slab of one layer, quantized or float.
 
-Every array has the shape [2, slots, kv_heads, capacity, width]: index 0 holds keys, index 1
-values, so that one write serves both. Three arrays when quantized (codes, scales, biases:
-MLX's affine format), one in float. Writes go through item assignment, which MLX does in
-place while nobody else holds the buffer. GPU thread only.
+Every array has the shape [sides, slots, kv_heads, capacity, width]. Where keys and values are
+stored alike, index 0 holds keys and index 1 values, so that one write serves both: three
+arrays when quantized (codes, scales, biases: MLX's affine format), one in float. Where they
+differ each side has its own arrays, named "k.codes", "v.codes" and so on. Writes go through
+item assignment, which MLX does in place while nobody else holds the buffer. GPU thread only.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.spec import LayerSpec
+from kvactors.core.spec import LayerSpec, Side
 
-__all__ = ["Arrays", "FpPool", "Pool", "QuantizedPool", "array_widths", "make_pool"]
+__all__ = ["Arrays", "Pool", "Stored", "array_widths", "encode", "to_float"]
 
 Arrays = dict[str, mx.array]
 
+Stored = tuple[mx.array, ...]
+"""Codes, scales and biases; or one array of floats; or none, where a side has no numbers."""
 
-def array_widths(layer: LayerSpec) -> dict[str, tuple[int, Any]]:
-    """Name -> (last dimension, dtype) of a layer's arrays."""
-    dtype = getattr(mx, layer.dtype)
-    if layer.bits is None or layer.group_size is None:
-        return {"values": (layer.head_dim, dtype)}
-    groups = layer.head_dim // layer.group_size
+
+def array_widths(layer: LayerSpec) -> dict[str, tuple[int, int, Any]]:
+    """Name -> (sides, last dimension, dtype) of a layer's arrays."""
+    keys, values = layer.sides
+    if keys == values:
+        return {name: (2, *width) for name, width in _side_widths(keys, layer.dtype).items()}
     return {
-        "codes": (layer.head_dim * layer.bits // 32, mx.uint32),
+        f"{prefix}.{name}": (1, *width)
+        for prefix, side in (("k", keys), ("v", values))
+        for name, width in _side_widths(side, layer.dtype).items()
+    }
+
+
+def _side_widths(side: Side, dtype_name: str) -> dict[str, tuple[int, Any]]:
+    dtype = getattr(mx, dtype_name)
+    if side.dim == 0:
+        return {}
+    if side.bits is None or side.group_size is None:
+        return {"values": (side.dim, dtype)}
+    groups = side.dim // side.group_size
+    return {
+        "codes": (side.dim * side.bits // 32, mx.uint32),
         "scales": (groups, dtype),
         "biases": (groups, dtype),
     }
 
 
-class Pool(Protocol):
-    """What both kinds of pool offer to the batch cache."""
-
-    layer: LayerSpec
-    arrays: Arrays
-
-    def write(self, keys: mx.array, values: mx.array, starts: list[int], at: mx.array) -> None:
-        """Store new tokens [n, kv_heads, T, head_dim] at each row's own position."""
-
-    def keys(self, rows: int, extent: int) -> tuple[mx.array, ...]:
-        """The first `extent` keys of the first `rows` slots, as stored."""
-
-    def values(self, rows: int, extent: int) -> tuple[mx.array, ...]:
-        """The values likewise."""
-
-    def resize(self, slots: int, capacity: int) -> None:
-        """Reallocate to at least this many slots and tokens, keeping the contents."""
-
-    def shrink(self, slots: int, capacity: int) -> None:
-        """Reallocate to at most this many slots and tokens."""
-
-    def export(self, slot: int, start: int, end: int) -> Arrays:
-        """Tokens [start, end) of a slot: [2, kv_heads, tokens, width] arrays, lazy."""
-
-    def load(self, slot: int, start: int, arrays: Arrays) -> None:
-        """Store exported tokens at `start` of a slot."""
-
-    def move(self, target: int, source: int) -> None:
-        """Copy a slot's bytes to another slot."""
-
-    def gather(self, slots: list[int]) -> None:
-        """Keep these slots, in this order."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(slots, capacity) allocated."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
+def encode(layer: LayerSpec, keys: mx.array, values: mx.array) -> Arrays:
+    """Bring keys and values, [..., dim], into the stored form, [sides, ..., width]."""
+    first, second = layer.sides
+    if first == second:
+        return _encode_side(first, mx.stack([keys, values]))
+    return {
+        f"{prefix}.{name}": array
+        for prefix, side, floats in (("k", first, keys), ("v", second, values))
+        for name, array in _encode_side(side, floats[None]).items()
+    }
 
 
-class _BasePool:
-    """Geometry, growth and movement of rows: the same for every precision."""
+def _encode_side(side: Side, floats: mx.array) -> Arrays:
+    if side.dim == 0:
+        return {}
+    if side.bits is None or side.group_size is None:
+        return {"values": floats}
+    codes, scales, biases = mx.quantize(floats, group_size=side.group_size, bits=side.bits)
+    return {"codes": codes, "scales": scales, "biases": biases}
+
+
+def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
+    """What is stored, in this dtype; at least float32 keeps every number as it is."""
+    if side.bits is None or side.group_size is None:
+        return stored[0].astype(dtype)
+    codes, scales, biases = stored
+    return mx.dequantize(
+        codes,
+        scales.astype(dtype),
+        biases.astype(dtype),
+        group_size=side.group_size,
+        bits=side.bits,
+    )
+
+
+class Pool:
+    """One slab of one layer: geometry, growth and movement of rows."""
 
     def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
         self.layer = layer
         self.arrays: Arrays = {
-            name: mx.zeros((2, slots, layer.kv_heads, capacity, width), dtype=dtype)
-            for name, (width, dtype) in array_widths(layer).items()
+            name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
+            for name, (sides, width, dtype) in array_widths(layer).items()
         }
 
     @property
@@ -90,31 +100,41 @@ class _BasePool:
 
     @property
     def nbytes(self) -> int:
+        """Bytes allocated."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def encode(self, stacked: mx.array) -> Arrays:
-        """Bring [2, n, kv_heads, T, head_dim] into the stored form."""
-        raise NotImplementedError
-
-    def write(self, keys: mx.array, values: mx.array, starts: list[int], at: mx.array) -> None:
-        """Store new tokens at each row's own position; `at` is [n, T] of those positions."""
-        tokens = keys.shape[2]
-        rows = len(starts)
-        new = self.encode(mx.stack([keys, values]))
+    def write(self, keys: mx.array, values: mx.array, at: mx.array, start: int | None) -> None:
+        """Store new tokens [n, kv_heads, T, dim] at the cells `at`, [n, T] of each row; `start`
+        if those are start, start + 1, ... in every row."""
+        tokens, rows = keys.shape[2], keys.shape[0]
+        new = encode(self.layer, keys, values)
+        index = mx.arange(rows)[:, None]
         for name, array in self.arrays.items():
-            if len(set(starts)) == 1:
-                array[:, :rows, :, starts[0] : starts[0] + tokens] = new[name]
+            if start is not None:
+                array[:, :rows, :, start : start + tokens] = new[name]
             else:
-                index = mx.arange(rows)[:, None]
                 array[:, index, :, at] = new[name].transpose(1, 3, 0, 2, 4)
 
-    def keys(self, rows: int, extent: int) -> tuple[mx.array, ...]:
-        return tuple(array[0, :rows, :, :extent] for array in self.arrays.values())
+    def keys(self, rows: int, extent: int) -> Stored:
+        """The first `extent` keys of the first `rows` slots, as stored."""
+        return self._stored("k.", 0, rows, extent)
 
-    def values(self, rows: int, extent: int) -> tuple[mx.array, ...]:
-        return tuple(array[1, :rows, :, :extent] for array in self.arrays.values())
+    def values(self, rows: int, extent: int) -> Stored:
+        """The values likewise."""
+        return self._stored("v.", 1, rows, extent)
+
+    def _stored(self, prefix: str, index: int, rows: int, extent: int) -> Stored:
+        keys, values = self.layer.sides
+        if keys == values:
+            return tuple(array[index, :rows, :, :extent] for array in self.arrays.values())
+        return tuple(
+            array[0, :rows, :, :extent]
+            for name, array in self.arrays.items()
+            if name.startswith(prefix)
+        )
 
     def resize(self, slots: int, capacity: int) -> None:
+        """Reallocate to at least this many slots and tokens, keeping the contents."""
         more_slots, more_tokens = slots - self.shape[0], capacity - self.shape[1]
         if more_slots <= 0 and more_tokens <= 0:
             return
@@ -125,6 +145,7 @@ class _BasePool:
             mx.eval(self.arrays[name])
 
     def shrink(self, slots: int, capacity: int) -> None:
+        """Reallocate to at most this many slots and tokens."""
         if self.shape[0] <= slots and self.shape[1] <= capacity:
             return
         for name in list(self.arrays):
@@ -132,14 +153,17 @@ class _BasePool:
             mx.eval(self.arrays[name])
 
     def export(self, slot: int, start: int, end: int) -> Arrays:
+        """Cells [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""
         return {name: array[:, slot, :, start:end] for name, array in self.arrays.items()}
 
     def load(self, slot: int, start: int, arrays: Arrays) -> None:
+        """Store exported tokens at `start` of a slot."""
         for name, array in self.arrays.items():
             end = start + arrays[name].shape[2]
             array[:, slot, :, start:end] = arrays[name]
 
     def move(self, target: int, source: int) -> None:
+        """Copy a slot's bytes to another slot."""
         # The row is copied out first: a slice that still refers to the buffer at
         # evaluation would make the write copy the whole slab.
         for array in self.arrays.values():
@@ -148,6 +172,7 @@ class _BasePool:
             array[:, target] = row
 
     def gather(self, slots: list[int]) -> None:
+        """Keep these slots, in this order."""
         if slots == list(range(len(slots))):
             return
         if slots == sorted(slots):
@@ -159,26 +184,3 @@ class _BasePool:
         for name in list(self.arrays):
             self.arrays[name] = mx.take(self.arrays.pop(name), index, axis=1)
             mx.eval(self.arrays[name])
-
-
-class QuantizedPool(_BasePool):
-    """Affine codes with a scale and a bias per group of the head dimension."""
-
-    def encode(self, stacked: mx.array) -> Arrays:
-        codes, scales, biases = mx.quantize(
-            stacked, group_size=self.layer.group_size, bits=self.layer.bits
-        )
-        return {"codes": codes, "scales": scales, "biases": biases}
-
-
-class FpPool(_BasePool):
-    """Plain float storage, for kv_bits=None and head dims that no group size divides."""
-
-    def encode(self, stacked: mx.array) -> Arrays:
-        return {"values": stacked}
-
-
-def make_pool(layer: LayerSpec, slots: int, capacity: int) -> Pool:
-    """The pool for a layer's precision."""
-    kind = FpPool if layer.bits is None or layer.group_size is None else QuantizedPool
-    return kind(layer, slots, capacity)

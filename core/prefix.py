@@ -174,7 +174,7 @@ def _merged(target: Transcript, said: Sequence[Message], head: Turn | None) -> T
     rest = rendered[len(head.rendered) :]
     ids = (*head.token_ids, *target.chat.encode_rest(rest))
     if not _answers(target, role):
-        return Turn(role, text, ids, rendered)
+        return Turn(role, text, ids, rendered, asked=_wants_answer(said, index))
     ended = target.chat.end_of_turn
     return Turn(role, text, (*ids, *ended), rendered + target.chat.decode(ended), finish="stop")
 

@@ -43,11 +43,10 @@ class Pressure:
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         """Bytes of a forward that begins several rows of a common width: of its work space,
         and of what the rows are wider than was promised to each alone."""
-        targets = [chunk.request.target for chunk in chunks]
-        wider = sum(max(targets) - target for target in targets)
+        bytes_of, targets = self._memory.bytes_of, [chunk.request.target for chunk in chunks]
+        wider = sum(bytes_of(max(targets)) - bytes_of(target) for target in targets)
         width = max(chunk.tokens for chunk in chunks)
-        space = self._memory.workspace.chunk(width, len(chunks), max(targets))
-        return self._memory.bytes_of(wider) + space
+        return wider + self._memory.workspace.chunk(width, len(chunks), max(targets))
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
@@ -80,7 +79,8 @@ class Pressure:
         """Room for what `keep` copies."""
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
-        return self._fits(lambda: self._memory.bytes_of(max(0, request.cached - have)))
+        bytes_of = self._memory.bytes_of
+        return self._fits(lambda: bytes_of(max(have, request.cached)) - bytes_of(have))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory

@@ -38,7 +38,8 @@ class Request:
     those. Times are in seconds of the engine's clock; `restored_at` is a duration.
     `stream` asks for each token as it is decoded.
     `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
-    `isolated` marks a suspect of a failed step, which runs alone for `probation` steps.
+    `isolated` marks a suspect of a failed step, which runs alone for `probation` steps. One
+    that is `passing` leaves no KV behind.
     The first `shared` tokens are a system prompt that other agents may have too; `beginning`
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
@@ -59,6 +60,7 @@ class Request:
     stream: bool = False
     submitted_at: float = 0.0
     priority: int = 0
+    passing: bool = False
     shared: int = 0
     beginning: str = ""
     preempted: int = 0

@@ -4,7 +4,8 @@ An agent's pieces are block-aligned and end in a tail. When a turn ends, only it
 leave the arena; the old tail is replaced because its block has grown. A piece is never
 changed, so agents with a common beginning hold the same ones. What must be written is
 planned so that a closed block supersedes its partial segments: no token is written more
-than twice (design, Persistence).
+than twice (design, Persistence). With windows or states, pieces end where turns did, each
+with a checkpoint there, and old ones lose it.
 """
 
 from collections import Counter
@@ -12,17 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import mlx.core as mx
-
-from kvactors.core.arena import Arena, Piece
-from kvactors.core.blocks import BLOCK_TOKENS, block_floor
+from kvactors.core.arena import Arena
+from kvactors.core.blocks import block_floor
 from kvactors.core.eviction import IdleAgent
+from kvactors.core.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
+from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.transcript import common_prefix
 
 __all__ = ["HotCache", "HotCaches", "ranges_to_save"]
-
-# Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
-LONGEST_PIECE = 4 * BLOCK_TOKENS
 
 
 def ranges_to_save(saved: int, end: int, shared: int = 0) -> list[tuple[int, int]]:
@@ -53,11 +51,12 @@ class HotCache:
     """`pieces` hold the KV of `tokens`, from the first on.
 
     `saved_ends` are the ends of the ranges that the store has or was given, ascending;
-    `unwritten` counts the bytes of those still on their way. The first `shared` tokens, a
-    multiple of the block, are a beginning that other agents have too. It is `borrowed` until
+    `unwritten` counts the bytes of those still on their way. The first `shared` tokens
+    (`aligned`) are a beginning that other agents have too. It is `borrowed` until
     a turn of the agent's own has ended with it.
     """
 
+    spec: ModelCacheSpec
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     saved_ends: list[int] = field(default_factory=list)
@@ -86,33 +85,34 @@ class HotCache:
         """The store has ranges up to `tokens` only."""
         self.saved_ends = [end for end in self.saved_ends if end <= tokens]
 
+    def ranges_to_save(self) -> list[tuple[int, int]]:
+        """What must be written; pieces with checkpoints are segments as they are."""
+        if not self.spec.checkpointed:
+            return ranges_to_save(self.saved, self.end, self.shared)
+        return [(piece.start, piece.end) for piece in self.pieces if piece.end > self.saved]
+
     def slices(self, ranges: Iterable[tuple[int, int]]) -> list[Piece]:
         """Pieces of exactly these ranges."""
-        return [self._slice(start, end) for start, end in ranges]
+        by_token = self.spec.by_token
+        return [join_pieces(self.pieces, start, end, by_token) for start, end in ranges]
 
-    def _slice(self, start: int, end: int) -> Piece:
-        parts = [
-            _cut(piece, max(start, piece.start), min(end, piece.end))
-            for piece in self.pieces
-            if piece.start < end and start < piece.end
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        groups = tuple(
-            {
-                name: mx.concatenate([part.groups[g][name] for part in parts], axis=3)
-                for name in group
-            }
-            for g, group in enumerate(parts[0].groups)
-        )
-        mx.eval(groups)
-        return Piece(start, end, groups)
+    def aligned(self, tokens: int) -> int:
+        """Where a beginning of so many tokens can end that others share."""
+        return tokens if self.spec.checkpointed else block_floor(tokens)
+
+    def reusable(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens can be gone on from: up to a checkpoint."""
+        if not self.spec.checkpointed:
+            return min(tokens, self.end)
+        ends = (piece.end for piece in self.pieces if piece.whole and piece.end <= tokens)
+        return max(ends, default=0)
 
 
 class HotCaches:
     """Hot caches by agent, least recently used first. A piece that several hold counts once."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ModelCacheSpec) -> None:
+        self._spec = spec
         self._caches: dict[str, HotCache] = {}
         self._holders: Counter[Piece] = Counter()
         self.nbytes = 0
@@ -136,7 +136,7 @@ class HotCaches:
 
     def touch(self, agent_id: str, now: float = 0.0) -> HotCache:
         """The agent's cache, made if missing, now the most recently used."""
-        cache = self._caches.pop(agent_id, None) or HotCache()
+        cache = self._caches.pop(agent_id, None) or HotCache(self._spec)
         cache.last_used = now
         self._caches[agent_id] = cache
         return cache
@@ -155,24 +155,25 @@ class HotCaches:
         return cache
 
     def keep_common(self, agent_id: str, tokens: Sequence[int]) -> int:
-        """Cut the agent's cache to what it has in common with `tokens`; how much that is."""
+        """Cut the agent's cache to what it has in common with `tokens`, and can go on from; how
+        much that is."""
         cache = self._caches.get(agent_id)
         if cache is None:
             return 0
-        common = common_prefix(cache.tokens, tokens)
+        common = cache.reusable(common_prefix(cache.tokens, tokens))
         if common < cache.end:
-            self._replace(cache, _first(cache.pieces, common))
+            self._replace(cache, self._first(cache.pieces, common))
             cache.tokens = cache.tokens[:common]
             cache.limit_saved(common)
-            cache.shared = min(cache.shared, block_floor(common))
+            cache.shared = min(cache.shared, cache.aligned(common))
         return common
 
     def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
         """Let an agent without a cache begin with what the donor has of `tokens`."""
         source = self._caches[donor]
-        common = common_prefix(source.tokens, tokens)
-        cache = self.adopt(agent_id, _first(source.pieces, common), source.tokens[:common])
-        cache.shared = min(source.shared, block_floor(common))
+        common = source.reusable(common_prefix(source.tokens, tokens))
+        cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
+        cache.shared = min(source.shared, cache.aligned(common))
         cache.borrowed = True
         return cache
 
@@ -190,12 +191,17 @@ class HotCaches:
         end = len(tokens)
         if end <= cache.end:
             return
-        start, closed = block_floor(cache.end), block_floor(end)
-        pieces = [piece for piece in cache.pieces if piece.end <= start]
-        ranges = _split(start, closed, cache.shared) if closed > start else []
-        if end > closed:
-            ranges.append((closed, end))
-        pieces += [arena.export(row, first, last) for first, last in ranges]
+        if self._spec.checkpointed:
+            new = [arena.export(row, *part) for part in _split(cache.end, end, cache.shared)]
+            pieces, same = thin_out([*cache.pieces, *new], cache.shared, self._spec.by_token)
+            cache.limit_saved(same)
+        else:
+            start, closed = block_floor(cache.end), block_floor(end)
+            pieces = [piece for piece in cache.pieces if piece.end <= start]
+            ranges = _split(start, closed, cache.shared) if closed > start else []
+            if end > closed:
+                ranges.append((closed, end))
+            pieces += [arena.export(row, first, last) for first, last in ranges]
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
 
@@ -235,23 +241,10 @@ class HotCaches:
                 del self._holders[piece]
                 self.nbytes -= piece.nbytes
 
-
-def _first(pieces: Iterable[Piece], tokens: int) -> list[Piece]:
-    """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""
-    return [
-        piece if piece.end <= tokens else _cut(piece, piece.start, tokens)
-        for piece in pieces
-        if piece.start < tokens
-    ]
-
-
-def _cut(piece: Piece, start: int, end: int) -> Piece:
-    if (start, end) == (piece.start, piece.end):
-        return piece
-    window = slice(start - piece.start, end - piece.start)
-    groups = tuple(
-        {name: mx.contiguous(array[:, :, :, window]) for name, array in group.items()}
-        for group in piece.groups
-    )
-    mx.eval(groups)
-    return Piece(start, end, groups)
+    def _first(self, pieces: Iterable[Piece], tokens: int) -> list[Piece]:
+        """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""
+        return [
+            cut_piece(piece, piece.start, min(piece.end, tokens), self._spec.by_token)
+            for piece in pieces
+            if piece.start < tokens
+        ]

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from kvactors.core.arena import Piece
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
 from kvactors.core.runner import DecodeBatch, PrefillBatch
 
@@ -37,13 +37,12 @@ class Rows:
         batches = {*self.prefills.values(), *self.decoding} - {None}
         return sum(batch.arena.nbytes for batch in batches if batch)
 
-    @property
-    def promised_tokens(self) -> int:
-        """Tokens of the rows that admitted turns will still take: their own, and its copy
+    def promised_bytes(self, bytes_of: Callable[[int], int]) -> int:
+        """Bytes of the rows that admitted turns will still take: their own, and its copy
         among the decoding ones."""
         extent = self.decode.arena.table.extent
         return sum(
-            extent(len(request.tokens) + 1) * (2 if batch is None else 1)
+            bytes_of(extent(len(request.tokens) + 1)) * (2 if batch is None else 1)
             for request, batch in self.prefills.items()
         )
 

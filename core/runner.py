@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from kvactors.core.arena import Arena, Piece
+from kvactors.core.arena import Arena
 from kvactors.core.geometry import REPRODUCIBLE_STEP
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
 from kvactors.core.sampling import draw, draw_choice, draw_key
 from kvactors.core.scheduler import Chunk
@@ -82,7 +83,7 @@ class PrefillBatch:
         self.arena.evaluate()
         for row, request in enumerate(self.requests):
             request.cached += sizes[id(request)]
-            self.arena.table.set_length(row, request.cached)
+            self.arena.cut(row, request.cached)
             request.check()
         relieve_cache()
         return width * len(rows)
@@ -174,7 +175,7 @@ class DecodeBatch:
         """Cut the row to what its request holds; returns the row."""
         row = self.requests.index(request)
         length = min(request.cached, self.arena.table.lengths[row])
-        self.arena.table.set_length(row, length)
+        self.arena.cut(row, length)
         return row
 
     def remove(self, request: Request) -> None:

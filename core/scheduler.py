@@ -24,13 +24,16 @@ _BLOCK = 256
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
-    prefills; `max_wait` plans that may pass a prefill over before it goes first."""
+    prefills; `max_wait` plans that may pass a prefill over before it goes first.
+    `reproducible`: chunks end at multiples of the block. `checkpointed`: they are no longer
+    than one, and stop where a shared beginning ends."""
 
     target_latency: float = 0.1
     least_chunk: int = 32
     first_chunk: int = 256
     max_wait: int = 8
     reproducible: bool = False
+    checkpointed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Scheduler:
             return Plan(decode=decode)
         ordered = sorted(prefilling, key=self._rank)
         first = ordered[0]
-        size = self.chunk_size(first.cached, first.remaining, decode)
+        size = self.chunk_size(first.cached, self._due(first), decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
             chunks += self._pack(ordered[1:], size, decode)
@@ -95,6 +98,8 @@ class Scheduler:
         )
         least = self.config.least_chunk if decoding else self.config.first_chunk
         size = max(least, min(longest, 2 * self._last_chunk))
+        if self.config.checkpointed:
+            size = min(size, _BLOCK)
         if decoding:
             size = min(size, max(least, self._affordable()))
         return min(remaining, size)
@@ -118,6 +123,12 @@ class Scheduler:
         """Nothing is prefilling: the next chunk grows from the start again."""
         self._last_chunk = 0
         self._owed = 0
+
+    def _due(self, request: Request) -> int:
+        """Tokens to the next place where a chunk must end."""
+        if self.config.checkpointed and request.cached < request.shared < request.target:
+            return request.shared - request.cached
+        return request.remaining
 
     def _affordable(self) -> int:
         """Tokens that fit between two decode steps, in steps of the least chunk."""

@@ -5,6 +5,7 @@ in any order, so that tests may compare bit for bit (design, What "exact" means)
 wraps a model so that it fails, delays or lies when told to. GPU thread, but for `Faulty.arm`.
 """
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -96,39 +97,40 @@ def tiny_llama(**changes: Any) -> Callable[[], tuple[Any, PlainTokenizer]]:
 
 
 def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
-    """Make every linear layer's sums exact in float32, in any order; returns the model.
+    """Make the sums of every linear layer exact in float32, in any order; returns the model.
 
     Weights are rounded to 1/128 and clipped to 1, inputs are rounded to 1/256 and clipped to
     8 on every call: products then fit into float32's 24 bits even when hundreds are summed.
+    Experts, convolutions and the embedding as an output layer count as linear layers.
     """
     for _, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if _is_linear(module):
             module.weight = mx.round(mx.clip(module.weight, -1, 1) * weights) / weights
             if "bias" in module:
                 module.bias = mx.round(module.bias * weights) / weights
+            kind: Any = type(module)
+            module.__class__ = _on_grid(kind, inputs)
     mx.eval(model.parameters())
-    _wrap_linears(model, inputs)
     return model
 
 
-class _GridLinear(nn.Module):  # type: ignore[misc]
-    def __init__(self, linear: nn.Linear, grid: float) -> None:
-        super().__init__()
-        self.linear = linear
-        self._grid = grid
+def _is_linear(module: Any) -> bool:
+    """A linear layer of MLX, or of mlx-lm: for experts, for heads."""
+    named = type(module).__name__ in ("SwitchLinear", "MultiLinear")
+    return named or isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.linear(mx.round(mx.clip(x, -8, 8) * self._grid) / self._grid)
+
+@functools.cache
+def _on_grid(kind: Any, grid: float) -> Any:
+    """The same kind of layer, with its inputs on a grid."""
+    method = "as_linear" if issubclass(kind, nn.Embedding) else "__call__"
+
+    def snapped(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        rounded = mx.round(mx.clip(x, -8, 8) * grid) / grid
+        out: mx.array = getattr(kind, method)(self, rounded, *args, **kwargs)
         return out
 
-
-def _wrap_linears(model: Any, grid: float) -> None:
-    leaves = [
-        (name, _GridLinear(module, grid))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    model.update_modules(nn.utils.tree_unflatten(leaves))
+    return type(f"Grid{kind.__name__}", (kind,), {method: snapped})
 
 
 class Faulty(nn.Module):  # type: ignore[misc]

@@ -4,20 +4,22 @@ What is asked of the store is adopted as far as its token hashes belong to the a
 tokens. What two agents have in common is held once: a fork, or the same system prompt.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from kvactors.core.arena import Piece
 from kvactors.core.blocks import block_floor
 from kvactors.core.events import ExportedKV
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
+from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
-from kvactors.core.residency import ranges_to_save
 from kvactors.core.transcript import tokens_hash
 from kvactors.core.wire import from_raw, to_raw
 
 __all__ = ["Traffic"]
+
+logger = logging.getLogger("kvactors")
 
 
 class Traffic:
@@ -117,6 +119,8 @@ class Traffic:
             if part.tokens_hash != tokens_hash(known[: part.end]):
                 break
             pieces.append(from_raw(part.tensors, part.start, part.end, groups))
+        while pieces and not pieces[-1].whole:
+            pieces.pop()
         if not pieces:
             return False
         cache = self._memory.hot.adopt(agent_id, pieces, known[: pieces[-1].end])
@@ -131,7 +135,7 @@ class Traffic:
         cache = self._memory.hot.get(request.agent_id)
         if not self._stored or cache is None:
             return ()
-        ranges = ranges_to_save(cache.saved, cache.end, cache.shared)
+        ranges = cache.ranges_to_save()
         exported = tuple(
             ExportedKV(
                 piece.start,
@@ -172,7 +176,10 @@ class Traffic:
         for agent_id in list(donors):
             cache = self._memory.hot.get(agent_id)
             if cache is not None and cache.tokens[: request.shared] == beginning:
-                return agent_id
+                if not self._loaded.spec.checkpointed:
+                    return agent_id
+                if cache.reusable(request.shared) == request.shared:
+                    return agent_id
             del donors[agent_id]
         del self._donors[request.beginning]
         return None
@@ -183,15 +190,23 @@ class Traffic:
         memory, agent_id = self._memory, request.agent_id
         cache = memory.hot.get(agent_id)
         had = cache.end if cache else 0
-        common = memory.hot.keep_common(agent_id, request.tokens)
+        common = memory.hot.keep_common(agent_id, self._reusable(request))
         if common < had:
             memory.pool.shrink(agent_id, block_floor(common))
+            logger.debug("%r goes back from token %d to %d", agent_id, had, common)
         donor = None if common else self.donor(request)
         if donor is not None:
             cache = memory.hot.share(donor, agent_id, request.tokens[: request.shared])
             memory.pool.free(agent_id)
             memory.pool.share(donor, agent_id, cache.end)
             self.counts["shared_tokens"] += cache.end
+
+    def _reusable(self, request: Request) -> list[int]:
+        """The tokens that the turn may begin with. The last one is fed by the first step, and
+        states that have taken it cannot give it back."""
+        if not self._loaded.spec.checkpointed:
+            return request.tokens
+        return request.tokens[: request.target]
 
     def fork(self, parent: str, child: str) -> None:
         """Let a new agent begin with all that another one has in memory, uncopied."""

@@ -9,10 +9,15 @@ it are kept (`keep`; all, if it is not there) and which follow:
     {"version": 2, "tokenizer": ..., "turns": [q1, a1]}            q1 a1
     {"version": 2, "tokenizer": ..., "turns": [q2, a2]}            q1 a1 q2 a2
     {"version": 2, "tokenizer": ..., "keep": 2, "turns": [q3, a3]} q1 a1 q3 a3
+
+A summary of turns that left the context has `stands_for`, their number.
+
+Under another tokenizer a turn is rendered and tokenized again from its text, and keeps its
+`source`: under the first one it is again, to the token, what it was.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +27,21 @@ from kvactors.core.errors import SystemPromptMismatch
 from kvactors.core.offsets import token_boundary, token_ends
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Transcript", "Turn", "common_prefix", "tokens_hash"]
+__all__ = ["Source", "Transcript", "Turn", "common_prefix", "tokens_hash"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
 PROBE = "kvactors probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A turn as the ledger has it, and the tokenizer that made it. `answered`: an answer
+    follows it in its record."""
+
+    tokenizer_id: str
+    entry: dict[str, Any]
+    answered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +51,9 @@ class Turn:
     `text` is what was said, `token_ids` what was appended to the cache for it, `rendered` the
     text that those stand for: template, end of turn and stop strings included. `raw` marks a
     prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
-    that a rewind or a diverging prompt cut in the middle.
+    that a rewind or a diverging prompt cut in the middle. `asked`: the assistant was to answer
+    it. `stands_for` counts the earlier turns that it is a summary of. `source` is set where
+    another tokenizer made the turn.
     """
 
     role: str
@@ -45,6 +62,9 @@ class Turn:
     rendered: str
     raw: bool = False
     finish: str | None = None
+    stands_for: int = 0
+    asked: bool = field(default=False, compare=False)
+    source: Source | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_answer(self) -> bool:
@@ -105,6 +125,15 @@ class Transcript:
             transcript._replay(record)
         return transcript
 
+    def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
+        """The same memory under another model's tokenizer, as `restore` would make it. Raises
+        TemplateError."""
+        other = Transcript(chat, tokenizer_id, self.system_prompt)
+        for turn in self.turns:
+            own = Source(self.tokenizer_id, _entry(turn), turn.asked)
+            other._remember(turn.source or own)
+        return other
+
     def copy(self) -> "Transcript":
         """The same memory, for another agent."""
         other = Transcript(self.chat, self.tokenizer_id, self.system_prompt)
@@ -137,7 +166,7 @@ class Transcript:
         """A text turn behind the last one, whose closing it begins with. `answer`: the
         assistant is to answer it."""
         rendered = self.rendering(role, text, answer=answer)
-        return Turn(role, text, tuple(self.chat.encode(rendered)), rendered)
+        return Turn(role, text, tuple(self.chat.encode(rendered)), rendered, asked=answer)
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
@@ -178,7 +207,7 @@ class Transcript:
     ) -> dict[str, Any]:
         """Append finished turns behind the first `keep` (default: all); returns the ledger
         record that makes it durable. `system_prompt` is set where none are kept."""
-        turns = list(turns)
+        turns = [replace(turn, source=None) if turn.source else turn for turn in turns]
         keep = len(self.turns) if keep is None else keep
         record: dict[str, Any] = {
             "version": RECORD_VERSION,
@@ -225,6 +254,7 @@ class Transcript:
             token_ids=turn.token_ids[:tokens],
             rendered=turn.rendered[:characters],
             finish="cut" if turn.is_answer else None,
+            asked=False,
         )
 
     def _start_of_text(self, turn: Turn) -> int:
@@ -242,32 +272,47 @@ class Transcript:
             raise ValueError(f"a record keeps {keep} turns of {len(self.turns)}")
         self.turns = self.turns[:keep]
         self.system_prompt = record.get("system", self.system_prompt)
-        own = record["tokenizer"] == self.tokenizer_id
         entries = record["turns"]
         for entry, following in zip(entries, [*entries[1:], None], strict=False):
             answered = following is not None and following["finish"] is not None
-            self.turns.append(self._own(entry) if own else self._foreign(entry, answered))
+            self._remember(Source(record["tokenizer"], entry, answered))
 
-    def _own(self, entry: dict[str, Any]) -> Turn:
+    def _remember(self, source: Source) -> None:
+        own = source.tokenizer_id == self.tokenizer_id
+        self.turns.append(self._own(source) if own else self._foreign(source))
+
+    def _own(self, source: Source) -> Turn:
         """A stored turn. Version 1 did not store what its tokens stand for."""
-        text = entry["text"]
+        entry, text = source.entry, source.entry["text"]
         ids = tuple(int(t) for t in np.frombuffer(entry["tokens"], dtype="<u4"))
         rendered = text.join(entry["around"]) if "around" in entry else self.chat.decode(ids)
-        return Turn(entry["role"], text, ids, rendered, entry["raw"], entry["finish"])
+        return Turn(
+            entry["role"],
+            text,
+            ids,
+            rendered,
+            entry["raw"],
+            entry["finish"],
+            entry.get("stands_for", 0),
+            source.answered,
+        )
 
-    def _foreign(self, entry: dict[str, Any], answered: bool) -> Turn:
+    def _foreign(self, source: Source) -> Turn:
         """A stored turn that another tokenizer made, rendered again from its text."""
+        entry = source.entry
         role, text, finish = entry["role"], entry["text"], entry["finish"]
         if entry["raw"]:
-            return Turn(role, text, tuple(self.chat.encode(text)), text, True, finish)
-        if finish is not None:
-            return self.given_answer(text, finish)
-        return self.render(role, text, answer=answered)
+            turn = Turn(role, text, tuple(self.chat.encode(text)), text, True, finish)
+        elif finish is not None:
+            turn = self.given_answer(text, finish)
+        else:
+            turn = self.render(role, text, answer=source.answered)
+        return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 
 
 def _entry(turn: Turn) -> dict[str, Any]:
     """A turn as the ledger has it. `text.join(around)` is its rendered text."""
-    return {
+    entry = {
         "role": turn.role,
         "text": turn.text,
         "tokens": np.asarray(turn.token_ids, dtype="<u4").tobytes(),
@@ -275,3 +320,6 @@ def _entry(turn: Turn) -> dict[str, Any]:
         "finish": turn.finish,
         "around": turn.rendered.split(turn.text, 1) if turn.text else [turn.rendered],
     }
+    if turn.stands_for:
+        entry["stands_for"] = turn.stands_for
+    return entry

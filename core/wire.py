@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kvactors.core.arena import Piece
-from kvactors.core.pools import Arrays
+from kvactors.core.pieces import Piece
+from kvactors.core.pools import Arrays, encode
 from kvactors.core.spec import LayerSpec, ModelCacheSpec
 
 __all__ = ["FORMAT_VERSION", "RawTensor", "encode_floats", "from_raw", "layout", "to_raw"]
@@ -22,26 +22,42 @@ FORMAT_VERSION = 1
 RawTensor = tuple[str, str, tuple[int, ...], bytes]
 """Name, safetensors dtype name, shape, little-endian bytes."""
 
-_DTYPES = {"uint32": "U32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES = {
+    "uint32": "U32",
+    "int64": "I64",
+    "int32": "I32",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}
 _NAMES = {short: name for name, short in _DTYPES.items()}
 
 
 def layout(spec: ModelCacheSpec) -> str:
     """The JSON description of every layer that goes into a segment."""
-    layers = [
-        {
-            "kind": layer.kind,
-            "kv_heads": layer.kv_heads,
-            "key_dim": layer.head_dim,
-            "value_dim": layer.head_dim,
-            "key_bits": layer.bits,
-            "value_bits": layer.bits,
-            "group_size": layer.group_size,
-            "dtype": layer.dtype,
-        }
-        for layer in spec.layers
-    ]
+    layers = [_layer_layout(layer) for layer in spec.layers]
     return json.dumps({"version": FORMAT_VERSION, "layers": layers}, sort_keys=True)
+
+
+def _layer_layout(layer: LayerSpec) -> dict[str, Any]:
+    keys, values = layer.sides
+    layout: dict[str, Any] = {
+        "kind": layer.kind,
+        "kv_heads": layer.kv_heads,
+        "key_dim": keys.dim,
+        "value_dim": values.dim,
+        "key_bits": keys.bits,
+        "value_bits": values.bits,
+        "group_size": keys.group_size,
+        "dtype": layer.dtype,
+    }
+    if values.group_size != keys.group_size:
+        layout["value_group_size"] = values.group_size
+    if layer.window is not None:
+        layout["window"] = layer.window
+    if layer.states:
+        layout["states"] = layer.states
+    return layout
 
 
 def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
@@ -67,10 +83,7 @@ def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:
     """Float KV of another program, [2, kv_heads, tokens, head_dim], as this layer stores it."""
     _, dtype, shape, data = floats
     array = _from_bytes(data, _NAMES[dtype], shape).astype(getattr(mx, layer.dtype))
-    arrays: Arrays = {"values": array}
-    if layer.bits is not None and layer.group_size is not None:
-        codes, scales, biases = mx.quantize(array, group_size=layer.group_size, bits=layer.bits)
-        arrays = {"codes": codes, "scales": scales, "biases": biases}
+    arrays = encode(layer, array[0], array[1])
     mx.eval(arrays)
     return tuple(
         (name, _DTYPES[_dtype_name(array)], tuple(array.shape), _to_bytes(array))

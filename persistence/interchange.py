@@ -26,6 +26,7 @@ __all__ = [
     "Arrays",
     "Imported",
     "LayerLayout",
+    "LayoutUnsupported",
     "Memory",
     "Target",
     "Tensor",
@@ -164,8 +165,13 @@ class Target:
             raise ModelMismatch(field, f"{found!r} in the file, {expected!r} in the loaded model")
 
 
+class LayoutUnsupported(Exception):
+    """A model with layers that the formats of one file have no place for."""
+
+
 def parse_layout(layout: str) -> tuple[LayerLayout, ...]:
-    """The layers of a layout JSON. Raises ValueError for one of another form."""
+    """The layers of a layout JSON. Raises LayoutUnsupported for layers that no format but the
+    archive can hold, ValueError for JSON of another form."""
     try:
         return tuple(_parse_layer(layer) for layer in json.loads(layout)["layers"])
     except (KeyError, TypeError) as error:
@@ -173,9 +179,13 @@ def parse_layout(layout: str) -> tuple[LayerLayout, ...]:
 
 
 def _parse_layer(layer: Mapping[str, Any]) -> LayerLayout:
+    if layer["kind"] != "full":
+        raise LayoutUnsupported(
+            f"{layer['kind']} layers, of which checkpoints are kept instead of every token's KV"
+        )
     dims, bits = (layer["key_dim"], layer["value_dim"]), (layer["key_bits"], layer["value_bits"])
     if dims[0] != dims[1] or bits[0] != bits[1]:
-        raise ValueError(f"keys and values differ: dims {dims}, bits {bits}")
+        raise LayoutUnsupported(f"layers whose keys and values differ: dims {dims}, bits {bits}")
     return LayerLayout(
         layer["kind"], layer["kv_heads"], dims[0], bits[0], layer["group_size"], layer["dtype"]
     )

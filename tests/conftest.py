@@ -15,6 +15,8 @@ blas.preload()
 
 
 from kvactors.actors import AgentSystem  # noqa: E402
+from kvactors.actors.agent import AgentActor  # noqa: E402
+from kvactors.bench.tiny import build  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
@@ -37,6 +39,22 @@ def load_grid() -> LoadGrid:
         if key not in cache:
             options = ModelOptions(kv_bits=kv_bits, attention="packed")
             model = snap_to_grid(tiny_model(kind, seed=seed, **changes))
+            cache[key] = load_model(lambda: (model, PlainTokenizer()), options)
+        return cache[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def load_family() -> LoadGrid:
+    """Loads a tiny grid model of a family of mlx-lm; models are cached by their arguments."""
+    cache: dict[Any, LoadedModel] = {}
+
+    def load(family: str, **changes: Any) -> LoadedModel:
+        key = (family, tuple(sorted(changes.items())))
+        if key not in cache:
+            model = snap_to_grid(build(family, **changes))
+            options = ModelOptions(attention="packed")
             cache[key] = load_model(lambda: (model, PlainTokenizer()), options)
         return cache[key]
 
@@ -103,3 +121,26 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
         with suppress(SystemStopped, EngineDied):
             system.check()
         system.stop(timeout=30)
+
+
+@pytest.fixture
+def open_grid(open_system: Callable[..., AgentSystem]) -> Callable[..., AgentSystem]:
+    """Systems that are pinned to exact arithmetic: give them a grid model."""
+
+    def start(model: Any, **options: Any) -> AgentSystem:
+        return open_system(model, attention="packed", **options)
+
+    return start
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released each time that an agent was told to pause."""
+    told, true = threading.Semaphore(0), AgentActor._pause
+
+    def noted(self: AgentActor, message: Any) -> None:
+        true(self, message)
+        told.release()
+
+    monkeypatch.setattr(AgentActor, "_pause", noted)
+    return told

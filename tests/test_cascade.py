@@ -15,14 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvactors.core import attention, batch
-from kvactors.core.arena import Arena, Piece
+from kvactors.core import attention, layers
+from kvactors.core.arena import Arena
 from kvactors.core.attention import attend_together
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import make_pool
+from kvactors.core.pieces import Piece
+from kvactors.core.pools import Pool, to_float
 from kvactors.core.sampling import Sampling
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
@@ -62,7 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         seen.append((queries.shape[0], shared))
         return attention.attend_together(queries, pool, extent, shared, *rest)
 
-    monkeypatch.setattr(batch, "attend_together", attend_together)
+    monkeypatch.setattr(layers, "attend_together", attend_together)
     return seen
 
 
@@ -77,7 +78,7 @@ def test_it_is_the_attention_over_each_rows_keys(
 ) -> None:
     rows, shared, extent, heads, dim = 5, 70, 128, 2, 64
     layer = LayerSpec("full", heads, dim, bits, 64 if bits else None, "float32")
-    pool = make_pool(layer, rows + 1, 256)
+    pool = Pool(layer, rows + 1, 256)
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> mx.array:
@@ -85,7 +86,7 @@ def test_it_is_the_attention_over_each_rows_keys(
 
     keys, values = normal(rows, heads, extent, dim), normal(rows, heads, extent, dim)
     keys[:, :, :shared], values[:, :, :shared] = keys[:1, :, :shared], values[:1, :, :shared]
-    pool.write(keys, values, [0] * rows, mx.broadcast_to(mx.arange(extent), (rows, extent)))
+    pool.write(keys, values, mx.broadcast_to(mx.arange(extent), (rows, extent)), 0)
     queries = normal(rows, heads * repeats, 1, dim)
     lengths = np.array([71, 128, 90, 72, 100])
     mask = mx.array(np.arange(extent) < lengths[:, None])[:, None, None]
@@ -93,7 +94,7 @@ def test_it_is_the_attention_over_each_rows_keys(
     got = np.array(attend_together(queries, pool, extent, shared, mask, 0.2, packed))
 
     stored_keys, stored_values = (
-        np.array(attention._as_float(stored, layer)).astype(np.float64)
+        np.array(to_float(stored, layer.sides[0])).astype(np.float64)
         for stored in (pool.keys(rows, extent), pool.values(rows, extent))
     )
     for row, length in enumerate(lengths):
@@ -244,6 +245,34 @@ def test_forks_that_decode_with_strangers_say_what_they_say_alone(
         said = ends[turn.agent_id].request.generated
         assert said == alone[: len(said)]
         assert len(said) == len(alone) or turn.agent_id == "5"
+
+
+@pytest.mark.usefixtures("exact")
+def test_agents_with_one_system_prompt_read_it_once_and_say_what_they_say_alone(
+    loaded: LoadedModel, make_engine: MakeEngine, calls: list[tuple[int, int]]
+) -> None:
+    engine = make_engine(loaded)
+    beginning = (BEGINNING * 2)[:300]
+    known: dict[str, list[int]] = {f"{i}": [] for i in range(5)}
+    for turn, expected in enumerate((300, 256)):
+        # Of a beginning that grew into a turn, full blocks are what agents have in common.
+        calls.clear()
+        turns = []
+        for i, (name, tokens) in enumerate(known.items()):
+            new = [5 + i, 9] if tokens else [*beginning, 5 + i, 9]
+            turns.append(make_request(name, tokens, new, Sampling(max_tokens=8), turn=turn))
+            if not tokens:
+                turns[-1].shared, turns[-1].beginning = len(beginning), "system prompt"
+        prompts = [list(request.tokens) for request in turns]
+
+        ends = run_engine(engine, [(0, request) for request in turns])
+
+        assert {shared for _, shared in calls} == {expected}
+        for name, prompt in zip(known, prompts, strict=True):
+            alone = make_request("alone", [], prompt, Sampling(max_tokens=8))
+            run_engine(make_engine(loaded), [(0, alone)])
+            assert ends[name].request.generated == alone.generated
+            known[name] = ends[name].request.tokens
 
 
 def test_the_packed_path_is_pinned_alone(

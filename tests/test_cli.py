@@ -92,7 +92,7 @@ def test_a_rewound_agent_is_shown_as_it_is_now(tmp_path: Path) -> None:
 
     assert "hello" in shown
     assert "a mistake" not in shown
-    assert f"2 turns, {tokens} tokens (4 turns were taken back)" in shown
+    assert f"2 turns, {tokens} tokens (4 turns were taken back or left out)" in shown
     (line,) = (line for line in listed.splitlines() if line.startswith("alice"))
     assert line.split()[2:4] == ["2", str(tokens)]
 

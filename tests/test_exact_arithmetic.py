@@ -15,7 +15,7 @@ from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import make_pool
+from kvactors.core.pools import Pool
 from kvactors.core.spec import LayerSpec
 from kvactors.core.testing import PlainTokenizer, tiny_model
 
@@ -68,14 +68,14 @@ def test_attention_agrees_with_float64_numpy(
 ) -> None:
     group = None if bits is None else (64 if dim % 64 == 0 else 32)
     layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
-    pool = make_pool(layer, 1, 256)
+    pool = Pool(layer, 1, 256)
     key = mx.random.split(mx.random.key(0), 3)
     kind = getattr(mx, dtype)
     length, tokens = 130, 5
     keys = mx.random.normal((1, kv_heads, length, dim), key=key[0]).astype(kind)
     values = mx.random.normal((1, kv_heads, length, dim), key=key[1]).astype(kind)
     queries = mx.random.normal((1, heads, tokens, dim), key=key[2]).astype(kind)
-    pool.write(keys, values, [0], mx.arange(length)[None])
+    pool.write(keys, values, mx.arange(length)[None], 0)
     at = mx.arange(length - tokens, length)
     mask = (mx.arange(192) <= at[:, None])[None, None]
 

@@ -87,7 +87,18 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-BENCHES = ["actors", "cascade", "decode", "memory", "prefix", "recall", "restore", "storage"]
+BENCHES = [
+    "actors",
+    "cascade",
+    "decode",
+    "families",
+    "memory",
+    "prefix",
+    "quality",
+    "recall",
+    "restore",
+    "storage",
+]
 
 
 @pytest.mark.parametrize("bench", BENCHES)

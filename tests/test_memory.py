@@ -12,10 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
-from kvactors.core.errors import ContextExceeded, InvalidConfig
+from kvactors.core.engine import Engine
+from kvactors.core.errors import ContextExceeded, InvalidConfig, MemoryExceeded
 from kvactors.core.eviction import IdleAgent, least_recently_used, least_worth
+from kvactors.core.model import LoadedModel
 from kvactors.core.residency import ranges_to_save
-from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing import (
+    PlainTokenizer,
+    make_request,
+    run_engine,
+    snap_to_grid,
+    tiny_model,
+)
 from kvactors.core.workspace import WorkSpace
 
 OpenSystem = Callable[..., AgentSystem]
@@ -58,6 +66,43 @@ def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSy
     assert done[-1] == 1999
     # Measured: 15; one by one when the work space of the keys was counted twice.
     assert len(done) < 100
+
+
+def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
+    open_system: OpenSystem,
+) -> None:
+    budget, tokens = 1 << 20, 2000
+    system = open_system(grid, store=False, attention="packed", memory_budget=budget)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    reader = system.spawn("reader")
+    while True:
+        try:
+            reader.ask([7] * tokens, sampling=ANSWER).get(timeout=WAIT)
+            break
+        except MemoryExceeded:
+            tokens -= 50
+
+    assert 900 < tokens < 2000
+    assert mx.get_peak_memory() - before <= 1.1 * budget
+
+
+def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
+    make_engine: Callable[..., Engine], load_grid: Callable[..., LoadedModel]
+) -> None:
+    engine = make_engine(load_grid(), budget=9 * 256 * BYTES_PER_TOKEN, stored=True)
+    ended = run_engine(engine, [(0, make_request("alice", [], [3] * 700, ANSWER))])["alice"]
+    unsaved = sum(part.nbytes for part in ended.exported)
+    engine.submit(make_request("bob", [], [5] * 400, ANSWER))
+
+    engine.step()
+    before = engine.stats()
+    engine.saved("alice", 711, unsaved, True)
+    engine.step()
+    after = engine.stats()
+
+    assert (before["active_agents"], before["waiting"], before["hot_agents"]) == (0, 1, 1)
+    assert (after["active_agents"], after["hot_agents"], after["evictions"]) == (1, 0, 1)
 
 
 def test_turns_that_outgrow_the_budget_give_way_and_answer_the_same(

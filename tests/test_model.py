@@ -12,7 +12,6 @@ from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.errors import ProbeFailed, UnsupportedLayer
 from kvactors.core.model import load_model
 from kvactors.core.options import DEFAULT_MODEL, ModelOptions
-from kvactors.core.probe import probe_ragged_rows
 from kvactors.core.testing import PlainTokenizer, tiny_model
 
 SHORT = Sampling(max_tokens=6)
@@ -35,7 +34,6 @@ def test_the_spec_is_derived_from_the_models_own_caches() -> None:
 
 def test_a_head_dim_that_no_group_divides_stays_float() -> None:
     loaded = load(tiny_model(head_dim=80, hidden_size=320))
-    probe_ragged_rows(loaded)
 
     assert [(layer.bits, layer.group_size) for layer in loaded.spec.layers] == [(None, None)] * 2
 
@@ -47,43 +45,67 @@ def test_full_attention_families_pass_the_probe(kind: str, heads: tuple[int, int
         kind, num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=256
     )
 
-    probe_ragged_rows(load(model))
+    loaded = load(model)
+
+    assert loaded.spec.batched
 
 
-def test_a_sliding_layer_is_refused_with_the_layer_and_the_reason() -> None:
-    from mlx_lm.models import gemma3_text
-
-    args = gemma3_text.ModelArgs.from_dict(
-        {
-            "model_type": "gemma3_text",
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "intermediate_size": 64,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "vocab_size": 64,
-        }
+def refused_cache(kind: str) -> Any:
+    from mlx_lm.models.cache import (
+        ArraysCache,
+        CacheList,
+        ConcatenateKVCache,
+        KVCache,
+        RotatingKVCache,
     )
 
-    with pytest.raises(UnsupportedLayer, match="layer 0 caches with RotatingKVCache"):
-        load(gemma3_text.Model(args))
+    made: dict[str, Callable[[], Any]] = {
+        "concatenating": ConcatenateKVCache,
+        "keeping": lambda: RotatingKVCache(64, keep=4),
+        "unused": lambda: CacheList(KVCache(), KVCache()),
+        "growing": lambda: ArraysCache(1),
+    }
+    return made[kind]()
 
 
-def test_keys_and_values_of_different_size_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("concatenating", "layer 1 caches with ConcatenateKVCache: supported are full attention"),
+        ("keeping", r"layer 1 caches with RotatingKVCache\(keep=4\): .* would need them stored"),
+        ("unused", r"layer 1\[1\] does not use its cache, one of several"),
+        ("growing", "layer 1 has states .* that grow with the tokens"),
+    ],
+)
+def test_a_layer_cache_of_another_kind_is_refused_with_the_layer_and_the_reason(
+    kind: str, reason: str
+) -> None:
     from mlx_lm.models.cache import KVCache
 
-    class Asymmetric(PlainModel):
+    class Odd(PlainModel):
         def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
             keys = mx.zeros((inputs.shape[0], 1, inputs.shape[1], 64))
-            cache[0].update_and_fetch(keys, keys[..., :32])
+            cache[0].update_and_fetch(keys, keys)
+            if kind == "growing":
+                cache[1][0] = keys
+            if kind == "unused":
+                cache[1][0].update_and_fetch(keys, keys)
             return mx.zeros((*inputs.shape, 8))
 
         def make_cache(self) -> list[Any]:
-            return [KVCache()]
+            return [KVCache(), refused_cache(kind)]
 
-    with pytest.raises(UnsupportedLayer, match="keys of 64 and values of 32"):
-        load(Asymmetric())
+    with pytest.raises(UnsupportedLayer, match=reason):
+        load(Odd())
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_every_head_size_is_kept_in_groups_that_divide_it_or_in_float(head_dim: int) -> None:
+    loaded = load(tiny_model(head_dim=head_dim, hidden_size=4 * head_dim))
+
+    groups = {64: 64, 80: None, 96: 32, 128: 64, 192: 64, 256: 64}
+    assert {layer.group_size for layer in loaded.spec.layers} == {groups[head_dim]}
+    assert {layer.bits for layer in loaded.spec.layers} == {4 if groups[head_dim] else None}
 
 
 class PlainModel:
@@ -101,7 +123,7 @@ class PlainModel:
         pass
 
 
-def test_a_model_that_is_wrong_with_per_row_offsets_is_refused() -> None:
+def test_a_model_that_is_wrong_with_per_row_offsets_runs_row_by_row() -> None:
     from mlx_lm.models import llama
 
     class OffByRow(llama.Model):  # type: ignore[misc]
@@ -127,30 +149,29 @@ def test_a_model_that_is_wrong_with_per_row_offsets_is_refused() -> None:
     model = tiny_model(rope_theta=100.0)
     model.__class__ = OffByRow
 
-    with pytest.raises(ProbeFailed, match="per-row offsets"):
-        probe_ragged_rows(load(model))
+    loaded = load(model)
+
+    assert not loaded.spec.batched
 
 
-def test_a_model_whose_attention_bypasses_the_seam_is_refused() -> None:
+def test_a_model_that_agrees_with_no_cache_is_refused() -> None:
     from mlx_lm.models import llama
+    from mlx_lm.models.cache import KVCache
 
-    class Bypass(llama.Model):  # type: ignore[misc]
+    class Rewriting(llama.Model):  # type: ignore[misc]
+        """Reads more of its cache than any but mlx-lm's own has."""
+
         def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
-            if cache is not None and not isinstance(cache[0].offset, int):
-                keys, _ = cache[0].update_and_fetch(
-                    mx.zeros((*inputs.shape[:1], 2, inputs.shape[1], 64)),
-                    mx.zeros((*inputs.shape[:1], 2, inputs.shape[1], 64)),
-                )
-                swapped: mx.array = keys.swapaxes(-1, -2)
-                return swapped
+            if cache is not None and not isinstance(cache[0], KVCache):
+                raise TypeError("it reads step")
             logits: mx.array = super().__call__(inputs, cache, **kwargs)
             return logits
 
     model = tiny_model()
-    model.__class__ = Bypass
+    model.__class__ = Rewriting
 
-    with pytest.raises(ProbeFailed, match="may bypass"):
-        probe_ragged_rows(load(model))
+    with pytest.raises(ProbeFailed, match="not even row by row: TypeError: it reads step"):
+        load(model)
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])

@@ -10,12 +10,12 @@ import mlx.core as mx
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core import probe
+from kvactors.core import products
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.probe import probe_products
+from kvactors.core.products import probe_products
 from kvactors.core.sampling import Sampling as EngineSampling
 from kvactors.core.testing import PlainTokenizer, make_request, run_engine, tiny_llama, tiny_model
 
@@ -28,9 +28,9 @@ true: Product = mx.quantized_matmul
 @pytest.fixture(autouse=True)
 def first_use() -> Iterator[None]:
     """The device counts as unused, before and after."""
-    probe._wrong_products.cache_clear()
+    products._wrong_products.cache_clear()
     yield
-    probe._wrong_products.cache_clear()
+    products._wrong_products.cache_clear()
 
 
 def zeros_beyond_1024_keys(x: mx.array, *args: Any, **how: Any) -> mx.array:
@@ -86,7 +86,7 @@ def test_a_fault_is_named_by_its_shapes_once(
 ) -> None:
     loaded = load(attention="packed")
     monkeypatch.setattr(mx, "quantized_matmul", fault)
-    monkeypatch.setattr(probe, "_SECONDS", WAIT)
+    monkeypatch.setattr(products, "_SECONDS", WAIT)
 
     fallen = [probe_products(loaded) for _ in range(2)]
 

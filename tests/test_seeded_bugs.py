@@ -5,6 +5,7 @@ product; `caught` runs a small version of tier 1 and tier 2.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from oracle import mlx_lm_caches
 
-from kvactors.core import arena, batch, geometry, pools, residency, runner
+from kvactors.core import arena, batch, geometry, layers, pieces, pools, residency, runner
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model import LoadedModel
@@ -80,7 +81,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def one_key_dropped_in_one_layer(patch: pytest.MonkeyPatch) -> None:
-    true: Any = vars(batch)["attend"]
+    true: Any = vars(layers)["attend"]
     calls = iter(range(1 << 30))
 
     def attend(queries: Any, pool: Any, extent: int, mask: Any, *rest: Any) -> Any:
@@ -88,69 +89,62 @@ def one_key_dropped_in_one_layer(patch: pytest.MonkeyPatch) -> None:
             mask = mask & (mx.arange(extent) != 3)
         return true(queries, pool, extent, mask, *rest)
 
-    patch.setattr(batch, "attend", attend)
+    patch.setattr(layers, "attend", attend)
 
 
 def positions_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    true: Any = vars(batch.BatchQuantizedKVCache)["offset"].fget
-    patch.setattr(batch.BatchQuantizedKVCache, "offset", property(lambda self: true(self) + 1))
+    true: Any = vars(layers.KVLayer)["offset"].fget
+    patch.setattr(layers.KVLayer, "offset", property(lambda self: true(self) + 1))
 
 
 def positions_off_by_one_in_company(patch: pytest.MonkeyPatch) -> None:
-    true: Any = vars(batch.BatchQuantizedKVCache)["offset"].fget
+    true: Any = vars(layers.KVLayer)["offset"].fget
     patch.setattr(
-        batch.BatchQuantizedKVCache,
+        layers.KVLayer,
         "offset",
         property(lambda self: true(self) + (1 if len(self.table) > 1 else 0)),
     )
 
 
-def masks(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
-    true = geometry.StepGeometry.__init__
+def reaches(patch: pytest.MonkeyPatch, change: Callable[[geometry.Reach], mx.array]) -> None:
+    """Change the mask of every step."""
+    true: Any = geometry.StepGeometry._reach
 
-    def init(self: Any, *args: Any) -> None:
-        true(self, *args)
-        change(self)
+    def reach(self: Any, *args: Any) -> geometry.Reach:
+        found: geometry.Reach = true(self, *args)
+        return replace(found, mask=change(found))
 
-    patch.setattr(geometry.StepGeometry, "__init__", init)
+    patch.setattr(geometry.StepGeometry, "_reach", reach)
 
 
 def a_stale_cell_is_seen(patch: pytest.MonkeyPatch) -> None:
-    def change(step: Any) -> None:
-        step.masks = [
-            mx.arange(extent) <= at[:, None, :, None] + 1
-            for extent, at in zip(step.extents, step.positions, strict=True)
-        ]
-
-    masks(patch, change)
+    reaches(patch, lambda found: mx.arange(found.extent) <= found.at[:, None, :, None] + 1)
 
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    def change(step: Any) -> None:
-        step.masks = [mx.ones_like(mask) for mask in step.masks]
-
-    masks(patch, change)
+    reaches(patch, lambda found: mx.ones_like(found.mask))
 
 
 def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
-    def change(step: Any) -> None:
-        step.starts = [[max(starts)] * len(starts) for starts in step.starts]
+    true = pools.Pool.write
 
-    masks(patch, change)
+    def write(self: Any, keys: Any, values: Any, at: Any, start: int | None) -> None:
+        true(self, keys, values, mx.broadcast_to(at.max(axis=0), at.shape), start)
+
+    patch.setattr(pools.Pool, "write", write)
 
 
 def tokens_written_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
-    true = pools._BasePool.write
+    true = pools.Pool.write
 
-    def write(self: Any, keys: Any, values: Any, starts: list[int], at: Any) -> None:
-        flipped = keys[::-1] if len(starts) > 1 else keys
-        true(self, flipped, values, starts, at)
+    def write(self: Any, keys: Any, values: Any, at: Any, start: int | None) -> None:
+        true(self, keys[::-1], values, at, start)
 
-    patch.setattr(pools._BasePool, "write", write)
+    patch.setattr(pools.Pool, "write", write)
 
 
 def the_hole_is_not_filled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pools._BasePool, "move", lambda self, target, source: None)
+    patch.setattr(pools.Pool, "move", lambda self, target, source: None)
 
 
 def the_rows_order_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
@@ -163,14 +157,14 @@ def the_rows_order_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_piece_is_loaded_one_token_late(patch: pytest.MonkeyPatch) -> None:
-    true = pools._BasePool.load
+    true = pools.Pool.load
 
     def load(self: Any, slot: int, start: int, arrays: Any) -> None:
         # Rolling would not do: attention does not care in which order keys stand.
         late = {name: array[:, :, :-1] for name, array in arrays.items()}
         true(self, slot, start + 1, late)
 
-    patch.setattr(pools._BasePool, "load", load)
+    patch.setattr(pools.Pool, "load", load)
 
 
 def the_tail_is_not_refreshed(patch: pytest.MonkeyPatch) -> None:
@@ -192,7 +186,7 @@ def keys_and_values_swapped_on_export(patch: pytest.MonkeyPatch) -> None:
     def export(self: Any, *args: int) -> Any:
         piece = true(self, *args)
         groups = tuple({n: a[:, ::-1] for n, a in group.items()} for group in piece.groups)
-        return arena.Piece(piece.start, piece.end, groups)
+        return pieces.Piece(piece.start, piece.end, groups)
 
     patch.setattr(arena.Arena, "export", export)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_tokenizers import build, chat_format
 
-from kvactors.actors import AgentExists, AgentSystem, Reply, Sampling
+from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
 
@@ -95,6 +95,9 @@ def test_a_fork_makes_a_new_agent_or_says_why_not(open_system: OpenSystem) -> No
         system.spawn("alice", from_="alice")
     with pytest.raises(InvalidConfig, match="parent's system prompt"):
         system.spawn("bob", "be brief", from_="alice")
+    with pytest.raises(AgentNotStored, match="no agent 'alcie' to fork"):
+        system.spawn("bob", from_="alcie")
+    assert [agent.agent_id for agent in system.agents()] == ["alice"]
     assert system.spawn("bob", from_="alice").ask([4], sampling=ANSWER).get(timeout=WAIT)
     with pytest.raises(AgentExists):
         system.spawn("bob", from_="alice")

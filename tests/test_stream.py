@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvactors.actors.stream import _Text
+from kvactors.core.request import StopMatcher
 from kvactors.core.template import ChatFormat
 from kvactors.core.testing import PlainTokenizer
 
@@ -24,14 +25,17 @@ class Pieces(PlainTokenizer):
 
 
 def streamed(pieces: list[str], stop: tuple[str, ...] = (), strip: bool = True) -> tuple[str, str]:
-    """(what a stream showed before its end, the reply's text)."""
+    """(what a stream showed before its end, the reply's text). A stop string ends both."""
     chat = ChatFormat(Pieces(pieces, strip))
     text, shown = _Text(chat, stop), ""
-    for token in range(len(pieces)):
-        stable = text.add([token])
+    matcher = StopMatcher(stop, chat.decode)
+    tokens: list[int] = []
+    while len(tokens) < len(pieces) and not matcher.matches(tokens):
+        tokens.append(len(tokens))
+        stable = text.add(tokens[-1:])
         assert stable.startswith(shown)
         shown = stable
-    return shown, chat.reply_text(list(range(len(pieces))), stop)
+    return shown, chat.reply_text(tokens, stop)
 
 
 @given(st.lists(st.text(st.sampled_from(" abé\n🦊"), min_size=1, max_size=3), max_size=12))

@@ -1,0 +1,185 @@
+"""AgentSystem.swap_model: another model, the same agents.
+
+Agents pause: turns that run end, the next ones wait in their mailboxes. What they said, and the
+KV of it, is on disk before the model goes; it is gone before the other one is loaded. Then each
+agent brings its transcript under the new tokenizer and goes on.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from pykka import Timeout
+
+from kvactors.actors.dispatcher import send
+from kvactors.actors.exchange import Exchange
+from kvactors.actors.futures import ReplyFuture, check_may_block
+from kvactors.actors.launch import Launch, ModelInfo, callable_name
+from kvactors.actors.mailbox import LanePolicy
+from kvactors.actors.messages import WithStore
+from kvactors.actors.model_messages import Adopt, Pause, SwapModel, Swapped
+from kvactors.actors.parameters import check_model, check_turn
+from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
+
+__all__ = ["ModelChanges", "Swap"]
+
+# Seconds between two looks whether the system still runs.
+_LOOK = 0.5
+
+
+class ModelChanges(TypedDict, total=False):
+    """Parameters of AgentSystem that a swap may change; those left out stay as they are."""
+
+    kv_bits: int | None
+    group_size: int | None
+    context: int | None
+    dtype: str
+    attention: str
+    reproducible: bool
+    template_kwargs: dict[str, Any] | None
+
+
+class Swap(Exchange):
+    """The part of AgentSystem that exchanges the model."""
+
+    _launch: Launch
+
+    def __init__(self, *, isolated: bool, prompt_lane: LanePolicy) -> None:
+        super().__init__(isolated=isolated, prompt_lane=prompt_lane)
+        self._one_swap = threading.Lock()
+
+    def swap_model(
+        self,
+        model: "str | Path | Callable[[], Any]",
+        *,
+        timeout: float | None = None,
+        model_name: str | None = None,
+        **changes: Unpack[ModelChanges],
+    ) -> None:
+        """Go on with another model; returns when it is loaded and every agent remembers under
+        it. The agents, and what was asked of them, stay.
+
+        Turns that run, streams included, end under the old model; the next ones wait and run
+        under the new one. The old model's KV stays on disk under its fingerprint, and its
+        memory is free before the new one is loaded. The next turn of an agent is cold, or warm
+        if this model had it before; where the tokenizer is another one, its turns are tokenized
+        again from their text (`reply.usage.retokenized_tokens`). An agent that the new chat
+        template cannot render gets TemplateError for its turns until the next swap.
+
+        `timeout`: seconds that running turns have to end. `changes`: kv_bits, group_size,
+        context, dtype, attention, reproducible, template_kwargs, as AgentSystem has them; what
+        is not given stays. The memory budget is found anew if it was not given; the counts of
+        `stats()` begin again.
+
+        Raises InvalidInput, SystemStopped, EngineDied, StorageError, and SwapFailed: then the
+        old model goes on (loaded again, agents are warm), unless that failed too, which the
+        message says; no turn is accepted then, and what was said is stored. Any thread but an
+        actor's (BlockingCall).
+        """
+        check_may_block()
+        self._require_running()
+        check_model(model)
+        check_turn(None, timeout)
+        name = callable_name(model) if model_name is None else model_name
+        result: ReplyFuture[None] = ReplyFuture()
+
+        def run() -> None:
+            try:
+                with self._one_swap:
+                    options = replace(self._launch.options, name=name, **changes)
+                    self._swap(replace(self._launch, source=model, options=options), timeout)
+            except BaseException as error:
+                result.reject(error)
+            else:
+                result.resolve(None)
+
+        if self._crew.seed is not None:
+            run()  # Deterministic mode has one thread, which goes on while this one waits.
+        else:
+            # On a thread of its own: Ctrl-C ends the waiting, never a swap half done.
+            threading.Thread(target=run, name="kvactors-swap", daemon=True).start()
+        result.get()
+
+    def _swap(self, launch: Launch, timeout: float | None) -> None:
+        model = self.info
+        try:
+            self._pause(timeout)
+            if self._crew.persistence is not None:
+                # Answered when all saves before it are written.
+                self._crew.ask(self._crew.persistence, WithStore(lambda store: None))
+            swapped = self._exchange(launch, model)
+            model = swapped.model
+        finally:
+            self._go_on(model)
+        if swapped.error is not None:
+            raise SwapFailed(
+                f"{_name(launch)} cannot be loaded ({_said(swapped.error)}): the system goes on "
+                f"with {model.name}"
+            ) from swapped.error
+        self._launch = launch
+
+    def _pause(self, timeout: float | None) -> None:
+        """Let running turns end, and no other begin. Raises SwapFailed when time is up, and
+        why the system takes no turns any more, if it does not."""
+        with self._lock:
+            self._require_running()
+            self._swapping = True
+            pauses = self._to_agents(Pause)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for done in pauses:
+            while not done.done:
+                if self._crew.outstanding.refusal is not None:
+                    raise self._crew.outstanding.refusal.with_traceback(None)
+                left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
+                if left <= 0:
+                    running = sum(not pause.done for pause in pauses)
+                    raise SwapFailed(
+                        f"{running} turns still ran after {timeout:g} s: the system goes on with "
+                        f"{self.info.name}"
+                    )
+                with suppress(Timeout):
+                    done.get(timeout=left)
+
+    def _exchange(self, launch: Launch, model: ModelInfo) -> Swapped:
+        try:
+            swapped: Swapped = self._crew.ask(self._crew.gpu, SwapModel(launch, self._launch))
+        except (EngineDied, SystemStopped):
+            raise
+        except Exception as error:
+            raise SwapFailed(
+                f"{_name(launch)} cannot be loaded, nor {model.name} again ({_said(error)}): no "
+                "turn is accepted any more, and what was said is kept; stop this system"
+            ) from error
+        return swapped
+
+    def _go_on(self, model: ModelInfo) -> None:
+        """Every agent remembers under this model and takes turns."""
+        with self._lock:
+            self._info = model
+            self._swapping = False
+            adopted = self._to_agents(lambda done: Adopt(model, done))
+        for done in adopted:
+            done.get()
+
+    def _to_agents(
+        self, make: "Callable[[ReplyFuture[bool]], Pause | Adopt]"
+    ) -> list[ReplyFuture[bool]]:
+        """Tell every agent; the futures are settled by those that are gone, too."""
+        futures = []
+        for agent in self._agents.values():
+            message = make(ReplyFuture())
+            if send(agent._actor.actor_ref, message):
+                futures.append(message.done)
+        return futures
+
+
+def _name(launch: Launch) -> str:
+    return launch.options.name or str(launch.source)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

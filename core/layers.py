@@ -1,0 +1,302 @@
+"""One layer's cache of the rows that run together: what an Arena asks of every kind.
+
+    batch     `grow`, `copy_row`, `leave`; the model steps it through `update_and_fetch` or items
+    persist   `export`, `load`: tokens, or a checkpoint at the end of a turn
+    cut       `cut`: back by some tokens, as far as the kind allows
+
+Rows stand slab by slab as the SlotTable says; the layers hold their bytes. GPU thread only.
+"""
+
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from kvactors.core.attention import attend, attend_together
+from kvactors.core.geometry import AttentionPolicy, StepGeometry
+from kvactors.core.pools import Arrays, Pool, Stored, to_float
+from kvactors.core.slots import SlotTable
+from kvactors.core.spec import LayerSpec, Side
+
+__all__ = ["KVLayer", "LayerCache"]
+
+# Slots are added in steps of so many: a join copies its row, a fourth one the slab.
+SPARE_SLOTS = 4
+
+
+class LayerCache(Protocol):
+    """What every kind of layer cache offers to the Arena."""
+
+    geometry: StepGeometry | None
+
+    def begin(self, geometry: StepGeometry) -> None:
+        """A step begins: allocate what it needs."""
+
+    def grow(self, slab: int, length: int) -> None:
+        """One more slot at the end of a slab, for at least `length` tokens."""
+
+    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
+        """Bytes of a slab now, and once a row of `length` tokens has joined it."""
+
+    def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
+        """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
+
+    def shrink(self, slab: int, slots: int, capacity: int) -> None:
+        """Give back what is beyond so many slots, and tokens in each."""
+
+    def copy_row(self, row: int, other: Any, source: int) -> None:
+        """Copy another arena's row, of this layer, into a row made by `grow`."""
+
+    def leave(self, slab: int, slot: int, last: int) -> None:
+        """Remove a slot; the slab's last one fills the hole."""
+
+    def cut(self, row: int, length: int) -> None:
+        """The row is about to be cut to `length` tokens."""
+
+    def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
+        """Tokens [start, end) of a row, or its checkpoint at `end` if one is asked for; lazy."""
+
+    def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
+        """Store what was exported."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+
+    @property
+    def state(self) -> list[Any]:
+        """Every array, for `mx.eval`."""
+
+
+class KVLayer:
+    """Keys and values of full or sliding attention, quantized or float, in one pool per slab.
+
+    Attention goes through the seam, or, where the model's own is `plain`, over float arrays and
+    a mask of the form `masks` that fits them.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        layer: LayerSpec,
+        policy: AttentionPolicy,
+        *,
+        masks: str | None = None,
+        batched: bool = True,
+    ) -> None:
+        self.table = table
+        self.layer = layer
+        self.policy = policy
+        self.pools: list[Pool] = []
+        self.geometry: StepGeometry | None = None
+        # Some models tie these into their graph, so that the cache is evaluated with it.
+        self.keys = self.values = mx.zeros(())
+        self._masks = masks
+        self._batched = batched
+
+    # -- what models call ------------------------------------------------------------
+
+    # Of mlx-lm's chunked cache: the position of its first token, which never leaves here.
+    start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        """Nothing: what a query sees is in the model's mask."""
+
+    @property
+    def offset(self) -> Any:
+        """The position of each row's next token, [B], int32; an int where rows run alone."""
+        if self.geometry is None:
+            return mx.array(self.table.lengths)
+        return self.geometry.offset if self._batched else self.geometry.starts[0][0]
+
+    @property
+    def dtype(self) -> Any:
+        """What attention returns: models ask it of what `update_and_fetch` gave them."""
+        return getattr(mx, self.layer.dtype)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Store [B, kv_heads, T, dim] at each row's own position.
+
+        Returns the cache itself twice, which only the seam of `kvactors.core.attention` can
+        read; or, where attention is plain, float arrays padded to the longest row.
+        """
+        geometry = self.geometry
+        assert geometry is not None, "a layer steps through its Arena"
+        row = 0
+        reaches = geometry.reaches(self.layer)
+        for slab, starts, reach in zip(geometry.slabs, geometry.starts, reaches, strict=True):
+            rows = slice(row, row + len(starts))
+            self.pools[slab].write(keys[rows], values[rows], reach.at, reach.start)
+            row += len(starts)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What `update_and_fetch` returned last, for a layer that shares this one's."""
+        return self._floats() if self.layer.plain else (self, self)
+
+    def attend(self, queries: mx.array, *, scale: float, sinks: mx.array | None) -> mx.array:
+        """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim]."""
+        geometry, layer = self.geometry, self.layer
+        assert geometry is not None
+        repeats = queries.shape[1] // layer.kv_heads
+        packed = self.policy.packed(geometry.width, repeats)
+        parts = []
+        row = 0
+        for index, reach in enumerate(geometry.reaches(layer)):
+            rows, pool = len(geometry.starts[index]), self.pools[geometry.slabs[index]]
+            asked, shared = queries[row : row + rows], geometry.shared[index]
+            alike = shared and layer.window is None and sinks is None
+            if alike and self.policy.together(rows, repeats):
+                part = attend_together(asked, pool, reach.extent, shared, reach.mask, scale, packed)
+            else:
+                part = attend(asked, pool, reach.extent, reach.mask, scale, packed, sinks)
+            parts.append(part)
+            row += rows
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:
+        """None where the cache decides how it is attended (seed 002, AttendSpec)."""
+        if self._masks is None:
+            return None
+        geometry = self.geometry
+        assert geometry is not None
+        if not self._batched:
+            if self.layer.window is None and not return_array:
+                return None if geometry.width == 1 else "causal"
+            return self._trimmed_mask(geometry)
+        mask = geometry.reaches(self.layer)[0].mask
+        if self._masks == "groups":
+            return mask[:, :, None]
+        if self._masks == "added":
+            dtype = getattr(mx, self.layer.dtype)
+            return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
+        return mask
+
+    def _trimmed_mask(self, geometry: StepGeometry) -> mx.array:
+        """The mask of one row that runs alone, [T, keys]: any shape of scores takes it."""
+        return geometry.reaches(self.layer)[0].mask[0, 0, :, : self._held(geometry)]
+
+    def _held(self, geometry: StepGeometry) -> int:
+        """Cells that a row which runs alone has filled after this step."""
+        end = geometry.starts[0][0] + geometry.width
+        return end if self.layer.cells is None else min(end, self.layer.cells)
+
+    def _floats(self) -> tuple[mx.array, mx.array]:
+        geometry = self.geometry
+        assert geometry is not None
+        (slab,) = geometry.slabs
+        extent = geometry.reaches(self.layer)[0].extent
+        if not self._batched:
+            extent = self._held(geometry)
+        rows, (keys, values) = geometry.rows, self.layer.sides
+        return (
+            self._plain(self.pools[slab].keys(rows, extent), keys, rows, extent),
+            self._plain(self.pools[slab].values(rows, extent), values, rows, extent),
+        )
+
+    def _plain(self, stored: Stored, side: Side, rows: int, extent: int) -> mx.array:
+        dtype = getattr(mx, self.layer.dtype)
+        if side.dim == 0:
+            return mx.zeros((rows, self.layer.kv_heads, extent, 0), dtype)
+        return to_float(stored, side).astype(dtype)
+
+    # -- rows ------------------------------------------------------------------------
+
+    def begin(self, geometry: StepGeometry) -> None:
+        """A step begins: allocate what it needs."""
+        self.geometry = geometry
+        for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
+            capacity = self._capacity(self.table.slabs[slab].capacity, extent)
+            if capacity > self.pools[slab].shape[1]:
+                self.pools[slab].resize(len(self.table.slabs[slab].lengths), capacity)
+
+    def grow(self, slab: int, length: int) -> None:
+        """One more slot at the end of a slab, for at least `length` tokens."""
+        slots, capacity = self._shape_with(slab, length)
+        if slab < len(self.pools):
+            self.pools[slab].resize(slots, capacity)
+        else:
+            self.pools.append(Pool(self.layer, slots, capacity))
+
+    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
+        """Bytes of a slab now, and once a row of `length` tokens has joined it."""
+        before = self.pools[slab].nbytes if slab < len(self.pools) else 0
+        slots, capacity = self._shape_with(slab, length)
+        return before, slots * capacity * self.layer.bytes_per_token()
+
+    def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
+        """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
+        capacity = self._capacity(self.table.slabs[slab].capacity, tokens)
+        slots = self.pools[slab].shape[0]
+        return self.pools[slab].nbytes, slots * capacity * self.layer.bytes_per_token()
+
+    def shrink(self, slab: int, slots: int, capacity: int) -> None:
+        """Give back what is beyond so many slots, and tokens in each."""
+        self.pools[slab].shrink(slots, self._bounded(capacity))
+
+    def copy_row(self, row: int, other: "KVLayer", source: int) -> None:
+        """Copy another arena's row, of this layer, into a row made by `grow`."""
+        slab, slot = other.table.locate(source)
+        cells = other._bounded(other.table.lengths[source])
+        arrays = other.pools[slab].export(slot, 0, cells)
+        target, target_slot = self.table.locate(row)
+        self.pools[target].load(target_slot, 0, arrays)
+        mx.eval(self.pools[target].arrays)
+
+    def leave(self, slab: int, slot: int, last: int) -> None:
+        """Remove a slot; the slab's last one fills the hole."""
+        if slot != last:
+            self.pools[slab].move(slot, last)
+        elif last == 0:
+            del self.pools[slab]
+
+    def cut(self, row: int, length: int) -> None:
+        """Moves no bytes: what is beyond `length` is overwritten by the next tokens."""
+
+    def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
+        """Tokens [start, end) of a row; of a window its last tokens, if a checkpoint is asked."""
+        slab, slot = self.table.locate(row)
+        window, cells = self.layer.window, self.layer.cells
+        if window is None or cells is None:
+            return self.pools[slab].export(slot, start, end)
+        if not checkpoint:
+            return {}
+        at = mx.arange(max(0, end - window), end) % cells
+        return {name: array[:, slot][:, :, at] for name, array in self.pools[slab].arrays.items()}
+
+    def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
+        """Store what was exported."""
+        slab, slot = self.table.locate(row)
+        cells = self.layer.cells
+        if cells is None:
+            self.pools[slab].load(slot, start, arrays)
+            return
+        for name, array in self.pools[slab].arrays.items():
+            at = mx.arange(end - arrays[name].shape[2], end) % cells
+            array[:, slot, :, at] = arrays[name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, padding and spare slots included."""
+        return sum(pool.nbytes for pool in self.pools)
+
+    @property
+    def state(self) -> list[Any]:
+        """Every array, for `mx.eval`."""
+        return [list(pool.arrays.values()) for pool in self.pools]
+
+    def _bounded(self, tokens: int) -> int:
+        return tokens if self.layer.cells is None else min(tokens, self.layer.cells)
+
+    def _capacity(self, current: int, tokens: int) -> int:
+        """Cells of a slab of `current` tokens that must hold `tokens` in each row."""
+        return self._bounded(self.table.capacity_for(current, tokens))
+
+    def _shape_with(self, slab: int, length: int) -> tuple[int, int]:
+        """(slots, capacity) of a slab once a row of `length` tokens has joined it."""
+        if slab == len(self.table.slabs):
+            return 1, self._capacity(0, length)
+        rows = len(self.table.slabs[slab].lengths)
+        slots = self.pools[slab].shape[0] if self.pools else rows
+        if rows == slots:
+            slots += 1 if self.table.lean else min(slots, SPARE_SLOTS)
+        return slots, self._capacity(self.table.slabs[slab].capacity, length)

@@ -1,0 +1,172 @@
+"""Recurrent layers: a state of fixed size per row, in float, as mlx-lm's ArraysCache holds it.
+
+A state cannot be cut, but decoding runs one step ahead of what was read: the state before the
+last step of one token is kept, so that a row can be put back by it. GPU thread only.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from kvactors.core.geometry import StepGeometry
+from kvactors.core.pools import Arrays
+from kvactors.core.slots import SlotTable
+from kvactors.core.spec import LayerSpec
+
+__all__ = ["StateLayer"]
+
+States = list[Any]
+"""Arrays [slots, ...]; None where a first step has not set one yet."""
+
+
+class StateLayer(ArraysCache):  # type: ignore[misc]
+    """The states of one recurrent layer, each [slots, ...], slab by slab.
+
+    Rows that have taken no token yet have none: the model makes the first state itself.
+    """
+
+    def __init__(self, table: SlotTable, layer: LayerSpec) -> None:
+        super().__init__(len(layer.states))
+        self.table = table
+        self.layer = layer
+        self.geometry: StepGeometry | None = None
+        self.now: list[States | None] = []
+        self.before: list[States | None] = []
+
+    # -- what models call ------------------------------------------------------------
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        if index >= len(self.layer.states):
+            raise IndexError(index)
+        states = self.now[self._slab]
+        return None if states is None else states[index]
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        states = self.now[self._slab]
+        if states is None:
+            states = self.now[self._slab] = [None] * len(self.layer.states)
+        states[index] = value
+
+    def make_mask(self, *_args: Any, **_kwargs: Any) -> None:
+        """None: every row takes every token of a step."""
+
+    @property
+    def _slab(self) -> int:
+        assert self.geometry is not None, "a layer steps through its Arena"
+        (slab,) = self.geometry.slabs
+        return slab
+
+    # -- rows ------------------------------------------------------------------------
+
+    def begin(self, geometry: StepGeometry) -> None:
+        """A step begins; what it starts from is kept."""
+        self.geometry = geometry
+        for slab in geometry.slabs:
+            states = self.now[slab]
+            self.before[slab] = None if states is None or geometry.width > 1 else list(states)
+
+    def grow(self, slab: int, length: int) -> None:
+        """One more slot at the end of a slab."""
+        if slab == len(self.now):
+            self.now.append(None)
+            self.before.append(None)
+            return
+        for kept in (self.now, self.before):
+            states = kept[slab]
+            if states is not None:
+                kept[slab] = _joined(states, self._zeros(1))
+
+    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
+        """Bytes of a slab now, and once a row has joined it."""
+        rows = len(self.table.slabs[slab].lengths) if slab < len(self.now) else 0
+        return rows * self.layer.row_bytes, (rows + 1) * self.layer.row_bytes
+
+    def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
+        """A state does not grow."""
+        return 0, 0
+
+    def shrink(self, slab: int, slots: int, capacity: int) -> None:
+        """There is nothing to spare."""
+
+    def copy_row(self, row: int, other: "StateLayer", source: int) -> None:
+        """Copy another arena's row, of this layer, into a row made by `grow`."""
+        slab, slot = other.table.locate(source)
+        states = other.now[slab]
+        if states is not None:
+            self._put(row, [state[slot : slot + 1] for state in states])
+
+    def leave(self, slab: int, slot: int, last: int) -> None:
+        """Remove a slot; the slab's last one fills the hole."""
+        if last == 0:
+            del self.now[slab], self.before[slab]
+            return
+        order = [last if index == slot else index for index in range(last)]
+        for kept in (self.now, self.before):
+            states = kept[slab]
+            if states is not None:
+                kept[slab] = [mx.take(state, mx.array(order), axis=0) for state in states]
+
+    def cut(self, row: int, length: int) -> None:
+        """Put the row back before the last step; a state cannot be cut further."""
+        slab, slot = self.table.locate(row)
+        back = self.table.lengths[row] - length
+        if back == 0:
+            return
+        before, now = self.before[slab], self.now[slab]
+        assert back == 1, f"a recurrent layer cannot be cut by {back} tokens"
+        assert before is not None
+        assert now is not None
+        self.now[slab] = [
+            _with_row(state, slot, old[slot : slot + 1])
+            for state, old in zip(now, before, strict=True)
+        ]
+
+    def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
+        """The row's state, if a checkpoint is asked."""
+        slab, slot = self.table.locate(row)
+        states = self.now[slab]
+        if not checkpoint or states is None:
+            return {}
+        return {f"s{index}": state[slot] for index, state in enumerate(states)}
+
+    def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
+        """Take an exported state."""
+        self._put(row, [arrays[f"s{index}"][None] for index in range(len(self.layer.states))])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every row's state, now and before the last step."""
+        held = [states for kept in (self.now, self.before) for states in kept if states]
+        return sum(state.nbytes for states in held for state in states)
+
+    @property
+    def state(self) -> list[Any]:
+        """Every array, for `mx.eval`."""
+        return [states for kept in (self.now, self.before) for states in kept if states]
+
+    def _put(self, row: int, states: States) -> None:
+        slab, slot = self.table.locate(row)
+        rows = len(self.table.slabs[slab].lengths)
+        for kept in (self.now, self.before):
+            old = kept[slab]
+            if old is None and kept is self.before:
+                continue
+            old = old or self._zeros(rows)
+            kept[slab] = [
+                _with_row(state, slot, new) for state, new in zip(old, states, strict=True)
+            ]
+        mx.eval(self.now[slab])
+
+    def _zeros(self, rows: int) -> States:
+        return [
+            mx.zeros((rows, *shape), dtype=getattr(mx, dtype)) for shape, dtype in self.layer.states
+        ]
+
+
+def _with_row(state: mx.array, slot: int, row: mx.array) -> mx.array:
+    return mx.concatenate([state[:slot], row, state[slot + 1 :]])
+
+
+def _joined(states: States, more: States) -> States:
+    return [mx.concatenate([old, new]) for old, new in zip(states, more, strict=True)]

@@ -1,0 +1,59 @@
+"""Tier 2 of exactness for every kind: one step from identical cache bytes, against mlx-lm's own
+float caches that hold what ours stores, dequantized. At most 1e-4 of the logits' deviation."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from oracle import one_step
+
+from kvactors.bench.tiny import build
+from kvactors.core.arena import Arena
+from kvactors.core.model import load_model
+from kvactors.core.options import ModelOptions
+from kvactors.core.testing import PlainTokenizer
+
+LIMIT = 1e-4
+LENGTHS = (3, 40, 300)
+FAMILIES = (
+    "qwen3",
+    "deepseek_v2",
+    "gemma3_text",
+    "gpt_oss",
+    "gemma2",
+    "deepseek_v3",
+    "gemma3n",
+    "qwen3_moe",
+    "mamba2",
+    "qwen3_next",
+    "lfm2",
+    "baichuan_m1",
+    "recurrent_gemma",
+    "llama4",
+    "nemotron-nas",
+)
+
+
+@pytest.mark.parametrize("attention", ["packed", "dequantize"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(family: str, attention: str) -> None:
+    options = ModelOptions(attention=attention)
+    loaded = load_model(lambda: (build(family), PlainTokenizer()), options)
+    rng = np.random.default_rng(0)
+    arena = Arena(loaded.spec, loaded.policy)
+    order: list[int] = []
+    for index, length in enumerate(LENGTHS):
+        alone = Arena(loaded.spec, loaded.policy)
+        alone.add_row(0, length)
+        prompt = rng.integers(1, 128, length).tolist()
+        for start in range(0, length, 200):
+            alone.forward(loaded.model, mx.array([prompt[start : start + 200]]))
+            alone.evaluate()
+        order.insert(arena.take(alone, 0), index)
+    apart = [one_step(loaded, arena, row) for row in range(len(LENGTHS))]
+
+    together = arena.forward(loaded.model, mx.array([[7]] * len(LENGTHS)))[:, -1]
+
+    for ours, theirs in zip(together, apart, strict=True):
+        deviation = float(mx.sqrt(mx.var(theirs)))
+        assert float(mx.abs(ours - theirs).max()) <= LIMIT * deviation
+    assert float(mx.abs(together[0] - together[1]).max()) > LIMIT

@@ -1,0 +1,201 @@
+"""One suite over every kind of layer cache: on grid models, batched, staggered, chunked,
+cancelled, evicted and restored equal alone, bit for bit (design, What "exact" means)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kvactors.bench.family_args import WINDOW
+from kvactors.core.arena import Arena
+from kvactors.core.engine import Engine
+from kvactors.core.events import ExportedKV, Finished
+from kvactors.core.model import LoadedModel
+from kvactors.core.runner import new_arena
+from kvactors.core.sampling import Sampling
+from kvactors.core.testing import make_request, run_engine
+
+LoadFamily = Callable[..., LoadedModel]
+MakeEngine = Callable[..., Engine]
+
+KINDS = {
+    "full": "qwen3",
+    "keys and values of different size": "deepseek_v2",
+    "sliding": "gemma3_text",
+    "sinks": "gpt_oss",
+    "soft-capped": "gemma2",
+    "latent": "deepseek_v3",
+    "shared": "gemma3n",
+    "shared, of windows": "gemma4_text",
+    "experts": "qwen3_moe",
+    "row by row": "gpt_bigcode",
+    "recurrent": "mamba2",
+    "linear attention": "qwen3_next",
+    "convolution": "lfm2",
+    "attention and state in one layer": "falcon_h1",
+    "window and state in one layer": "baichuan_m1",
+    "window and state": "recurrent_gemma",
+}
+RECURRENT = [family for kind, family in KINDS.items() if kind in list(KINDS)[10:]]
+SAMPLING = Sampling(max_tokens=9)
+# Around the window, around a block, and where the ring of a window is full.
+LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 255, 256, 257, 316)
+
+every_kind = pytest.mark.parametrize("family", KINDS.values(), ids=KINDS.keys())
+
+
+def prompts_of(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 128, length).tolist() for length in lengths]
+
+
+def ask(
+    engine: Engine, known: list[int], new: list[int], sampling: Sampling = SAMPLING
+) -> Finished:
+    return run_engine(engine, [(0, make_request("a", known, new, sampling))])["a"]
+
+
+@every_kind
+def test_rows_that_join_and_leave_at_any_step_do_not_change_each_other(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    prompts = prompts_of(LENGTHS)
+    budgets = [Sampling(max_tokens=6 + i) for i in range(len(prompts))]
+    expected = [
+        ask(make_engine(loaded), [], prompt, sampling).request.generated
+        for prompt, sampling in zip(prompts, budgets, strict=True)
+    ]
+
+    arrivals = [
+        (2 * i, make_request(f"{i}", [], prompt, sampling))
+        for i, (prompt, sampling) in enumerate(zip(prompts, budgets, strict=True))
+    ]
+    ends = run_engine(make_engine(loaded, max_batch=4), arrivals)
+
+    assert [ends[f"{i}"].request.generated for i in range(len(prompts))] == expected
+    assert len({tuple(tokens) for tokens in expected}) > 1
+
+
+@every_kind
+def test_the_first_token_changes_what_is_decided_later(
+    load_family: LoadFamily, family: str
+) -> None:
+    loaded = load_family(family)
+    rest = prompts_of((WINDOW - 3,), seed=2)[0]
+
+    logits = [prefilled(loaded, [first, *rest], 256)[1] for first in (3, 4)]
+
+    deviation = float(mx.sqrt(mx.var(logits[0])))
+    assert float(mx.abs(logits[0] - logits[1]).max()) > 0.001 * deviation
+
+
+def prefilled(loaded: LoadedModel, prompt: list[int], chunk: int) -> tuple[Arena, mx.array]:
+    arena = new_arena(loaded)
+    arena.add_row(0, len(prompt))
+    logits = mx.zeros(())
+    for start in range(0, len(prompt), chunk):
+        logits = arena.forward(loaded.model, mx.array([prompt[start : start + chunk]]))
+        arena.evaluate()
+    return arena, logits[0, -1]
+
+
+@pytest.mark.parametrize("chunk", [31, 64, 255])
+@pytest.mark.parametrize("family", ["deepseek_v2", "gemma3_text", "gpt_oss", "gemma3n"])
+def test_every_chunk_size_caches_the_same_bytes(
+    load_family: LoadFamily, family: str, chunk: int
+) -> None:
+    loaded = load_family(family)
+    prompt = prompts_of((600,), seed=3)[0]
+
+    whole, logits = prefilled(loaded, prompt, 256)
+    parts, chunked_logits = prefilled(loaded, prompt, chunk)
+
+    pairs = zip(whole.export(0, 0, 600).groups, parts.export(0, 0, 600).groups, strict=True)
+    assert all(bool(mx.array_equal(a[name], b[name])) for a, b in pairs for name in a)
+    assert mx.array_equal(logits, chunked_logits)
+
+
+@every_kind
+def test_a_turn_after_a_restore_equals_one_that_never_stopped(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    first, second = prompts_of((400, 20), seed=4)
+    engine = make_engine(loaded, stored=True)
+    end = ask(engine, [], first)
+    known = end.request.tokens
+    hot = ask(engine, known, second)
+
+    warm = restored(make_engine(loaded, stored=True), end.exported, known, second)
+
+    assert (hot.request.cache_state, warm.request.cache_state) == ("hot", "warm")
+    assert hot.request.kept == warm.request.kept == len(known) - 1
+    assert warm.request.generated == hot.request.generated
+    assert [part.tensors for part in warm.exported] == [part.tensors for part in hot.exported]
+
+
+def restored(
+    engine: Engine, stored: tuple[ExportedKV, ...], known: list[int], new: list[int]
+) -> Finished:
+    """A turn of an agent whose KV must be read first."""
+    engine.submit(make_request("a", known, new, SAMPLING))
+    engine.step()
+    engine.provide("a", stored)
+    return run_engine(engine, [])["a"]
+
+
+@every_kind
+def test_a_row_that_stops_while_the_next_step_runs_leaves_the_cache_it_would_leave_alone(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    other, second, *firsts = prompts_of((60, 5, 40, 41, 42, 43, 44), seed=5)
+    first, stops = next(filter(None, (stopping(make_engine, loaded, p) for p in firsts)))
+
+    def run(engine: Engine, *beside: Any) -> Finished:
+        request = make_request("a", [], first, SAMPLING, stop_tokens=stops)
+        return run_engine(engine, [(0, request), *beside])["a"]
+
+    alone = run(make_engine(loaded, stored=True))
+    longer = make_request("b", [], other, Sampling(max_tokens=30))
+    beside = run(make_engine(loaded, stored=True), (0, longer))
+    again = restored(
+        make_engine(loaded, stored=True), beside.exported, alone.request.tokens, second
+    )
+
+    assert alone.reason == beside.reason == "stop"
+    assert [part.tensors for part in beside.exported] == [part.tensors for part in alone.exported]
+    assert again.request.kept == len(alone.request.tokens) - 1
+
+
+def stopping(
+    make_engine: MakeEngine, loaded: LoadedModel, prompt: list[int]
+) -> tuple[list[int], frozenset[int]] | None:
+    """The prompt, and a token that is first said in the middle of its answer, if one is."""
+    said = ask(make_engine(loaded), [], prompt).request.generated
+    fresh = [token for place, token in enumerate(said) if place > 1 and token not in said[:place]]
+    return (prompt, frozenset(fresh[:1])) if fresh else None
+
+
+@every_kind
+def test_a_cancelled_row_leaves_its_neighbours_bit_identical(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    prompts = prompts_of((30, 70, 300), seed=6)
+    expected = [ask(make_engine(loaded), [], p).request.generated for p in prompts]
+    engine = make_engine(loaded)
+
+    def cancel_the_middle(step: int) -> None:
+        if step == 6:
+            engine.cancel("1", 1)
+
+    arrivals = [(0, make_request(f"{i}", [], p, SAMPLING, serial=i)) for i, p in enumerate(prompts)]
+    ends = run_engine(engine, arrivals, cancel_the_middle)
+
+    cut = ends["1"].request.generated
+    assert cut == expected[1][: len(cut)]
+    assert [ends[i].request.generated for i in "02"] == [expected[0], expected[2]]
