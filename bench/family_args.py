@@ -312,6 +312,12 @@ OWN: dict[str, dict[str, Any]] = {
         "ffn_multipliers": [1.0, 1.0],
         "ffn_dim_divisor": 32,
     },
+    "qwen": {"kv_channels": 32},
+    "spark2_5": {
+        "rope_parameters": {_FULL: _ROPE, _SLIDING: _ROPE},
+        "layer_types": _PATTERN,
+        "hidden_act": "gelu",
+    },
     "phixtral": {"model_dim": 128, "num_vocab": 128},
     "plamo": {"n_shared_head": 2},
     "plamo2": {"hidden_size_per_head": 32},

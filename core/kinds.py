@@ -182,10 +182,10 @@ def _attention(
     mine = [mask for *given, mask in calls if watched.gave(*given)]
     windows = [size for mask in mine for made, size in masks if made is mask]
     plain = not mine or any(not _made(mask, masks) for mask in mine)
-    limits = [size for size in windows if size]
-    if isinstance(watched.cache, RotatingKVCache):
-        limits.append(watched.cache.max_size)
-    window = min(limits) if limits else None
+    # What the mask says is the model's window; the cache may be sized to something near it.
+    window = min((size for size in windows if size), default=None)
+    if window is None and isinstance(watched.cache, RotatingKVCache):
+        window = watched.cache.max_size
     dims = [array.shape[-1] for array in (keys, values)]
     latent = plain and keys.shape[1] == 1 and dims[0] != dims[1] and window is None
     kind = "latent" if latent else "full" if window is None else "sliding"

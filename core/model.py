@@ -163,14 +163,23 @@ def _vocabulary(model: Any) -> int:
 
 
 def _context(model: Any, options: ModelOptions) -> int:
-    args = getattr(model, "args", None)
-    longest = getattr(args, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    longest = _positions(getattr(model, "args", None)) or DEFAULT_CONTEXT
     if options.context is not None and options.context > longest:
         raise InvalidConfig(
             f"context={options.context} exceeds the model's {longest} positions: it can only "
             "lower them"
         )
     return int(options.context or longest)
+
+
+def _positions(args: Any) -> int | None:
+    """The positions that a model was made for, if its arguments, or its text model's, say."""
+    for held in (args, getattr(args, "text_config", None)):
+        found = held if isinstance(held, dict) else getattr(held, "__dict__", {})
+        for name in ("max_position_embeddings", "n_positions", "model_max_length"):
+            if found.get(name):
+                return int(found[name])
+    return None
 
 
 def _architecture(model: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.core.engine import Engine
 from kvactors.core.events import Aborted, Finished, KVNeeded
@@ -151,10 +152,10 @@ class Faulty(nn.Module):  # type: ignore[misc]
         self._gate: threading.Event | None = None
         self.reached = threading.Event()
 
-    @property
-    def layers(self) -> Any:
-        """The wrapped model's layers, which mlx-lm counts to make caches."""
-        return self.model.layers
+    def make_cache(self) -> list[Any]:
+        """The wrapped model's own caches."""
+        caches: list[Any] = make_prompt_cache(self.model)
+        return caches
 
     def arm(
         self,

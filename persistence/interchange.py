@@ -179,7 +179,7 @@ def parse_layout(layout: str) -> tuple[LayerLayout, ...]:
 
 
 def _parse_layer(layer: Mapping[str, Any]) -> LayerLayout:
-    if layer["kind"] != "full":
+    if "window" in layer or "states" in layer:
         raise LayoutUnsupported(
             f"{layer['kind']} layers, of which checkpoints are kept instead of every token's KV"
         )

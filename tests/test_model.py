@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling
+from kvactors.bench.tiny import build
 from kvactors.core.errors import ProbeFailed, UnsupportedLayer
 from kvactors.core.model import load_model
 from kvactors.core.options import DEFAULT_MODEL, ModelOptions
@@ -97,6 +98,11 @@ def test_a_layer_cache_of_another_kind_is_refused_with_the_layer_and_the_reason(
 
     with pytest.raises(UnsupportedLayer, match=reason):
         load(Odd())
+
+
+def test_the_context_is_that_of_the_arguments_or_of_the_text_models() -> None:
+    for family in ("gemma3_text", "gemma3", "gpt2", "qwen3_5"):
+        assert load(build(family)).spec.context == 4096
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
