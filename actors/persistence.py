@@ -170,6 +170,7 @@ class PersistenceActor(SystemActor):
         def failed(save: Save, _stage: str, error: BaseException) -> None:
             if save.agent_id in unwritten:
                 self._unwritten[save.agent_id] = save.records
+                self._tell_unwritten()
             self._settle(open_saves.pop(save.agent_id), error)
 
         def evicted(agent_id: str, fingerprint: str) -> None:
@@ -238,7 +239,7 @@ class PersistenceActor(SystemActor):
 
     def _try_again(self) -> None:
         """Write what could not be written again later, sooner at first; until then it waits."""
-        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
+        self._tell_unwritten()
         if not self._unwritten:
             self._pause = 0.0
         elif not self._pause:
@@ -254,7 +255,7 @@ class PersistenceActor(SystemActor):
                 self._retry_unwritten()
             except Exception as error:
                 logger.error("the disk is still not there: %s", error)
-        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
+        self._tell_unwritten()
         if self._unwritten:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._after(self._pause, self._wake)
@@ -272,6 +273,9 @@ class PersistenceActor(SystemActor):
                 "turns of %r were not written: %s", save.agent_id, error
             ),
         )
+
+    def _tell_unwritten(self) -> None:
+        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
 
     def _written(self, save: Save) -> None:
         self._unwritten.pop(save.agent_id, None)

@@ -92,12 +92,13 @@ class Admission:
         request.gave_way_after = self._ended
         self.waiting.append(request)
 
-    def resume(self, request: Request) -> None:
-        """Queue a turn that another engine had to abandon; it begins again from its tokens."""
-        request.kept = request.cached = 0
-        request.preempted += 1
-        request.gave_way_after = -1
-        self.waiting.append(request)
+    def resume(self, turns: Iterable[Request]) -> None:
+        """Queue turns that another engine had to abandon; they begin again from their tokens."""
+        for request in turns:
+            request.kept = request.cached = 0
+            request.preempted += 1
+            request.gave_way_after = -1
+            self.waiting.append(request)
         self.retry()
 
     def withdraw(self, request: Request) -> None:

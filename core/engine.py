@@ -18,7 +18,7 @@ from kvactors.core.events import (
     Progress,
     Tokens,
 )
-from kvactors.core.failure import DEVICE_FAILED, is_fatal, turn_failed
+from kvactors.core.failure import PROBATION, is_fatal, suspect, turn_failed
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
@@ -30,9 +30,6 @@ from kvactors.core.scheduler import Chunk, Scheduler, SchedulerConfig
 from kvactors.core.traffic import Traffic
 
 __all__ = ["Engine", "EngineConfig"]
-
-# Tokens that a suspect of a failed step decodes alone before it rejoins the batch.
-PROBATION = 3
 
 
 class Engine:
@@ -114,15 +111,8 @@ class Engine:
 
     def abandon(self) -> tuple[list[Event], list[Request], int]:
         """After a fatal error: events that nobody saw yet, the turns that another engine is to
-        `resume`, and the bytes that wait to be written. This engine is not used again.
-
-        Those whose step it was run alone from now on; one that ran alone already fails.
-        """
-        suspects = list(self._forward)
-        for request in suspects:
-            if len(suspects) == 1 and request.isolated:
-                self._events.append(Aborted(request.agent_id, request.serial, DEVICE_FAILED))
-            request.isolated, request.probation = True, PROBATION
+        `resume`, and the bytes that wait to be written. This engine is not used again."""
+        self._events += suspect(self._forward)
         guilty = {event.serial for event in self._events if isinstance(event, Aborted)}
         turns = [*self._rows.active, *self._admission.waiting]
         left = [request for request in turns if request.serial not in guilty]
@@ -131,8 +121,7 @@ class Engine:
     def resume(self, turns: Sequence[Request], backlog: int) -> None:
         """Take over what another engine abandoned: nothing is in memory of it."""
         self._memory.backlog = backlog
-        for request in turns:
-            self._admission.resume(request)
+        self._admission.resume(turns)
 
     def step(self) -> list[Event]:
         """Run one plan: some prefill, one decode step. Returns what happened."""

@@ -1,13 +1,16 @@
 """What a failed step means: the end of a turn, or of the engine."""
 
 import traceback
+from collections.abc import Sequence
 
 from kvactors.core.errors import TurnFailed
+from kvactors.core.events import Aborted
 from kvactors.core.request import Request
 
-__all__ = ["DEVICE_FAILED", "is_fatal", "turn_failed"]
+__all__ = ["PROBATION", "is_fatal", "suspect", "turn_failed"]
 
-DEVICE_FAILED = TurnFailed("the device failed twice in this turn, the second time alone")
+# Tokens that a suspect of a failed step decodes alone before it rejoins the batch.
+PROBATION = 3
 
 # What Metal's and CUDA's runtimes say once a process's queue or context is lost.
 _SIGNS = (
@@ -24,6 +27,18 @@ def is_fatal(error: BaseException) -> bool:
     """Whether a step's error is the device's, not of the turns that ran in it."""
     text = str(error).lower()
     return not isinstance(error, Exception) or any(sign in text for sign in _SIGNS)
+
+
+def suspect(running: Sequence[Request]) -> list[Aborted]:
+    """The device failed in a step of these turns: each runs alone from now on. One that ran
+    alone already fails."""
+    ended = []
+    for request in running:
+        if len(running) == 1 and request.isolated:
+            error = TurnFailed("the device failed twice in this turn, the second time alone")
+            ended.append(Aborted(request.agent_id, request.serial, error))
+        request.isolated, request.probation = True, PROBATION
+    return ended
 
 
 def turn_failed(request: Request, error: Exception) -> TurnFailed:

@@ -13,7 +13,8 @@ from oracle import mlx_lm_caches
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.engine import Engine
 from kvactors.core.errors import InvalidSampling
-from kvactors.core.model import LoadedModel
+from kvactors.core.model import LoadedModel, load_model
+from kvactors.core.options import ModelOptions
 from kvactors.core.request import Request
 from kvactors.core.sampling import draw_choice
 from kvactors.core.testing import (
@@ -57,11 +58,13 @@ def oracle_scores(loaded: LoadedModel, prompt: list[int]) -> list[float]:
     return scores
 
 
-@pytest.mark.parametrize("kv_bits", [4, None])
+@pytest.mark.parametrize("kv_bits", [4, 8, None])
 def test_scores_are_the_log_probabilities_of_whole_choices(
-    load_grid: Callable[..., LoadedModel], make_engine: Callable[..., Engine], kv_bits: int | None
+    make_engine: Callable[..., Engine], kv_bits: int | None
 ) -> None:
-    loaded = load_grid(kv_bits)
+    # No grid: mlx-lm's sums differ in their last bits, which a grid makes a step of.
+    options = ModelOptions(kv_bits=kv_bits, attention="packed")
+    loaded = load_model(lambda: (tiny_model(), PlainTokenizer()), options)
 
     request = run(make_engine(loaded), choosing("a"))["a"]
 

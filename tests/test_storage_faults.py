@@ -198,7 +198,7 @@ def test_a_slow_disk_holds_no_more_than_it_may(
 
     with pytest.raises(SaveQueueFull):
         talk()
-    assert slow.reached.is_set()
+    assert slow.reached.wait(WAIT)
     slow.release.set()
 
     assert system.wait_idle(WAIT)
