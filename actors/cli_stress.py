@@ -81,7 +81,7 @@ def _add(total: dict[str, Any], state: dict[str, Any]) -> None:
     total["violations"] += state.get("violations", [])
     for name in ("worst_wait", "most_memory"):
         total[name] = max(total.get(name, 0), state.get(name, 0))
-    for name in ("replayed_turns", "rebuilds", "evictions"):
+    for name in ("replayed_turns", "evictions"):
         total[name] = total.get(name, 0) + state.get(name, 0)
 
 
@@ -132,17 +132,14 @@ def run_part(agents: int, seconds: float, seed: int, faults: str, folder: Path) 
     _say({**stress.status(), "time_is_up": True})
     stress.settle()
     stress.check_transcripts()
-    engine, health, transcripts = (
-        stress.system.stats(),
-        stress.system.health(),
-        stress.transcripts(),
-    )
+    engine, transcripts = stress.system.stats(), stress.transcripts()
+    stress.counts["rebuilds"] += stress.system.health().rebuilds
     stress.close()
     sample = random.Random(seed).sample(transcripts, min(SAMPLE, len(transcripts)))
     replayed, wrong = replay_alone(sample)
     stress.violations += wrong
-    figures = {"evictions": engine["evictions"], "rebuilds": health.rebuilds}
-    _say({**stress.status(), "replayed_turns": replayed, **figures})
+    figures = {"replayed_turns": replayed, "evictions": engine["evictions"]}
+    _say({**stress.status(), **figures})
 
 
 def _say(state: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ __all__ = [
     "check_may_block",
     "drive",
     "mark_pool_thread",
-    "on_pool_thread",
+    "must_not_wait",
     "remove_driver",
     "resolved",
 ]
@@ -34,8 +34,7 @@ def mark_pool_thread() -> None:
     _thread.shared = True
 
 
-def on_pool_thread() -> bool:
-    """Whether the calling thread runs actors."""
+def _on_pool_thread() -> bool:
     return getattr(_thread, "shared", False)
 
 
@@ -67,9 +66,14 @@ def drive(until: Callable[[], bool], timeout: float | None = None) -> None:
             driver.drive(until, timeout)
 
 
+def must_not_wait() -> bool:
+    """Whether waiting on this thread would hold up others: it runs actors, or asyncio."""
+    return _on_pool_thread() or _running_loop() is not None
+
+
 def check_may_block() -> None:
     """Raise BlockingCall on a thread that runs actors: it may be the one that is awaited."""
-    if on_pool_thread():
+    if _on_pool_thread():
         raise BlockingCall(
             "a blocking call inside an actor or a callback would stop other agents on this "
             "thread: await the future in an `async def on_message`, or send a message (tell) "

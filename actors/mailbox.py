@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pykka import ActorDeadError, Timeout, messages
 
-from kvactors.actors.futures import ReplyFuture, on_pool_thread
+from kvactors.actors.futures import ReplyFuture, must_not_wait
 from kvactors.core.errors import InvalidConfig, KvactorsError
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class LanePolicy:
     """How many prompts may wait for one agent, and what becomes of one more.
 
     `when_full`: "refuse" raises MailboxFull; "block" lets the sender wait for room, `timeout`
-    seconds at most, then raises MailboxFull (on a thread that agents share, at once: a
-    behaviour awaits its `send` instead); "drop_oldest" fails the prompt that waits longest
-    with MailboxFull and counts it. Raises InvalidConfig.
+    seconds at most, then raises MailboxFull (at once on a thread that agents share, where a
+    behaviour awaits its `send` instead, and on one that runs asyncio); "drop_oldest" fails
+    the prompt that waits longest with MailboxFull and counts it. Raises InvalidConfig.
     """
 
     capacity: int = 1000
@@ -197,7 +197,7 @@ class Mailbox:
             accepted.resolve(None)
 
     def _wait_for_room(self, envelope: Any, accepted: ReplyFuture[None]) -> None:
-        if on_pool_thread():
+        if must_not_wait():
             if self.withdraw(accepted):
                 raise self._full()
             return

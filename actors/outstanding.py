@@ -27,6 +27,7 @@ class Outstanding:
         self._refusal: KvactorsError | None = None
         self.max_unsaved = MAX_UNSAVED
         self._saving: dict[int, int] = {}
+        self._saving_bytes = 0
         self._unwritten = 0
 
     def begin_work(self) -> None:
@@ -66,12 +67,13 @@ class Outstanding:
         with self._changed:
             self._saves[ticket.serial] = ticket
             self._saving[ticket.serial] = nbytes
+            self._saving_bytes += nbytes
 
     def end_save(self, ticket: Ticket) -> None:
         """A save succeeded or failed."""
         with self._changed:
             self._saves.pop(ticket.serial, None)
-            self._saving.pop(ticket.serial, None)
+            self._saving_bytes -= self._saving.pop(ticket.serial, 0)
             self._changed.notify_all()
 
     def hold_back(self, nbytes: int) -> None:
@@ -86,7 +88,7 @@ class Outstanding:
     @property
     def unsaved(self) -> int:
         """Bytes that wait for the disk."""
-        return self._unwritten + sum(self._saving.copy().values())
+        return self._unwritten + self._saving_bytes
 
     @property
     def refusal(self) -> KvactorsError | None:

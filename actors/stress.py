@@ -198,6 +198,7 @@ class Stress:
 
     def _fault_restart(self, _: Agent) -> None:
         self.settle()
+        self.counts["rebuilds"] += self.system.health().rebuilds
         before = {name: self.system.spawn(name).transcript() for name in self._names}
         self.system.stop()
         self.system = self._open()

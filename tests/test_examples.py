@@ -125,3 +125,13 @@ def test_kv_takes_the_memory_that_the_formula_says(dtype: str, ratio: float) -> 
 
     assert row["formula_ratio"] == ratio
     assert row["measured_ratio"] == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.slow
+def test_an_idle_agent_takes_at_most_8_kb() -> None:
+    command = [sys.executable, "-m", "kvactors.bench.actors"]
+    command += ["--only", "agents", "--agents", "20000"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    assert ended.returncode == 0, ended.stderr
+    assert 0 < json.loads(ended.stdout.splitlines()[-1])["bytes"] <= 8192
