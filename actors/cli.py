@@ -253,6 +253,28 @@ def info(
     show_info(model)
 
 
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Short contexts, two runs.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="More runs, and longer ones.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A model directory or a hub name. [default: a random llama]"),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Regimes whose names match; may be repeated.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="A directory for plots (needs kvactors[plot]).")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
+) -> None:
+    """Measure side by side with mlx-lm; one table with targets."""
+    from kvactors.actors.cli_bench import run_bench
+
+    run_bench(model, quick=quick, full=full, only=only or [], plot=plot, json=json)
+
+
 def main() -> None:
     """Entry point of the console script."""
     app(prog_name="kvactors")

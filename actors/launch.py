@@ -135,7 +135,7 @@ def parse_bytes(name: str, value: int | str) -> int:
             raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
         value = int(float(match[1]) * unit)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidConfig(f"{name} must be above 0 bytes, not {value!r}")
+        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
     return value
 
 

@@ -4,8 +4,8 @@
 
 Regime: the store alone, without a model; KV of random bytes, 2,304 a token (8 layers of 4
 heads of 64 at 4 bits). Files are dropped from the page cache before they are read, where the
-system can do that. The disk's own rate is that of one file, written, synced and read in 1 MiB
-pieces, between the store's runs. Encryption is AES-256-GCM on one core.
+system can do that. The disk's own rate is that of one file, written, synced, and read in 1 MiB
+pieces that are copied, between the store's runs. Encryption is AES-256-GCM on one core.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from kvactors.core.residency import ranges_to_save
 from kvactors.persistence import Files, Save, Segment, Store
 from kvactors.persistence.testing import CountingFiles, Outcomes, example_segment
 
-__all__ = ["main"]
+__all__ = ["TOKEN_BYTES", "disk_run", "drop_from_cache", "main", "store_run"]
 
 TOKEN_BYTES = 2304
 FINGERPRINT = "0" * 16
@@ -106,9 +106,9 @@ def written_row(root: Path, tokens: int, turns: int) -> Row:
 def speed_rows(root: Path, tokens: int, runs: int) -> list[Row]:
     """GB/s of the disk, of the store, and of an encrypted store, taken in turns."""
     subjects: dict[str, Callable[[int], tuple[float, float]]] = {
-        "disk": lambda run: _disk_run(root / f"disk-{run}", tokens * TOKEN_BYTES),
-        "store": lambda run: _store_run(root / f"plain-{run}", tokens, run, None),
-        "encrypted": lambda run: _store_run(root / f"sealed-{run}", tokens, run, KEY),
+        "disk": lambda run: disk_run(root / f"disk-{run}", tokens * TOKEN_BYTES),
+        "store": lambda run: store_run(root / f"plain-{run}", tokens, run, None),
+        "encrypted": lambda run: store_run(root / f"sealed-{run}", tokens, run, KEY),
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
     for run in range(runs):
@@ -125,31 +125,31 @@ def speed_rows(root: Path, tokens: int, runs: int) -> list[Row]:
     return rows
 
 
-def _disk_run(path: Path, size: int) -> tuple[float, float]:
-    """Seconds to write and sync a file, and to read it."""
+def disk_run(path: Path, size: int) -> tuple[float, float]:
+    """Seconds to write and sync a file, and to read it and copy what was read."""
     data = os.urandom(PIECE)
     begin = time.perf_counter()
     Files().write_temp(path, [data] * (size // PIECE) + [data[: size % PIECE]])
     Files().sync(path)
     written = time.perf_counter() - begin
-    _drop_from_cache(path)
-    begin = time.perf_counter()
+    drop_from_cache(path)
+    begin, copied = time.perf_counter(), bytearray()
     with open(path, "rb", buffering=0) as file:
-        while file.read(PIECE):
-            pass
+        while piece := file.read(PIECE):
+            copied += piece
     read = time.perf_counter() - begin
     path.unlink()
     return written, read
 
 
-def _store_run(root: Path, tokens: int, seed: int, key: bytes | None) -> tuple[float, float]:
+def store_run(root: Path, tokens: int, seed: int, key: bytes | None) -> tuple[float, float]:
     """Seconds to save one agent with this much KV, and to read it in a store opened anew."""
     segments = _segments([(0, tokens // 2), (tokens // 2, tokens)], seed)
     store = Store(root, encryption_key=key)
     written = _time(lambda: _commit(store, [Save("a", ({},), FINGERPRINT, segments)]))
     store.close()
     for path in root.rglob("*.*"):
-        _drop_from_cache(path)
+        drop_from_cache(path)
     again = Store(root, encryption_key=key)
     read = _time(lambda: again.read_kv("a", FINGERPRINT))
     assert again.kv_extent("a", FINGERPRINT) == tokens
@@ -164,7 +164,8 @@ def _time(act: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _drop_from_cache(path: Path) -> None:
+def drop_from_cache(path: Path) -> None:
+    """Drop a file from the page cache, on systems that let a program do that."""
     if hasattr(os, "posix_fadvise"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())

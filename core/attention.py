@@ -6,7 +6,8 @@ mlx-lm's models call `scaled_dot_product_attention` by a name in their own modul
 Two paths over the stored codes, both with float32 scores, softmax and sums whatever the
 model's dtype (in half precision they disagree enough to change tokens):
 
-- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries.
+- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
+  the path is pinned, products of few queries take the codes as transient floats, unscaled.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention.
   For prefill chunks; several times faster there.
 
@@ -27,6 +28,12 @@ import mlx.core as mx
 from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec, Side
+from kvactors.core.unpacking import (
+    PRECISION,
+    scores_of_bytes,
+    sums_of_bytes,
+    worth_unpacking,
+)
 
 __all__ = [
     "DEFAULT_THRESHOLD",
@@ -42,9 +49,6 @@ __all__ = [
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
 DEFAULT_THRESHOLD = 4
 
-# Of scores, softmax and sums, whatever the model's dtype.
-PRECISION = mx.float32
-
 _NAME = "scaled_dot_product_attention"
 
 
@@ -56,16 +60,19 @@ def attend(
     scale: float,
     packed: bool,
     sinks: mx.array | None = None,
+    unpack: bool = False,
 ) -> mx.array:
     """Attention of [n, heads, T, head_dim] queries over one slab's first n rows.
 
     `mask` is boolean [n, 1, T, extent], true where a query sees a key; None sees all. `sinks`
-    [heads] are scores that take weight and have no value. Returns [n, heads, T, value_dim] in
+    [heads] are scores that take weight and have no value. `unpack` lets the packed path take
+    products from the codes as floats, where that is faster. Returns [n, heads, T, value_dim] in
     the queries' dtype.
     """
     keys, values = pool.keys(queries.shape[0], extent), pool.values(queries.shape[0], extent)
-    path = _packed if packed else _dequantized
-    return path(queries, keys, values, pool.layer, mask, scale, sinks)
+    if packed:
+        return _packed(queries, keys, values, pool.layer, mask, scale, sinks, unpack)
+    return _dequantized(queries, keys, values, pool.layer, mask, scale, sinks)
 
 
 def attend_together(
@@ -76,6 +83,7 @@ def attend_together(
     mask: mx.array,
     scale: float,
     packed: bool,
+    unpack: bool = False,
 ) -> mx.array:
     """`attend` of one query a row, where all rows hold the same first `shared` keys, and more.
 
@@ -103,7 +111,7 @@ def attend_together(
     folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)
     if packed:
-        own = _scores(folded, own_keys, key_side)
+        own = _scores(folded, own_keys, key_side, unpack)
     else:
         own = folded @ to_float(own_keys, key_side, PRECISION).swapaxes(-1, -2)
     own = mx.where(mask[..., shared:], own, -mx.inf)
@@ -112,7 +120,7 @@ def attend_together(
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
     out = apart(common @ values)
     if packed:
-        out += _weighted(own, own_values, value_side)
+        out += _weighted(own, own_values, value_side, unpack)
     else:
         out += own @ to_float(own_values, value_side, PRECISION)
     return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
@@ -126,6 +134,7 @@ def _packed(
     mask: mx.array | None,
     scale: float,
     sinks: mx.array | None,
+    unpack: bool,
 ) -> mx.array:
     rows, heads, tokens, dim = queries.shape
     repeats = heads // layer.kv_heads
@@ -134,13 +143,15 @@ def _packed(
         rows, layer.kv_heads, repeats * tokens, dim
     )
     key_side, value_side = layer.sides
-    scores = _scores(folded, keys, key_side)
-    if mask is not None:
+    scores = _scores(folded, keys, key_side, unpack)
+    if mask is not None and tokens == 1:
+        scores = mx.where(mask, scores, -mx.inf)
+    elif mask is not None:
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
     weights = _softmax(scores, sinks, tokens)
-    out = _weighted(weights, values, value_side)
+    out = _weighted(weights, values, value_side, unpack)
     return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
 
 
@@ -153,20 +164,24 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
     return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
 
-def _scores(queries: mx.array, keys: Stored, side: Side) -> mx.array:
+def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
     if side.bits is None or side.group_size is None:
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[:, :, :, None, :] * keys[0].astype(PRECISION)[:, :, None]).sum(-1)
     codes, scales, biases = keys
+    if unpack and worth_unpacking(codes, side):
+        return scores_of_bytes(queries, codes, scales, biases)
     return mx.quantized_matmul(
         queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
     )
 
 
-def _weighted(weights: mx.array, values: Stored, side: Side) -> mx.array:
+def _weighted(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx.array:
     if side.bits is None or side.group_size is None:
         return (weights[..., None] * values[0].astype(PRECISION)[:, :, None]).sum(-2)
     codes, scales, biases = values
+    if unpack and worth_unpacking(codes, side, weights.shape[-2]):
+        return sums_of_bytes(weights, codes, scales, biases)
     return mx.quantized_matmul(
         weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
     )

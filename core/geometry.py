@@ -13,12 +13,14 @@ from kvactors.core.spec import LayerSpec
 __all__ = ["REPRODUCIBLE_STEP", "AttentionPolicy", "Reach", "StepGeometry"]
 
 REPRODUCIBLE_STEP = 256
+UNPACK_ROWS = 48
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPolicy:
     """Which path a step takes. `threshold` counts query rows per KV head, `launch_tokens` the
-    padding that one more slab is worth; both are measured at load.
+    padding that one more slab is worth; both are measured at load. `unpack` lets steps of
+    up to UNPACK_ROWS query rows per KV head take products from codes as floats.
 
     `reproducible` decides by position instead of by measurement: whole blocks of 256
     tokens take the dequantizing path, everything else the packed one.
@@ -28,6 +30,7 @@ class AttentionPolicy:
     threshold: int = DEFAULT_THRESHOLD
     reproducible: bool = False
     launch_tokens: int = 1024
+    unpack: bool = False
 
     @property
     def cascades(self) -> bool:
@@ -42,6 +45,11 @@ class AttentionPolicy:
         if self.reproducible:
             return width != REPRODUCIBLE_STEP
         return width * repeats <= self.threshold
+
+    def unpacks(self, width: int, repeats: int) -> bool:
+        """Whether a step takes the packed path with codes as floats."""
+        free = self.mode == "auto" and not self.reproducible
+        return free and self.unpack and width * repeats <= UNPACK_ROWS
 
     def together(self, rows: int, repeats: int) -> bool:
         """Whether a decode step attends what `rows` share as one: with twice the queries from

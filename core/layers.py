@@ -138,7 +138,8 @@ class KVLayer:
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
         repeats = queries.shape[1] // layer.kv_heads
-        packed = self.policy.packed(geometry.width, repeats)
+        unpack = self.policy.unpacks(geometry.width, repeats)
+        packed = unpack or self.policy.packed(geometry.width, repeats)
         parts = []
         row = 0
         for index, reach in enumerate(geometry.reaches(layer)):
@@ -146,9 +147,11 @@ class KVLayer:
             asked, shared = queries[row : row + rows], geometry.shared[index]
             alike = shared and layer.window is None and sinks is None
             if alike and self.policy.together(rows, repeats):
-                part = attend_together(asked, pool, reach.extent, shared, reach.mask, scale, packed)
+                part = attend_together(
+                    asked, pool, reach.extent, shared, reach.mask, scale, packed, unpack
+                )
             else:
-                part = attend(asked, pool, reach.extent, reach.mask, scale, packed, sinks)
+                part = attend(asked, pool, reach.extent, reach.mask, scale, packed, sinks, unpack)
             parts.append(part)
             row += rows
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)

@@ -194,4 +194,5 @@ def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     threshold = attention.measure_threshold(packable[0])
     launch = attention.measure_launch_tokens(packable[0])
     logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
-    return AttentionPolicy(mode, threshold, launch_tokens=launch)
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    return AttentionPolicy(mode, threshold, launch_tokens=launch, unpack=on_cpu)

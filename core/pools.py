@@ -10,6 +10,7 @@ item assignment, which MLX does in place while nobody else holds the buffer. GPU
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from kvactors.core.spec import LayerSpec, Side
 
@@ -87,6 +88,7 @@ class Pool:
 
     def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
         self.layer = layer
+        self._first_cells: tuple[tuple[int, ...], mx.array] | None = None
         self.arrays: Arrays = {
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
@@ -108,12 +110,31 @@ class Pool:
         if those are start, start + 1, ... in every row."""
         tokens, rows = keys.shape[2], keys.shape[0]
         new = encode(self.layer, keys, values)
-        index = mx.arange(rows)[:, None]
-        for name, array in self.arrays.items():
-            if start is not None:
+        if start is not None:
+            for name, array in self.arrays.items():
                 array[:, :rows, :, start : start + tokens] = new[name]
-            else:
-                array[:, index, :, at] = new[name].transpose(1, 3, 0, 2, 4)
+            return
+        # One index of cells serves all arrays: a few operations, where one for each axis takes
+        # many.
+        cells = (self._slots(rows) + at[:, None]).reshape(-1)
+        for name in list(self.arrays):
+            # Nothing else may refer to the array, or the write copies all of it.
+            array = self.arrays.pop(name)
+            shape, flat = array.shape, array.reshape(-1, array.shape[-1])
+            del array
+            flat[cells] = new[name].reshape(-1, shape[-1])
+            self.arrays[name] = flat.reshape(shape)
+
+    def _slots(self, rows: int) -> mx.array:
+        """[sides, rows, kv_heads, 1]: the first cell of each, where an array's axes before the
+        last are one."""
+        sides, slots, heads, capacity, _ = next(iter(self.arrays.values())).shape
+        key = (rows, slots, capacity)
+        if self._first_cells is None or self._first_cells[0] != key:
+            side, row, head = np.ogrid[:sides, :rows, :heads]
+            first = ((side * slots + row) * heads + head)[..., None] * capacity
+            self._first_cells = key, mx.array(first.astype(np.int32))
+        return self._first_cells[1]
 
     def keys(self, rows: int, extent: int) -> Stored:
         """The first `extent` keys of the first `rows` slots, as stored."""

@@ -62,7 +62,9 @@ class PrefillBatch:
     def add(self, request: Request, pieces: Sequence[Piece]) -> None:
         """Give a request a row, with its cached pieces in it."""
         longest = max(map(len, request.choices), default=0)
-        row = self.arena.add_row(request.cached, request.target + longest)
+        # A piece may hold the last token too, which is fed again to get logits.
+        held = pieces[-1].end if pieces else 0
+        row = self.arena.add_row(request.cached, max(request.target + longest, held))
         for piece in pieces:
             self.arena.load(row, piece)
         self.requests.insert(row, request)

@@ -2,7 +2,8 @@
 
 Continuous batching with chunked prefill (seed 001, 3.4): decode and prefill share time.
 While anybody decodes, a chunk is as long as the target inter-token latency allows, from 32
-tokens up, and between two chunks run as many decode steps as that target asks for. While
+tokens up, and between two chunks run as many decode steps as that target asks for; where a
+step alone takes about as long, a chunk may take `patience` steps, or nothing would get on. While
 nobody decodes, chunks grow from 256 to the seed's table (seed 000, 3.4). Times come from
 measured steps, told through `record_prefill` and `record_decode`.
 """
@@ -24,11 +25,13 @@ _BLOCK = 256
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
-    prefills; `max_wait` plans that may pass a prefill over before it goes first.
+    prefills, or `patience` of its steps for the prefill where those are longer; `max_wait` plans
+    that may pass a prefill over before it goes first.
     `reproducible`: chunks end at multiples of the block. `checkpointed`: they are no longer
     than one, and stop where a shared beginning ends."""
 
     target_latency: float = 0.1
+    patience: float = 2.5
     least_chunk: int = 32
     first_chunk: int = 256
     max_wait: int = 8
@@ -82,11 +85,14 @@ class Scheduler:
         size = self.chunk_size(first.cached, self._due(first), decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
-            chunks += self._pack(ordered[1:], size, decode)
+            # What a longer prompt would get now is there for several short ones; more would
+            # keep the first waiting.
+            budget = self.chunk_size(first.cached, self.config.first_chunk, decode)
+            chunks += self._pack(ordered[1:], size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
             request.passed_over = 0 if id(request) in chosen else request.passed_over + 1
-        self._last_chunk = size
+        self._last_chunk = max(chunk.tokens for chunk in chunks) * len(chunks)
         return Plan(tuple(chunks), decode)
 
     def chunk_size(self, cached: int, remaining: int, decoding: bool) -> int:
@@ -110,9 +116,7 @@ class Scheduler:
         if not decoding:
             self._owed = 0
             return
-        step = self._decode_seconds.value or 0.0
-        spare = self.config.target_latency - step
-        self._owed = max(1, ceil(seconds / spare) if spare > 0 else ceil(seconds / step))
+        self._owed = max(1, ceil(seconds / self._spare))
 
     def record_decode(self, seconds: float) -> None:
         """A decode step took `seconds`."""
@@ -123,6 +127,12 @@ class Scheduler:
         """Nothing is prefilling: the next chunk grows from the start again."""
         self._last_chunk = 0
         self._owed = 0
+
+    @property
+    def _spare(self) -> float:
+        """Seconds of prefill between two decode steps."""
+        step = self._decode_seconds.value or 0.0
+        return max(self.config.target_latency - step, self.config.patience * step)
 
     def _due(self, request: Request) -> int:
         """Tokens to the next place where a chunk must end."""
@@ -135,17 +145,15 @@ class Scheduler:
         least = self.config.least_chunk
         if not self._token_seconds.value:
             return least
-        spare = self.config.target_latency - (self._decode_seconds.value or 0.0)
-        return int(max(0.0, spare) / self._token_seconds.value) // least * least
+        return int(self._spare / self._token_seconds.value) // least * least
 
     def _rank(self, request: Request) -> tuple[bool, int, int, int]:
         waited_enough = request.passed_over >= self.config.max_wait
         remaining = request.arrival if waited_enough else request.remaining
         return (not waited_enough, -request.priority, remaining, request.arrival)
 
-    def _pack(self, others: Sequence[Request], size: int, decoding: bool) -> list[Chunk]:
+    def _pack(self, others: Sequence[Request], size: int, budget: int) -> list[Chunk]:
         """Further short prompts for the same forward, padded to the longest of them."""
-        budget = max(size, self.config.first_chunk if not decoding else self.config.least_chunk)
         packed: list[Chunk] = []
         width = size
         for request in others:

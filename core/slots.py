@@ -120,10 +120,11 @@ class SlotTable:
         return self.slabs[slab].rows[slot].beginning
 
     def note(self, row: int, name: int, start: int, end: int) -> None:
-        """A row's tokens [start, end) are the piece `name`; kept if it follows on the others."""
+        """A row's tokens [start, end) are the piece `name`; kept if it follows on the others and
+        the row holds all of it."""
         slab, slot = self.locate(row)
         found = self.slabs[slab].rows[slot]
-        if start == _end(found.beginning):
+        if start == _end(found.beginning) and end <= found.length:
             found.beginning = (*found.beginning, (name, end))
 
     def shared(self, slab: int) -> int:

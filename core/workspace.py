@@ -16,8 +16,9 @@ from kvactors.core.model import LoadedModel
 
 __all__ = ["LEAST_CHUNK", "WorkSpace"]
 
-# (new tokens, keys) of the forwards that are measured, and of a decode step.
-_CHUNKS = ((64, 64), (16, 1024), (128, 1024))
+# (new tokens, keys) of the forwards that are measured, and of a decode step. Fewer tokens may
+# take another path, which needs less.
+_CHUNKS = ((64, 64), (64, 1024), (128, 1024))
 _DECODE_KEYS = 512
 # Peaks are not exactly linear.
 _SAFETY = 1.15

@@ -108,6 +108,17 @@ class Slots(RuleBasedStateMachine):
 TestSlots = Slots.TestCase
 
 
+def test_a_piece_that_ends_after_its_row_is_not_what_the_row_begins_with() -> None:
+    table = SlotTable()
+    row = table.commit_join(0, 300, 512)
+
+    table.note(row, 1, 0, 256)
+    table.note(row, 2, 256, 301)
+
+    assert table.beginning(row) == ((1, 256),)
+    table.check()
+
+
 def test_rows_that_begin_alike_share_a_slab_and_a_stranger_gets_another() -> None:
     table = SlotTable(max_slabs=2, launch_tokens=300)
     kin = [((7, 1000),), ((7, 1000), (8, 1100)), ((7, 1000), (9, 1200))]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from oracle import mlx_lm_caches, numpy_attention
 
+from kvactors.core import attention, unpacking
 from kvactors.core.arena import Arena
-from kvactors.core.attention import attend
 from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
@@ -59,13 +59,21 @@ def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(
         assert float(mx.abs(ours - theirs).max()) <= LIMIT * deviation
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("path", ["packed", "dequantize", "unpack"])
 @pytest.mark.parametrize("bits", [4, 8, None])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (8, 2, 64), (4, 1, 96)])
 def test_attention_agrees_with_float64_numpy(
-    heads: int, kv_heads: int, dim: int, dtype: str, bits: int | None, packed: bool
+    monkeypatch: pytest.MonkeyPatch,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: str,
+    bits: int | None,
+    path: str,
 ) -> None:
+    monkeypatch.setattr(unpacking, "LEAST_KEYS", 1)
+    monkeypatch.setattr(unpacking, "LEAST_QUERIES", 1)
     group = None if bits is None else (64 if dim % 64 == 0 else 32)
     layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
     pool = Pool(layer, 1, 256)
@@ -79,7 +87,8 @@ def test_attention_agrees_with_float64_numpy(
     at = mx.arange(length - tokens, length)
     mask = (mx.arange(192) <= at[:, None])[None, None]
 
-    out = attend(queries, pool, 192, mask, dim**-0.5, packed)
+    packed, unpack = path != "dequantize", path == "unpack"
+    out = attention.attend(queries, pool, 192, mask, dim**-0.5, packed, unpack=unpack)
 
     stored_keys, stored_values = (
         stored(pool.keys(1, length), layer),

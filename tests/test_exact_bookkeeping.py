@@ -52,6 +52,21 @@ def test_a_ragged_batch_decodes_what_each_row_decodes_alone(
     assert len({tuple(tokens) for tokens in expected}) > 1
 
 
+def test_a_turn_asked_again_at_the_end_of_an_extent_gives_the_same_answer(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    prompt = prompts_of((129,))[0]
+
+    first = run_engine(engine, [(0, make_request("a", [], prompt, SAMPLING))])["a"]
+    other = make_request("b", [], prompt[:20], Sampling(max_tokens=40))
+    once_more = make_request("a", prompt[:-1], prompt[-1:], SAMPLING)
+    again = run_engine(engine, [(0, other), (3, once_more)])["a"]
+
+    assert again.request.cache_state == "hot"
+    assert again.request.generated == first.request.generated
+
+
 @pytest.mark.parametrize("kv_bits", [4, None])
 def test_rows_that_join_and_leave_at_any_step_do_not_change_each_other(
     load_grid: LoadGrid, make_engine: MakeEngine, kv_bits: int | None

@@ -90,13 +90,11 @@ def test_mlx_lm_batch() -> None:
 BENCHES = [
     "actors",
     "cascade",
-    "decode",
     "families",
     "memory",
     "prefix",
     "quality",
     "recall",
-    "restore",
     "storage",
 ]
 

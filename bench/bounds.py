@@ -1,0 +1,99 @@
+"""What the machine allows: rates that bound a prefill and a decode step, measured here.
+
+`bound_decode` says how long a step must take from bytes read and products done; what is above
+that is launches and Python, what is below the target is not to be had on this machine.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvactors.bench.setup import Setup
+
+__all__ = ["Rates", "decode_bound", "measure_rates", "prefill_bound"]
+
+TRIES = 5
+KEYS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """In operations and bytes a second: products of floats of many rows (`matmul`), weights read
+    for a product of one row (`read`), and products with 4-bit codes, transposed (`scores`) and
+    not (`values`)."""
+
+    matmul: float
+    read: float
+    scores: float
+    values: float
+
+    def row(self) -> tuple[str, ...]:
+        """Cells of a table, in units of 1e9 a second."""
+        return tuple(
+            f"{rate / 1e9:.2f}" for rate in (self.matmul, self.read, self.scores, self.values)
+        )
+
+
+def measure_rates(setup: Setup) -> Rates:
+    """Best of a few tries each; about a second on a CPU."""
+    import mlx.core as mx
+
+    layer = setup.loaded.spec.layers[0]
+    square = mx.random.normal((1024, 1024))
+    vector, large = mx.random.normal((1, 4096)), mx.random.normal((4096, 4096))
+    keys = mx.random.normal((1, layer.kv_heads, KEYS, 64))
+    packed = mx.quantize(keys, group_size=64, bits=4)
+    query, weights = mx.random.normal((1, layer.kv_heads, 2, 64)), keys.swapaxes(-1, -2)[:, :, :2]
+    weights = mx.contiguous(weights)
+    mx.eval(square, vector, large, packed, query, weights)
+    operations = 2 * layer.kv_heads * 2 * KEYS * 64
+
+    def product(left: Any, transposed: bool) -> Any:
+        return mx.quantized_matmul(left, *packed, transposed, group_size=64, bits=4)
+
+    return Rates(
+        2 * 1024**3 / _best(lambda: square @ square),
+        large.nbytes / _best(lambda: vector @ large),
+        operations / _best(lambda: product(query, True)),
+        operations / _best(lambda: product(weights, False)),
+    )
+
+
+def decode_bound(setup: Setup, rates: Rates, rows: int, keys: int) -> float:
+    """Seconds that a decode step of `rows` agents with `keys` tokens each must take: weights are
+    read once, all products with codes are done."""
+    from mlx.nn.utils import tree_flatten
+
+    weights: int = sum(array.nbytes for _, array in tree_flatten(setup.model.parameters()))
+    asked = _attention_operations(setup, rows * keys)
+    return weights / rates.read + asked / rates.scores + asked / rates.values
+
+
+def prefill_bound(setup: Setup, rates: Rates, tokens: int) -> float:
+    """Seconds that a prefill must take: products of floats alone, scores above the diagonal
+    left out."""
+    from mlx.nn.utils import tree_flatten
+
+    sizes = dict(tree_flatten(setup.model.parameters()))
+    linear: int = sum(a.size for name, a in sizes.items() if a.ndim == 2 and "embed" not in name)
+    pairs = tokens * (tokens + 1) // 2
+    return (2 * linear * tokens + 2 * _attention_operations(setup, pairs)) / rates.matmul
+
+
+def _attention_operations(setup: Setup, pairs: int) -> int:
+    """Of the scores, or of the weighted sums, of so many pairs of query and key, in all layers."""
+    heads = setup.model.args.num_attention_heads
+    return sum(2 * heads * layer.head_dim * pairs for layer in setup.loaded.spec.layers)
+
+
+def _best(act: Callable[[], Any]) -> float:
+    import mlx.core as mx
+
+    mx.eval(act())
+    times = []
+    for _ in range(TRIES):
+        begin = time.perf_counter()
+        mx.eval(act())
+        times.append(time.perf_counter() - begin)
+    return min(times)

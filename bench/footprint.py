@@ -1,0 +1,156 @@
+"""Regimes of bytes and messages: KV in memory, peaks, what a save and a restore cost, tells."""
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pykka import ThreadingActor
+
+from kvactors.actors import Agent, Sampling
+from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.bench import memory, storage
+from kvactors.bench.regime import Regime
+from kvactors.bench.setup import Setup, answer
+
+__all__ = ["REGIMES"]
+
+Pairs = Iterator[tuple[float, float]]
+LONG = 16_384
+# Q4 in groups of 64 with float16 scales, of float16 (seed 001, 3.2).
+KV_RATIO = 0.28125
+MESSAGES = 20_000
+
+
+def kv_bytes(setup: Setup) -> Pairs:
+    """Bytes of KV a token that MLX has allocated for an idle agent at 4 bits with float16 scales,
+    over those of float16, by formula; random llama of 4 layers."""
+    row = memory.kv_row("float16", 4, max(256, setup.scale.tokens(512)))
+    yield row["measured_bytes"], row["formula_bytes"] / row["formula_ratio"]
+
+
+def prefill_peak(setup: Setup) -> Pairs:
+    """MLX's peak of a prefill of 12,288 tokens through AgentSystem within a budget, over that of
+    one forward of all tokens; random llama of 4 layers."""
+    rows = memory.prefill_rows(setup.scale.tokens(12_288))
+    yield rows[-1]["peak_mb"], rows[0]["peak_mb"]
+
+
+def while_saving(setup: Setup) -> Pairs:
+    """Seconds a token of an agent (500 in memory) while another's turn of 16,384 tokens is
+    exported and saved, against as long a time after it. The other's prefill is not counted."""
+    # The other's prefill takes long chunks: only its save is of interest.
+    with (
+        TemporaryDirectory(prefix="kvactors-bench-") as folder,
+        setup.system(store=folder, target_latency=60.0) as system,
+    ):
+        decoder = system.spawn("decoder")
+        answer(decoder, setup.prompt(setup.scale.tokens(500)))
+        while True:
+            writer = system.spawn("writer")
+            yield _gaps_around_save(decoder, writer, setup.prompt(setup.scale.tokens(LONG)))
+            decoder.rewind().get()
+            system.forget("writer")
+
+
+def _gaps_around_save(decoder: Agent, writer: Agent, prompt: list[int]) -> tuple[float, float]:
+    """Mean gaps from the last token before the writer's end to its save, and after that."""
+    with decoder.stream([1], sampling=Sampling(max_tokens=8192)) as stream:
+        next(stream)
+        future = writer.ask(prompt, sampling=Sampling(max_tokens=1))
+        before = time.perf_counter()
+        while not future.done:
+            before = time.perf_counter()
+            next(stream)
+        # The token that was awaited when the turn ended counts: its step waited for the export.
+        cached, tokens = future.get().cached, 1
+        while tokens < 8 or not cached.done:
+            next(stream)
+            tokens += 1
+        saved = time.perf_counter()
+        for _ in range(tokens):
+            next(stream)
+        end = time.perf_counter()
+    return (saved - before) / tokens, (end - saved) / tokens
+
+
+def restored(setup: Setup) -> Pairs:
+    """Bytes a second of reading an agent's KV of 16,384 tokens from a store opened anew, checked
+    and ready to be injected, against reading a file of as many bytes and copying it; both out of
+    the page cache where the system can drop them."""
+    tokens = setup.scale.tokens(LONG)
+    size = tokens * storage.TOKEN_BYTES
+    with TemporaryDirectory(prefix="kvactors-bench-") as folder:
+        for run in count():
+            _, read = storage.store_run(Path(folder) / f"store-{run}", tokens, run, None)
+            _, raw = storage.disk_run(Path(folder) / "file", size)
+            yield size / read / 1e9, size / raw / 1e9
+
+
+def tells(setup: Setup) -> Pairs:
+    """Messages a second that one thread tells one actor, until the last is handled, against
+    pykka's ThreadingActor."""
+    number = max(1000, MESSAGES // setup.scale.shrink)
+    dispatcher = Dispatcher("bench", 1)
+    try:
+        while True:
+            ours = _tell_rate(_Pooled.start(dispatcher, number), number)
+            yield ours, _tell_rate(_Threaded.start(number), number)
+    finally:
+        dispatcher.close()
+
+
+class _Counting:
+    """Counts messages; the event that comes first is set by the last."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+        self.done: threading.Event | None = None
+
+    def on_receive(self, message: Any) -> None:
+        """Count a message."""
+        if self.done is None:
+            self.done = message
+            return
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+
+
+class _Threaded(_Counting, ThreadingActor):
+    """An actor with a thread of its own."""
+
+
+class _Pooled(_Counting, PooledActor):
+    """An actor on a dispatcher's thread."""
+
+    registered = False
+
+    def __init__(self, dispatcher: Dispatcher, number: int) -> None:
+        super().__init__(number)
+        self.dispatcher = dispatcher
+
+
+def _tell_rate(actor: Any, number: int) -> float:
+    done = threading.Event()
+    actor.tell(done)
+    begin = time.perf_counter()
+    for _ in range(number):
+        actor.tell("hello")
+    done.wait()
+    rate = number / (time.perf_counter() - begin)
+    actor.stop()
+    return rate
+
+
+REGIMES = (
+    Regime("kv-bytes-per-token", "float16 by formula", KV_RATIO, kv_bytes, unit="bytes", runs=1),
+    Regime("prefill-peak-12k", "one forward of all", 0.23, prefill_peak, unit="MB", runs=1),
+    Regime("decode-while-saving-16k", "the same, no save", 1.05, while_saving),
+    Regime("restore-rate", "raw read and copy", 0.7, restored, "higher", "GB/s"),
+    Regime("tell-rate", "pykka ThreadingActor", 1.0, tells, "higher", "messages/s"),
+)

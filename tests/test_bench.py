@@ -1,0 +1,78 @@
+"""The performance table: what a regime says of its measurements, and the command."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run as run_process
+
+import pytest
+
+from kvactors.bench.regime import CannotRun, Regime, run
+from kvactors.bench.setup import QUICK, Setup
+from kvactors.bench.suite import REGIMES
+
+
+def three_pairs(_setup: Setup) -> Iterator[tuple[float, float]]:
+    """Ours over theirs: 2, 1 and 4."""
+    yield from [(2.0, 1.0), (3.0, 3.0), (4.0, 1.0)]
+
+
+def impossible(_setup: Setup) -> Iterator[tuple[float, float]]:
+    """Something that the peer lacks."""
+    raise CannotRun("the peer has no batch")
+    yield 1.0, 1.0
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_neighbouring_runs() -> None:
+    regime = Regime("three", "nothing", 2.0, three_pairs, runs=3)
+
+    outcome = run(regime, Setup(QUICK))
+
+    assert (outcome.ratio, outcome.ours, outcome.theirs) == (2.0, 3.0, 1.0)
+    assert outcome.spread == (1.5, 3.0)
+    assert outcome.met
+
+
+@pytest.mark.parametrize(("better", "met"), [("lower", False), ("higher", True)])
+def test_a_target_is_a_bound_on_the_side_that_is_better(better: str, met: bool) -> None:
+    regime = Regime("three", "nothing", 1.5, three_pairs, better, runs=3)  # type: ignore[arg-type]
+
+    assert run(regime, Setup(QUICK)).met is met
+
+
+def test_a_regime_that_a_peer_cannot_run_says_so() -> None:
+    outcome = run(Regime("none", "nothing", 2.0, impossible), Setup(QUICK))
+
+    assert outcome.met is None
+    assert outcome.row()[-1] == "the peer has no batch"
+
+
+def test_every_regime_says_what_is_compared() -> None:
+    names = [regime.name for regime in REGIMES]
+
+    assert len(set(names)) == len(names)
+    assert all(len(regime.described) > 40 for regime in REGIMES)
+
+
+def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--quick"]
+    command += ["--only", "tell-rate", "--only", "decode-overhead"]
+    command += ["--plot", str(tmp_path), "--json", str(tmp_path / "found.json")]
+
+    ended = run_process(command, capture_output=True, text=True, timeout=240)
+
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["decode-overhead", "tell-rate"]
+    assert all(row["ours"] > 0 and row["runs"] == QUICK.runs for row in found["rows"])
+    assert (tmp_path / "regimes.png").stat().st_size > 1000
+
+
+def test_a_name_that_matches_no_regime_is_refused() -> None:
+    command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--only", "nonsense"]
+
+    ended = run_process(command, capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode == 2
+    assert "nonsense" in ended.stderr
