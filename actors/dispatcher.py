@@ -68,6 +68,37 @@ class Dispatcher:
             del actor
 
 
+class StopFlag(threading.Event):
+    """An event of 100 bytes instead of 1,100, until somebody waits for it."""
+
+    __slots__ = ("_event", "_is_set")
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: threading.Event | None = None
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, for good."""
+        with self._lock:
+            self._is_set = True
+            event = self._event
+        if event is not None:
+            event.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, `timeout` seconds at most; whether it is."""
+        with self._lock:
+            if self._is_set:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout)
+
+
 class PooledActor(Actor):
     """A pykka actor that shares the threads of a dispatcher, with pykka's semantics.
 
@@ -79,6 +110,10 @@ class PooledActor(Actor):
     dispatcher: Dispatcher
     actor_inbox: Mailbox
     _started = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.actor_stopped = self.actor_ref.actor_stopped = StopFlag()
 
     @classmethod
     def start(cls, *args: Any, **kwargs: Any) -> "ActorRef[Self]":

@@ -1,6 +1,5 @@
 """What becomes of a behaviour that raises: restart it, stop it, or leave it to its parent."""
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -66,12 +65,12 @@ class Restarts:
 
     def __init__(self, policy: Supervision) -> None:
         self._policy = policy
-        self._times: deque[float] = deque()
+        self._times: list[float] = []
 
     def next(self, now: float) -> float | None:
         """Seconds to wait before a restart at `now`; None if there were too many."""
         while self._times and self._times[0] <= now - self._policy.window:
-            self._times.popleft()
+            del self._times[0]
         if len(self._times) >= self._policy.most:
             return None
         self._times.append(now)
