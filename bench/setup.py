@@ -37,7 +37,7 @@ class Scale:
         return max(2, count // self.fewer)
 
 
-QUICK = Scale(runs=2, shrink=32, fewer=4, decoded=8)
+QUICK = Scale(runs=2, shrink=64, fewer=4, decoded=8)
 TABLE = Scale(runs=5, shrink=1, fewer=1, decoded=48)
 FULL = Scale(runs=9, shrink=1, fewer=1, decoded=96)
 
