@@ -1,6 +1,6 @@
 """The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
 
-from kvactors.actors.dispatcher import MailboxFull
+from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.errors import (
     AgentExists,
     AgentNotStored,
@@ -11,6 +11,7 @@ from kvactors.actors.errors import (
     ModelMismatch,
     NewerFormat,
     SaveFailed,
+    SaveQueueFull,
     StorageError,
     StoreAlreadyOpen,
     StoreLocked,
@@ -18,9 +19,14 @@ from kvactors.actors.errors import (
     TokensMissing,
 )
 from kvactors.actors.handle import Agent, TranscriptView
+from kvactors.actors.health import Health
+from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.replay import Replayed, replay
 from kvactors.actors.reply import Reply, Rewound, Timing, Usage
+from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
+    AdmissionFull,
     BlockingCall,
     ContextExceeded,
     EngineDied,
@@ -33,47 +39,59 @@ from kvactors.core.errors import (
     SystemStopped,
     TurnFailed,
     TurnTimeout,
+    Undelivered,
 )
 from kvactors.core.overflow import DropOldest, Summarize
 from kvactors.core.sampling import Sampling
 
 __all__ = [
+    "AdmissionFull",
     "Agent",
+    "AgentBehaviour",
     "AgentExists",
     "AgentNotStored",
     "AgentSystem",
     "BlockingCall",
     "ContextExceeded",
+    "DeadLetter",
     "DropOldest",
     "EncryptionError",
     "EngineDied",
     "ExportRejected",
+    "Health",
     "ImportRejected",
     "InvalidInput",
     "KvactorsError",
+    "LanePolicy",
     "LedgerUnreadable",
     "MailboxFull",
     "MemoryExceeded",
     "ModelError",
     "ModelMismatch",
     "NewerFormat",
+    "Replayed",
     "Reply",
     "RewindOutOfRange",
     "Rewound",
     "Sampling",
     "SaveFailed",
+    "SaveQueueFull",
     "StorageError",
     "StoreAlreadyOpen",
     "StoreLocked",
     "StoreNotWritable",
     "Summarize",
+    "Supervision",
     "SwapFailed",
     "SystemStopped",
+    "Terminated",
     "Timing",
     "TokensMissing",
     "TranscriptView",
     "TurnFailed",
     "TurnTimeout",
+    "Undelivered",
     "Usage",
     "default_store",
+    "replay",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 from pykka import ActorDeadError
 
 from kvactors.actors.context import Planner, Running
-from kvactors.actors.dispatcher import PooledActor
+from kvactors.actors.dispatcher import SystemActor
 from kvactors.actors.messages import (
     Ask,
     CacheAhead,
@@ -50,10 +50,8 @@ logger = logging.getLogger("kvactors")
 WARN_AT = 0.8
 
 
-class AgentActor(PooledActor):
+class AgentActor(SystemActor):
     """Owns one agent's transcript. Every prompt ends in exactly one reply or error."""
-
-    registered = False
 
     def __init__(
         self,
@@ -73,6 +71,11 @@ class AgentActor(PooledActor):
         # The first turn to begin is cancelled if it was asked before this.
         self._cancel_before = 0
         self._paused: Pause | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it runs no turn. Any thread."""
+        return self._running is None
 
     def on_receive(self, message: Any) -> None:
         """Handle one message; which one decides."""

@@ -89,6 +89,34 @@ def demo(
     raise typer.Exit(run_demo(agents, store, model, as_json=json))
 
 
+@app.command()
+def stress(
+    agents: Annotated[int, typer.Option(min=2, max=1000, help="How many agents.")] = 64,
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 1,
+    faults: Annotated[
+        str, typer.Option(help="all, none, or some of model,device,disk,restart,kill.")
+    ] = "none",
+    seeds: Annotated[
+        str, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
+    ] = "",
+    report: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
+) -> None:
+    """Random work, with faults, and proof of what must hold. Status 1 on a violation."""
+    from kvactors.actors.cli_stress import explore, run_stress
+
+    well = explore(seeds) if seeds else run_stress(agents, minutes, seed, faults, report)
+    raise typer.Exit(0 if well else 1)
+
+
+@app.command("stress-part", hidden=True)
+def stress_part(agents: int, seconds: float, seed: int, faults: str, folder: Path) -> None:
+    """One process of a stress test; prints its state as JSON lines."""
+    from kvactors.actors.cli_stress import run_part
+
+    run_part(agents, seconds, seed, faults, folder)
+
+
 @app.command("demo-tell", hidden=True)
 def demo_tell(agents: int, store: Path, model: str) -> None:
     """First process of the demo."""

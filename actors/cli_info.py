@@ -36,6 +36,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
     spec = info.spec
     packed, plain = spec.bytes_per_token, spec.float_bytes_per_token
     ratio = f" ({plain / packed:.1f} times less)" if packed else ""
+    whole = spec.bytes_of(spec.context)
     return [
         ("model", printable(info.name)),
         ("fingerprint", info.fingerprint),
@@ -46,7 +47,8 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("rows", "in one batch" if spec.batched else "one by one"),
         ("KV per token, float", f"{plain} bytes"),
         ("KV per token, kept", f"{packed} bytes{ratio}"),
-        ("KV of a full context", decimal(spec.bytes_of(spec.context))),
+        ("windows and states", f"at most {decimal(whole - spec.context * packed)} an agent"),
+        ("KV of a full context", decimal(whole)),
         ("memory budget", decimal(info.memory_budget) + _tokens(info.memory_budget, packed)),
     ]
 
@@ -87,7 +89,7 @@ def _layers(spec: ModelCacheSpec) -> Table:
 
 def _head_dim(layer: LayerSpec) -> str:
     keys, values = layer.sides
-    return f"{keys.dim}" if keys.dim == values.dim else f"{keys.dim} / {values.dim}"
+    return f"{keys.dim or '-'}" if keys.dim == values.dim else f"{keys.dim} / {values.dim}"
 
 
 def _kept(layer: LayerSpec) -> str:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from pykka import ActorDeadError, Timeout
+from pykka import ActorDeadError, Timeout, messages
 
-from kvactors.actors.dispatcher import Dispatcher
-from kvactors.actors.gpu import GpuActor, OnProgress
+from kvactors.actors.deterministic import SeededDispatcher, VirtualTimer
+from kvactors.actors.dispatcher import Dispatcher, send
+from kvactors.actors.futures import drive
+from kvactors.actors.gpu import GpuActor, OnProgress, mlx_dispatcher
+from kvactors.actors.health import Vitals
 from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import OpenStore, Wire
 from kvactors.actors.model_messages import LoadModel
@@ -37,7 +40,13 @@ class Crew:
 
     def __init__(self) -> None:
         self.outstanding = Outstanding()
-        self.timer = Timer()
+        self.timer: Timer = Timer()
+        self.vitals = Vitals()
+        # Seconds that a step may take before it is reported.
+        self.watchdog = 60.0
+        # Of deterministic mode.
+        self.seed: int | None = None
+        self._reported = False
         self.gpu: Any = None
         self.persistence: Any = None
         self.pool: Any = None
@@ -52,16 +61,26 @@ class Crew:
         """Open the store, load the model. Raises StorageError or ModelError."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         blas.advise()
-        self.pool = self._dispatcher("kvactors-agents", POOL_THREADS)
-        self.gpu = GpuActor.start(self._engine_died, on_progress)
+        if self.seed is None:
+            gpu_thread = mlx_dispatcher()
+            self.pool = self._dispatcher("kvactors-agents", POOL_THREADS)
+        else:
+            self.timer = VirtualTimer()
+            gpu_thread = self.pool = SeededDispatcher(self.seed, self.timer, mlx_dispatcher())
+            self._dispatchers.append(self.pool)
+        self.gpu = GpuActor.start(self._engine_died, on_progress, self.vitals, gpu_thread)
         if open_store is not None:
-            writer = self._dispatcher("kvactors-persistence", 1)
+            writer = self.pool
+            if self.seed is None:
+                writer = self._dispatcher("kvactors-persistence", 1)
             self.persistence = PersistenceActor.start(
-                writer, open_store, self.gpu, self.outstanding
+                writer, open_store, self.gpu, self.outstanding, self.timer.after
             )
             self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))
         info: ModelInfo = self.gpu.ask(LoadModel(launch))
+        if self.seed is None:
+            self._watch()
         return info
 
     def stop(self, agents: Iterable[Any], timeout: float | None = None) -> None:
@@ -74,9 +93,11 @@ class Crew:
         def left() -> float | None:
             return None if deadline is None else max(0.05, deadline - time.monotonic())
 
-        for future in [agent.stop(block=False) for agent in agents]:
-            with suppress(Timeout):
-                future.get(timeout=left())
+        # A future for each would be most of the work for a hundred thousand.
+        stopping = [agent for agent in agents if send(agent, messages._ActorStop())]
+        drive(lambda: all(agent.actor_stopped.is_set() for agent in stopping), left())
+        for agent in stopping:
+            agent.actor_stopped.wait(left())
         self.outstanding.fail_turns(SystemStopped("the system is stopped"))
         for actor in (self.gpu, self.persistence):
             if actor is not None:
@@ -99,6 +120,14 @@ class Crew:
         dispatcher = Dispatcher(name, threads)
         self._dispatchers.append(dispatcher)
         return dispatcher
+
+    def _watch(self) -> None:
+        """Look again and again whether a step hangs, and say so once."""
+        hangs = self.vitals.step_seconds > self.watchdog
+        if hangs and not self._reported:
+            logger.error("a step of the engine takes longer than %g s", self.watchdog)
+        self._reported = hangs
+        self.timer.after(self.watchdog / 4, self._watch)
 
     def _engine_died(self, cause: EngineDied) -> None:
         logger.error("%s", cause)

@@ -2,45 +2,38 @@
 
 A `Dispatcher` owns threads and a queue of actors that have messages; a `PooledActor` is on
 that queue at most once, handles at most a batch of messages, then lets others go first. Its
-mailbox has two lanes: the system lane is never full and goes first, the prompt lane is
-bounded and can be shut while a turn runs. A stopped mailbox answers everything it still
-holds, and everything that comes later, with ActorDeadError: nothing is left waiting.
+mailbox (`kvactors.actors.mailbox`) has a system lane and a bounded lane of prompts.
 """
 
-import logging
 import sys
 import threading
-from collections import deque
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Self
 
-from pykka import Actor, ActorDeadError, ActorRef, ActorRegistry, messages
+from pykka import Actor, ActorDeadError, ActorRef, ActorRegistry, Future, messages
 
 from kvactors.actors.futures import ReplyFuture, mark_pool_thread
-from kvactors.core.errors import KvactorsError
+from kvactors.actors.mailbox import Mailbox
 
-__all__ = ["Dispatcher", "Mailbox", "MailboxFull", "PooledActor", "send"]
-
-logger = logging.getLogger("kvactors")
+__all__ = ["Dispatcher", "PooledActor", "SystemActor", "send"]
 
 BATCH = 32
-PROMPT_LANE = 4096
-
-
-class MailboxFull(KvactorsError):
-    """The bounded prompt lane of an agent is full; wait for replies before asking more."""
 
 
 class Dispatcher:
-    """`threads` daemon threads that run whichever actor has messages, in order of arrival.
+    """`threads` daemon threads that run whichever actor has messages, in order of arrival, each
+    for at most `batch` messages.
 
-    Blocking on a future is refused on them.
+    Blocking on a future is refused on them unless `blocking`.
     """
 
-    def __init__(self, name: str, threads: int) -> None:
+    batch = BATCH
+
+    def __init__(self, name: str, threads: int, *, blocking: bool = False) -> None:
         self.name = name
-        self._ready: deque[PooledActor] = deque()
-        self._wakeup = threading.Condition()
-        self._closed = False
+        self._blocking = blocking
+        # None asks a thread to end.
+        self._ready: SimpleQueue[PooledActor | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{index}", daemon=True)
             for index in range(threads)
@@ -49,136 +42,87 @@ class Dispatcher:
             thread.start()
 
     def schedule(self, actor: "PooledActor") -> None:
-        """Queue an actor that has messages and is not queued yet."""
-        with self._wakeup:
-            self._ready.append(actor)
-            self._wakeup.notify()
+        """Queue an actor that has messages and is not queued yet. Any thread."""
+        self._ready.put(actor)
 
     def close(self, timeout: float | None = None) -> None:
         """Let the threads end once the queue is empty, and wait for each `timeout` seconds."""
-        with self._wakeup:
-            self._closed = True
-            self._wakeup.notify_all()
+        for _ in self._threads:
+            self._ready.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
     def _work(self) -> None:
-        mark_pool_thread()
+        if not self._blocking:
+            mark_pool_thread()
         while True:
-            with self._wakeup:
-                while not self._ready:
-                    if self._closed:
-                        return
-                    self._wakeup.wait()
-                actor = self._ready.popleft()
-            actor.run_batch()
+            actor = self._ready.get()
+            if actor is not None:
+                actor.run_batch()
+            elif self._ready.empty():
+                return
+            else:
+                self._ready.put(None)
+            # Or the last actor to run would live until another one does.
+            del actor
 
 
-class Mailbox:
-    """Two lanes of envelopes; satisfies pykka's inbox protocol. Any thread may `put`.
+class StopFlag(threading.Event):
+    """An event of 100 bytes instead of 1,100, until somebody waits for it."""
 
-    A message belongs to the prompt lane if it has a true `in_prompt_lane` attribute.
-    """
-
-    __slots__ = (
-        "_actor",
-        "_closed",
-        "_lock",
-        "_prompts",
-        "_scheduled",
-        "_system",
-        "open_to_prompts",
-    )
+    __slots__ = ("_event", "_is_set")
+    _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self._actor: PooledActor | None = None
-        self._lock = threading.Lock()
-        self._system: deque[Any] = deque()
-        self._prompts: deque[Any] = deque()
-        self._scheduled = False
-        self._closed = False
-        self.open_to_prompts = True
+        self._is_set = False
+        self._event: threading.Event | None = None
 
-    def bind(self, actor: "PooledActor") -> None:
-        """Start delivering to an actor; its start is the first thing it handles."""
-        self._actor = actor
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, for good."""
         with self._lock:
-            self._scheduled = True
-        actor.dispatcher.schedule(actor)
+            self._is_set = True
+            event = self._event
+        if event is not None:
+            event.set()
 
-    def put(self, envelope: Any, /) -> None:
-        """Accept a message, or answer it at once if the actor is dead. Raises MailboxFull."""
-        wake = False
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, `timeout` seconds at most; whether it is."""
         with self._lock:
-            closed = self._closed
-            if not closed:
-                prompt = getattr(envelope.message, "in_prompt_lane", False)
-                if prompt and len(self._prompts) >= PROMPT_LANE:
-                    raise MailboxFull(
-                        f"{len(self._prompts)} prompts wait for this agent, the most allowed"
-                    )
-                (self._prompts if prompt else self._system).append(envelope)
-                wake = self._actor is not None and not self._scheduled and self._deliverable()
-                self._scheduled = self._scheduled or wake
-        if closed:
-            _answer_dead(envelope)
-        elif wake and self._actor is not None:
-            self._actor.dispatcher.schedule(self._actor)
-
-    def get(self) -> Any:
-        """The next deliverable envelope, or None and the actor is off the queue."""
-        with self._lock:
-            if self._system:
-                return self._system.popleft()
-            if self._prompts and self.open_to_prompts:
-                return self._prompts.popleft()
-            self._scheduled = False
-            return None
-
-    def yield_turn(self) -> bool:
-        """After a full batch: whether to go to the end of the dispatcher's queue."""
-        with self._lock:
-            self._scheduled = self._deliverable()
-            return self._scheduled
-
-    def empty(self) -> bool:
-        """Whether neither lane holds a message."""
-        return not self._system and not self._prompts
-
-    def close(self) -> list[Any]:
-        """Accept nothing more; returns what was never handled."""
-        with self._lock:
-            self._closed = True
-            rest = [*self._system, *self._prompts]
-            self._system.clear()
-            self._prompts.clear()
-            return rest
-
-    def _deliverable(self) -> bool:
-        return bool(self._system or (self._prompts and self.open_to_prompts))
+            if self._is_set:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout)
 
 
 class PooledActor(Actor):
-    """A pykka actor that shares the threads of a dispatcher. pykka's semantics otherwise.
+    """A pykka actor that shares the threads of a dispatcher, with pykka's semantics.
 
-    Subclasses set `dispatcher`, on the class or in `__init__`. `registered` False keeps it
-    out of pykka's ActorRegistry, whose list makes a hundred thousand actors quadratic.
+    Subclasses set `dispatcher`, on the class or in `__init__`. What differs from pykka's
+    ThreadingActor: a blocking `get` on one of these threads raises BlockingCall, and no ask
+    that races the actor's stop is left without an answer.
     """
 
     dispatcher: Dispatcher
-    registered = True
     actor_inbox: Mailbox
+    _started = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.actor_stopped = self.actor_ref.actor_stopped = StopFlag()
 
     @classmethod
-    def start(cls, *args: Any, **kwargs: Any) -> ActorRef[Any]:
+    def start(cls, *args: Any, **kwargs: Any) -> "ActorRef[Self]":
         """Create the actor and let it run `on_start`; returns its reference."""
         return cls(*args, **kwargs).begin()
 
-    def begin(self) -> ActorRef[Any]:
+    def begin(self) -> "ActorRef[Self]":
         """Start an actor that was constructed directly; returns its reference."""
-        if self.registered:
-            ActorRegistry.register(self.actor_ref)
+        ActorRegistry.register(self.actor_ref)
         self._start_actor_loop()
         return self.actor_ref
 
@@ -191,7 +135,6 @@ class PooledActor(Actor):
         return ReplyFuture()
 
     def _start_actor_loop(self) -> None:
-        self._started = False
         self.actor_inbox.bind(self)
 
     def run_batch(self) -> None:
@@ -199,33 +142,48 @@ class PooledActor(Actor):
         if not self._started:
             self._started = True
             self._guarded(self.on_start)
-        for _ in range(BATCH):
-            if self.actor_stopped.is_set():
-                self._bury()
+        inbox, stopped = self.actor_inbox, self.actor_stopped.is_set
+        for _ in range(self.dispatcher.batch):
+            if stopped():
+                inbox.close()
                 return
-            envelope = self.actor_inbox.get()
+            envelope = inbox.get()
             if envelope is None:
                 return
             self._handle(envelope)
-        if self.actor_stopped.is_set():
-            self._bury()
-        elif self.actor_inbox.yield_turn():
+        if stopped():
+            inbox.close()
+        elif inbox.yield_turn():
             self.dispatcher.schedule(self)
 
     def _handle(self, envelope: Any) -> None:
+        reply_to = envelope.reply_to
         try:
             answer = self._handle_receive(envelope.message)
         except BaseException as error:
-            if envelope.reply_to is not None:
-                envelope.reply_to.set_exception()
-            fatal = not isinstance(error, Exception)
-            if fatal or envelope.reply_to is None:
-                self._handle_failure(*sys.exc_info())
-                info = sys.exc_info()
-                self._guarded(lambda: self.on_failure(*info))
+            if reply_to is not None:
+                reply_to.set_exception()
+            if not isinstance(error, Exception):
+                self._broke()
+            elif reply_to is None:
+                self._failed()
         else:
-            if envelope.reply_to is not None:
-                envelope.reply_to.set(answer)
+            if reply_to is not None:
+                self._answer(reply_to, answer)
+
+    def _answer(self, reply_to: Any, answer: Any) -> None:
+        reply_to.set(answer)
+
+    def _failed(self) -> None:
+        """An exception that nobody asked for: this actor ends."""
+        info = sys.exc_info()
+        self._handle_failure(*info)
+        self._guarded(lambda: self.on_failure(*info))
+
+    def _broke(self) -> None:
+        """SystemExit and the like: as in pykka, all registered actors end."""
+        self._stop()
+        ActorRegistry.stop_all(block=False)
 
     def _guarded(self, hook: Any) -> None:
         try:
@@ -233,9 +191,37 @@ class PooledActor(Actor):
         except BaseException:
             self._handle_failure(*sys.exc_info())
 
-    def _bury(self) -> None:
-        for envelope in self.actor_inbox.close():
-            _answer_dead(envelope)
+
+class SystemActor(PooledActor):
+    """An actor of an AgentSystem: without proxies, and not in pykka's ActorRegistry, whose list
+    makes a hundred thousand actors quadratic. Whatever it raises ends it alone, and an answer
+    that is a future reaches the asker as that future's value."""
+
+    def begin(self) -> "ActorRef[Self]":
+        """Start an actor that was constructed directly; returns its reference."""
+        self._start_actor_loop()
+        return self.actor_ref
+
+    def _handle_receive(self, message: Any) -> Any:
+        # Without proxies; one look instead of four for each message.
+        if isinstance(message, messages._ActorStop):
+            return self._stop()
+        return self.on_receive(message)
+
+    def _stop(self) -> None:
+        self.actor_stopped.set()
+        self._guarded(self.on_stop)
+
+    def _broke(self) -> None:
+        self._failed()
+
+    def _answer(self, reply_to: Any, answer: Any) -> None:
+        if isinstance(answer, ReplyFuture):
+            answer.on_done(reply_to.follow)
+        elif isinstance(answer, Future):
+            reply_to.set_get_hook(lambda timeout: answer.get(timeout=timeout))
+        else:
+            reply_to.set(answer)
 
 
 def send(actor: Any, message: Any) -> bool:
@@ -245,15 +231,3 @@ def send(actor: Any, message: Any) -> bool:
     except ActorDeadError:
         return False
     return True
-
-
-def _answer_dead(envelope: Any) -> None:
-    if envelope.reply_to is None:
-        reject = getattr(envelope.message, "reject", None)
-        if reject is not None:
-            reject()
-    elif isinstance(envelope.message, messages._ActorStop):
-        envelope.reply_to.set(None)
-    else:
-        error = ActorDeadError("the actor stopped before handling the message")
-        envelope.reply_to.set_exception((ActorDeadError, error, None))

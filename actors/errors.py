@@ -10,6 +10,7 @@
         ├── EncryptionError      a key is missing, wrong, or one too many
         ├── AgentExists          an agent of that id is stored already
         ├── AgentNotStored       no agent of that id is stored
+        ├── SaveQueueFull        too much waits for a disk that is slow or fails
         ├── SaveFailed           a turn could not be written; the reason is in `__cause__`
         ├── ExportRejected       an agent has no form in a format, or the file is there
         └── ImportRejected       a file that cannot become an agent; `field` says what is wrong
@@ -33,6 +34,7 @@ __all__ = [
     "ModelMismatch",
     "NewerFormat",
     "SaveFailed",
+    "SaveQueueFull",
     "StorageError",
     "StoreAlreadyOpen",
     "StoreLocked",
@@ -76,6 +78,10 @@ class AgentExists(StorageError):
 
 class AgentNotStored(StorageError):
     """No agent of that id is stored."""
+
+
+class SaveQueueFull(StorageError):
+    """No turn is taken until the disk has written what waits for it."""
 
 
 class SaveFailed(StorageError):

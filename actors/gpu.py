@@ -9,11 +9,13 @@ import functools
 import gc
 import logging
 import os
+import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
+from kvactors.actors.health import Vitals
 from kvactors.actors.launch import Launch, ModelInfo
 from kvactors.actors.messages import (
     Cancel,
@@ -33,7 +35,8 @@ from kvactors.actors.messages import (
     Wire,
 )
 from kvactors.actors.model_messages import EncodeFloats, LoadModel, SwapModel, Swapped
-from kvactors.core.errors import EngineDied, MemoryExceeded, ModelError
+from kvactors.actors.supervision import Restarts, Supervision
+from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["GpuActor", "mlx_dispatcher"]
 
 logger = logging.getLogger("kvactors")
+
+# A device that fails more often than this is given up.
+REBUILDS = Supervision("restart", backoff=0, most=5, window=60)
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -63,16 +69,18 @@ def mlx_dispatcher() -> Dispatcher:
     return dispatcher
 
 
-class GpuActor(PooledActor):
+class GpuActor(SystemActor):
     """Runs the engine. `died` is told the cause if the engine breaks."""
 
-    registered = False
-
     def __init__(
-        self, died: Callable[[EngineDied], None], on_progress: OnProgress | None = None
+        self,
+        died: Callable[[EngineDied], None],
+        on_progress: OnProgress | None = None,
+        vitals: Vitals | None = None,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         super().__init__()
-        self.dispatcher = mlx_dispatcher()
+        self.dispatcher = dispatcher or mlx_dispatcher()
         self._persistence: Any = None
         self._died = died
         self._on_progress = on_progress
@@ -80,15 +88,23 @@ class GpuActor(PooledActor):
         self._agents: dict[str, Any] = {}
         self._ticking = False
         self._model: ModelInfo | None = None
+        self._launch: Launch | None = None
+        self._rebuilds = Restarts(REBUILDS)
+        self._vitals = vitals or Vitals()
 
     def on_receive(self, message: Any) -> Any:
-        """Handle one message; a defect of the engine itself ends the actor."""
+        """Handle one message. What breaks the engine itself builds it anew, or ends the actor."""
         try:
             return self._receive(message)
         except BaseException as error:
-            if not isinstance(message, LoadModel):
+            if isinstance(message, LoadModel):
+                raise
+            if not self._rebuild(error):
                 self._die(error)
-            raise
+                raise
+        finally:
+            self._vitals.step_ended()
+        return None if isinstance(message, Tick) else self.on_receive(message)
 
     def on_stop(self) -> None:
         """Free the model and every cache on the thread that owns them."""
@@ -119,7 +135,7 @@ class GpuActor(PooledActor):
             self._agents[message.request.agent_id] = message.agent
             try:
                 engine.submit(message.request)
-            except MemoryExceeded as error:
+            except (AdmissionFull, MemoryExceeded) as error:
                 send(message.agent, TurnAborted(message.request.serial, error))
         elif isinstance(message, Cancel):
             engine.cancel(message.agent_id, message.serial, message.error)
@@ -158,6 +174,7 @@ class GpuActor(PooledActor):
 
     def _load(self, launch: Launch) -> ModelInfo:
         self._model, self._engine = launch()
+        self._launch = launch
         return self._model
 
     def _swap(self, message: SwapModel) -> Swapped:
@@ -183,6 +200,34 @@ class GpuActor(PooledActor):
         gc.collect()
         mx.clear_cache()
 
+    def _rebuild(self, error: BaseException) -> bool:
+        """A fatal error: load the model again and go on with the turns that are left. False if
+        that fails, or happened too often."""
+        engine, launch, vitals = self._engine, self._launch, self._vitals
+        if engine is None or launch is None or self._rebuilds.next(time.monotonic()) is None:
+            return False
+        logger.error("the engine is built anew after: %s", error, exc_info=error)
+        vitals.state, vitals.error = "rebuilding", f"{type(error).__name__}: {error}"
+        traceback.clear_frames(error.__traceback__)
+        events, turns, backlog = engine.abandon()
+        for event in events:
+            self._report(event)
+        del engine
+        self._let_go()
+        try:
+            info, rebuilt = launch()
+            if info.fingerprint != self._fingerprint:
+                raise ModelError("the model that was loaded again is another one")
+        except Exception as failure:
+            error.__cause__ = failure
+            return False
+        self._engine = rebuilt
+        rebuilt.resume(turns, backlog)
+        vitals.state, vitals.rebuilds = "ok", vitals.rebuilds + 1
+        self._ticking = False
+        self._wake(rebuilt)
+        return True
+
     # -- running -----------------------------------------------------------------------
 
     def _wake(self, engine: "Engine") -> None:
@@ -192,6 +237,7 @@ class GpuActor(PooledActor):
 
     def _tick(self, engine: "Engine") -> None:
         self._ticking = False
+        self._vitals.step_begins()
         for event in engine.step():
             self._report(event)
         self._wake(engine)
@@ -235,6 +281,7 @@ class GpuActor(PooledActor):
         died.__cause__ = error
         traceback.clear_frames(error.__traceback__)
         self._engine = None
+        self._vitals.state, self._vitals.error = "dead", str(died)
         self.actor_stopped.set()
         self._died(died)
 

@@ -1,8 +1,8 @@
 """Agent: the handle that users hold. Its methods may be called from any thread."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
@@ -10,7 +10,7 @@ from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.parameters import check_count, check_turn
 from kvactors.actors.reply import Reply, Rewound, Ticket, next_serial
 from kvactors.actors.said import Messages, Said, check_said
-from kvactors.actors.stream import ReplyStream
+from kvactors.actors.stream import Piece, ReplyStream, read_async
 from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
@@ -61,6 +61,7 @@ class Agent:
         threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> ReplyFuture[Reply]:
         """Take a turn; a pykka Future of its Reply.
 
@@ -77,12 +78,13 @@ class Agent:
           transcript starts again.
 
         `timeout` in seconds bounds the whole turn, queue included: past it the turn is undone
-        and the future raises TurnTimeout. Raises InvalidInput, SystemStopped or EngineDied at
-        once; the future raises InvalidInput, ContextExceeded, MemoryExceeded or TurnFailed.
-        Prompts to one agent are answered in order.
+        and the future raises TurnTimeout. Where turns wait for room, one with a higher `priority`
+        goes first, until another was passed over often enough. Prompts to one agent are answered
+        in order. Raises InvalidInput, MailboxFull, SystemStopped or EngineDied at once; the
+        future raises InvalidInput, ContextExceeded, MemoryExceeded, AdmissionFull or TurnFailed.
         """
         said = self._said(prompt, messages, match, threshold)
-        return self._send(said, sampling, timeout).reply
+        return self._send(said, sampling, timeout, priority).reply
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
@@ -108,6 +110,7 @@ class Agent:
         threshold: float = THRESHOLD,
         sampling: Sampling | None = None,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> ReplyStream:
         """Take a turn as `ask` does and iterate over its text as it is decoded; `.reply` at
         the end.
@@ -116,8 +119,68 @@ class Agent:
         """
         chosen = sampling or Sampling()
         said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, chosen, timeout, streamed=True)
+        ticket = self._send(said, chosen, timeout, priority, streamed=True)
         return ReplyStream(ticket, chosen.stop, lambda: self._cancel(ticket))
+
+    async def ask_async(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
+        sampling: Sampling | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> Reply:
+        """Take a turn as `ask` does, under asyncio; cancelling the task cancels the turn."""
+        said = self._said(prompt, messages, match, threshold)
+        ticket = self._send(said, sampling, timeout, priority)
+        try:
+            reply: Reply = await ticket.reply
+        except BaseException:
+            if not ticket.reply.done:
+                self._cancel(ticket)
+            raise
+        return reply
+
+    async def stream_async(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
+        sampling: Sampling | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[Piece, None]:
+        """Iterate over a turn's pieces as `stream` does, under asyncio. Leaving the loop (close
+        the generator, or let it go) or cancelling the task cancels the turn."""
+        chosen = sampling or Sampling()
+        said = self._said(prompt, messages, match, threshold)
+        ticket = self._send(said, chosen, timeout, priority, streamed=True)
+        try:
+            async for piece in read_async(ticket, chosen.stop):
+                yield piece
+        finally:
+            if not ticket.reply.done:
+                self._cancel(ticket)
+
+    def deliver(self, message: Any) -> ReplyFuture[None]:
+        """Send a message to the agent's behaviour, from outside of the agents.
+
+        The future resolves when it is in the mailbox. To nobody: a dead letter.
+        """
+        return self._system.post(self.agent_id, message)
+
+    def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
+        """Send a message to the agent's behaviour; a future of what `on_message` returns.
+
+        Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
+        `timeout` seconds.
+        """
+        return self._system.request(self.agent_id, message, timeout)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -171,15 +234,16 @@ class Agent:
         said: Said,
         sampling: Sampling | None,
         timeout: float | None,
+        priority: int = 0,
         *,
         role: str = "user",
         answer: bool = True,
         streamed: bool = False,
     ) -> Ticket:
-        check_turn(sampling, timeout)
+        check_turn(sampling, timeout, priority)
         chosen = sampling or Sampling()
 
         def make(ticket: Ticket) -> Prompt:
-            return Ask(ticket, role, said, chosen, answer)
+            return Ask(ticket, role, said, chosen, answer, priority)
 
         return self._system.send(self._actor, make, timeout, streamed=streamed)

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvactors.core.template import ChatFormat
 if TYPE_CHECKING:
     from kvactors.core.engine import Engine
 
-__all__ = ["Launch", "ModelInfo", "callable_name", "parse_budget"]
+__all__ = ["Launch", "ModelInfo", "callable_name", "parse_budget", "parse_bytes"]
 
 # Share of the memory that is free after loading; the rest is for weights' work space,
 # the operating system and other programs.
@@ -58,6 +59,8 @@ class Launch:
     target_latency: float
     stored: bool
     eviction: EvictionPolicy = least_recently_used
+    max_waiting: int = 100_000
+    clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
         if callable(self.source) and self.options.name is None and self.stored:
@@ -93,6 +96,7 @@ class Launch:
             self.stored,
             target_latency=self.target_latency,
             eviction=self.eviction,
+            max_waiting=self.max_waiting,
         )
         info = ModelInfo(
             loaded.name,
@@ -104,7 +108,7 @@ class Launch:
             str(mx.default_device()),
             budget,
         )
-        return info, Engine(loaded, config)
+        return info, Engine(loaded, config, self.clock)
 
 
 def callable_name(source: object) -> str | None:
@@ -119,17 +123,20 @@ def callable_name(source: object) -> str | None:
 
 def parse_budget(budget: int | str | None) -> int | None:
     """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
-    if budget is None:
-        return None
-    if isinstance(budget, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", budget.upper())
+    return None if budget is None else parse_bytes("memory_budget", budget)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
         unit = None if match is None else _UNITS.get(match[2])
         if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
-            raise InvalidConfig(f'memory_budget is bytes or text such as "8GB", not {budget!r}')
-        budget = int(float(match[1]) * unit)
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise InvalidConfig(f"memory_budget is a whole number of bytes above 0, not {budget!r}")
-    return budget
+            raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
+        value = int(float(match[1]) * unit)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
+    return value
 
 
 def _device_memory() -> int:

@@ -59,12 +59,14 @@ class Ask:
     """How to decode."""
     answer: bool
     """Whether an answer is wanted; False: remember only."""
+    priority: int = 0
+    """Before turns of other agents that have a lower one."""
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self) -> None:
-        """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(_stopped(self.ticket))
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        self.ticket.reject(error or _stopped(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,9 @@ class Rewind:
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self) -> None:
-        """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(_stopped(self.ticket))
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        self.ticket.reject(error or _stopped(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,9 @@ class Fork:
     in_prompt_lane: Literal[True] = True
     """Sorts it into the lane that a running turn shuts."""
 
-    def reject(self) -> None:
-        """Fail whoever waits: the agent stopped first."""
-        self.ticket.reject(_stopped(self.ticket))
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        self.ticket.reject(error or _stopped(self.ticket))
 
 
 Prompt = Ask | Fork | Rewind

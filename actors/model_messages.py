@@ -35,7 +35,7 @@ class Pause:
     done: ReplyFuture[bool]
     """Resolves when none runs, or the agent is gone."""
 
-    def reject(self) -> None:
+    def reject(self, _error: BaseException | None = None) -> None:
         """The agent is gone."""
         self.done.resolve(False)
 
@@ -49,7 +49,7 @@ class Adopt:
     done: ReplyFuture[bool]
     """Resolves when it does, or is gone."""
 
-    def reject(self) -> None:
+    def reject(self, _error: BaseException | None = None) -> None:
         """The agent is gone."""
         self.done.resolve(False)
 

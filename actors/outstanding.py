@@ -1,4 +1,4 @@
-"""Who waits: every accepted turn and every pending save, until it is settled. Any thread.
+"""Who waits: every accepted turn, pending save and message, until it is settled. Any thread.
 
 It answers two questions: is the system idle, and whom to tell when the engine dies.
 """
@@ -6,11 +6,14 @@ It answers two questions: is the system idle, and whom to tell when the engine d
 import threading
 import time
 
-from kvactors.actors.futures import check_may_block
+from kvactors.actors.errors import SaveQueueFull
+from kvactors.actors.futures import check_may_block, drive
 from kvactors.actors.reply import Ticket
 from kvactors.core.errors import KvactorsError
 
-__all__ = ["Outstanding"]
+__all__ = ["MAX_UNSAVED", "Outstanding"]
+
+MAX_UNSAVED = 512 * 2**20
 
 
 class Outstanding:
@@ -20,13 +23,36 @@ class Outstanding:
         self._changed = threading.Condition()
         self._turns: dict[int, Ticket] = {}
         self._saves: dict[int, Ticket] = {}
+        self._work = 0
         self._refusal: KvactorsError | None = None
+        self.max_unsaved = MAX_UNSAVED
+        self._saving: dict[int, int] = {}
+        self._saving_bytes = 0
+        self._unwritten = 0
+
+    def begin_work(self) -> None:
+        """A message was accepted, or is to be sent later."""
+        with self._changed:
+            self._work += 1
+
+    def end_work(self) -> None:
+        """A message was handled, or never will be; what it led to has begun before."""
+        with self._changed:
+            self._work -= 1
+            assert self._work >= 0
+            if not self._work:
+                self._changed.notify_all()
 
     def begin_turn(self, ticket: Ticket) -> None:
         """Accept a turn. Raises what `refuse` was given, if it was."""
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
+            if self.unsaved > self.max_unsaved:
+                raise SaveQueueFull(
+                    f"{self.unsaved} bytes wait for the disk, more than max_unsaved "
+                    f"{self.max_unsaved}: turns are taken again when it has written them"
+                )
             self._turns[ticket.serial] = ticket
         ticket.on_end = self._end_turn
 
@@ -35,16 +61,34 @@ class Outstanding:
             self._turns.pop(ticket.serial, None)
             self._changed.notify_all()
 
-    def begin_save(self, ticket: Ticket) -> None:
-        """A finished turn goes to the store; to be called before its turn ends."""
+    def begin_save(self, ticket: Ticket, nbytes: int) -> None:
+        """A finished turn with so many bytes of KV goes to the store; to be called before its
+        turn ends."""
         with self._changed:
             self._saves[ticket.serial] = ticket
+            self._saving[ticket.serial] = nbytes
+            self._saving_bytes += nbytes
 
     def end_save(self, ticket: Ticket) -> None:
         """A save succeeded or failed."""
         with self._changed:
             self._saves.pop(ticket.serial, None)
+            self._saving_bytes -= self._saving.pop(ticket.serial, 0)
             self._changed.notify_all()
+
+    def hold_back(self, nbytes: int) -> None:
+        """So many bytes of turns could not be written and wait for the disk to come back."""
+        self._unwritten = nbytes
+
+    @property
+    def disk_fails(self) -> bool:
+        """Whether turns wait in memory that the disk has refused."""
+        return self._unwritten > 0
+
+    @property
+    def unsaved(self) -> int:
+        """Bytes that wait for the disk."""
+        return self._unwritten + self._saving_bytes
 
     @property
     def refusal(self) -> KvactorsError | None:
@@ -59,7 +103,12 @@ class Outstanding:
     def abandon(self, error: KvactorsError) -> None:
         """In a forked child: whoever held the lock is gone, and so is all that was awaited."""
         self._changed, self._refusal = threading.Condition(), error
-        self._turns, self._saves = {}, {}
+        self._turns, self._saves, self._saving, self._work = {}, {}, {}, 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is outstanding."""
+        return not (self._turns or self._saves or self._work)
 
     def turns(self) -> list[Ticket]:
         """The turns that wait or run."""
@@ -91,9 +140,10 @@ class Outstanding:
         Raises BlockingCall on a thread that runs actors.
         """
         check_may_block()
+        drive(lambda: self.idle, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while self._turns or self._saves:
+            while not self.idle:
                 # A bounded wait lets Ctrl-C through on every platform.
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
                 if left <= 0:

@@ -13,6 +13,7 @@ __all__ = [
     "check_id",
     "check_model",
     "check_parameters",
+    "check_seconds",
     "check_storage",
     "check_system_prompt",
     "check_turn",
@@ -21,13 +22,15 @@ __all__ = [
 LONGEST_ID = 255
 
 
-def check_parameters(model: Any, *, max_batch: Any, target_latency: Any, progress: Any) -> None:
+def check_parameters(
+    model: Any, *, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
+) -> None:
     """Raise InvalidConfig for what no later stage checks."""
-    if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
-        raise InvalidConfig(f"max_batch must be an int of at least 1, not {max_batch!r}")
+    for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
     check_model(model)
-    if not _is_number(target_latency) or not 0 < target_latency < float("inf"):
-        raise InvalidConfig(f"target_latency must be above 0 seconds, not {target_latency!r}")
+    check_seconds("target_latency", target_latency)
     if progress is not None and not callable(progress):
         raise InvalidConfig(f"progress must be callable, not {progress!r}")
 
@@ -57,6 +60,13 @@ def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
         raise InvalidConfig(f"encryption_key must be {KEY_BYTES} bytes or a callable")
 
 
+def check_seconds(name: str, value: Any) -> float:
+    """The value. Raises InvalidConfig unless it is a number above 0, and finite."""
+    if not _is_number(value) or not 0 < value < float("inf"):
+        raise InvalidConfig(f"{name} must be above 0 seconds, not {value!r}")
+    return float(value)
+
+
 def check_isolation(isolation: object) -> bool:
     """Whether nothing is shared. Raises InvalidConfig unless it is "shared" or "strict"."""
     if isolation not in ("shared", "strict"):
@@ -80,8 +90,10 @@ def check_system_prompt(system_prompt: object) -> None:
         raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
 
 
-def check_turn(sampling: object, timeout: object) -> None:
-    """Raise InvalidInput for a sampling or a timeout in seconds that no turn can have."""
+def check_turn(sampling: object, timeout: object, priority: object = 0) -> None:
+    """Raise InvalidInput for a sampling, timeout in seconds or priority that no turn can have."""
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidInput(f"priority must be an int, not {priority!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
     if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):  # type: ignore[operator]

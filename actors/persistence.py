@@ -1,16 +1,16 @@
 """The persistence actor: owns the store, writes off the hot path, reads on demand.
 
 Saves that arrive while one group is being written gather for the next: one set of syncs for
-all of them. Nothing is dropped: ledger records that could not be written wait for the
-agent's next save.
+all of them. Nothing is dropped: ledger records that could not be written are written again,
+with the agent's next save or by themselves when the disk is back.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.errors import public
 from kvactors.actors.messages import (
     CountStored,
@@ -33,11 +33,18 @@ __all__ = ["PersistenceActor"]
 
 logger = logging.getLogger("kvactors")
 
+# Seconds until the disk is tried again; twice as long each time.
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 30.0
 
-class PersistenceActor(PooledActor):
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """To itself: write again what the disk has refused."""
+
+
+class PersistenceActor(SystemActor):
     """Runs on a thread of its own; the store is opened and closed there."""
-
-    registered = False
 
     def __init__(
         self,
@@ -45,6 +52,7 @@ class PersistenceActor(PooledActor):
         open_store: Callable[[], Store],
         gpu: Any,
         outstanding: Outstanding,
+        after: Callable[[float, Callable[[], object]], None],
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
@@ -54,6 +62,8 @@ class PersistenceActor(PooledActor):
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
+        self._after = after
+        self._pause = 0.0
 
     def on_receive(self, message: Any) -> Any:
         """Handle one message. The first ask opens the store and so learns what is wrong."""
@@ -61,6 +71,8 @@ class PersistenceActor(PooledActor):
             self._gather(message)
         elif isinstance(message, Flush):
             self._flush()
+        elif isinstance(message, Retry):
+            self._retry()
         elif isinstance(message, LoadKV):
             self._load(message)
         elif isinstance(message, ReadLedger):
@@ -158,6 +170,7 @@ class PersistenceActor(PooledActor):
         def failed(save: Save, _stage: str, error: BaseException) -> None:
             if save.agent_id in unwritten:
                 self._unwritten[save.agent_id] = save.records
+                self._tell_unwritten()
             self._settle(open_saves.pop(save.agent_id), error)
 
         def evicted(agent_id: str, fingerprint: str) -> None:
@@ -179,6 +192,7 @@ class PersistenceActor(PooledActor):
             for save in saves:
                 if save.agent_id in open_saves:
                     failed(save, "", error)
+        self._try_again()
 
     def _coalesce(self, agent_id: str, turns: list[SaveTurn]) -> Save:
         """One save per agent: later segments supersede what they cover again."""
@@ -221,16 +235,56 @@ class PersistenceActor(PooledActor):
         except Exception:
             return 0
 
+    # -- what the disk refused ---------------------------------------------------------
+
+    def _try_again(self) -> None:
+        """Write what could not be written again later, sooner at first; until then it waits."""
+        self._tell_unwritten()
+        if not self._unwritten:
+            self._pause = 0.0
+        elif not self._pause:
+            self._pause = FIRST_PAUSE
+            self._after(self._pause, self._wake)
+
+    def _wake(self) -> None:
+        send(self.actor_ref, Retry())
+
+    def _retry(self) -> None:
+        if self._unwritten:
+            try:
+                self._retry_unwritten()
+            except Exception as error:
+                logger.error("the disk is still not there: %s", error)
+        self._tell_unwritten()
+        if self._unwritten:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._after(self._pause, self._wake)
+        elif self._pause:
+            self._pause = 0.0
+            logger.warning("the disk writes again: nothing of what was said is missing")
+
     def _retry_unwritten(self) -> None:
         saves = [Save(agent, records, None, ()) for agent, records in self._unwritten.items()]
         self._opened().commit(
             saves,
-            durable=lambda save: None,
+            durable=self._written,
             cached=lambda save: None,
             failed=lambda save, stage, error: logger.error(
                 "turns of %r were not written: %s", save.agent_id, error
             ),
         )
 
+    def _tell_unwritten(self) -> None:
+        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
+
+    def _written(self, save: Save) -> None:
+        self._unwritten.pop(save.agent_id, None)
+
     def _tell_gpu(self, message: Any) -> None:
         send(self._gpu, message)
+
+
+def _size(records: tuple[dict[str, Any], ...]) -> int:
+    """Bytes of ledger records, about."""
+    turns = [turn for record in records for turn in record["turns"]]
+    return sum(len(turn["tokens"]) + len(turn["text"]) for turn in turns)

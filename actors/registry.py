@@ -2,15 +2,18 @@
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from kvactors.actors.agent import AgentActor
+from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.crew import Crew
-from kvactors.actors.dispatcher import MailboxFull, send
-from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable
+from kvactors.actors.dispatcher import send
+from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable, public
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
+from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.messages import (
     CacheAhead,
     CancelTurn,
@@ -21,8 +24,10 @@ from kvactors.actors.messages import (
     ReadLedger,
 )
 from kvactors.actors.model_messages import Pause
-from kvactors.actors.parameters import check_id, check_system_prompt
+from kvactors.actors.parameters import check_id, check_system_prompt, check_turn
 from kvactors.actors.reply import Ticket
+from kvactors.actors.stage import Stage
+from kvactors.actors.supervision import Supervision
 from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
 from kvactors.core.overflow import ContextPolicy, check_policy
@@ -34,8 +39,10 @@ __all__ = ["Registry"]
 class Registry:
     """The part of AgentSystem that makes and ends agents. `isolated`: nothing is shared."""
 
-    def __init__(self, *, isolated: bool) -> None:
+    def __init__(self, *, isolated: bool, prompt_lane: LanePolicy) -> None:
         self._crew = Crew()
+        self._stage = Stage(self, self._crew.outstanding)
+        self._prompt_lane = prompt_lane
         self._lock = threading.RLock()
         self._agents: dict[str, Agent] = {}
         # Ids of children whose parents have turns to finish first.
@@ -68,14 +75,22 @@ class Registry:
         *,
         from_: str | Agent | None = None,
         context_policy: ContextPolicy = "refuse",
+        prompt_lane: LanePolicy | None = None,
+        behaviour: AgentBehaviour | Callable[[], AgentBehaviour] | None = None,
+        supervision: Supervision | None = None,
+        parent: str | None = None,
     ) -> Agent:
         """The agent of this id, restored if the store knows it. Writes nothing, reads no KV.
 
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers
         all that the other has when its turns so far are done, without a copy of its KV in
         memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
-        DropOldest() or Summarize(). Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
-        AgentExists, AgentNotStored, LedgerUnreadable (for that agent alone), SystemStopped.
+        DropOldest() or Summarize(). `prompt_lane`: how many prompts and messages may wait for
+        it, and what then happens; by default the system's. `behaviour`: what it does with
+        messages, or what makes one anew after every restart; `supervision`: how that goes on
+        after an error, and `parent` whom it may escalate to. Raises InvalidAgentId,
+        InvalidConfig, SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for
+        that agent alone), SystemStopped.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
@@ -83,17 +98,30 @@ class Registry:
         if from_ is not None:
             if system_prompt is not None:
                 raise InvalidConfig("a fork has its parent's system prompt: leave it unset")
-            return self._fork(agent_id, from_, context_policy)
-        with self._lock:
-            self._require_running()
-            known = self._agents.get(agent_id)
-            if known is None:
-                transcript = self._restored(agent_id, system_prompt)
-                known = self._begin(agent_id, transcript, context_policy)
-            else:
-                known._actor.transcript.require_system_prompt(system_prompt)
-                known._actor.context_policy = context_policy
-            return known
+            agent = self._fork(agent_id, from_, context_policy)
+        else:
+            agent = self._spawn(agent_id, system_prompt, context_policy)
+        if prompt_lane is not None:
+            agent._actor.actor_inbox.lane = prompt_lane
+        if behaviour is not None:
+            lane = agent._actor.actor_inbox.lane
+            self._stage.begin(agent, behaviour, supervision or Supervision(), lane, parent)
+        return agent
+
+    def find(self, agent_id: str) -> Agent | None:
+        """The agent of this id, if it was spawned in this system."""
+        return self._agents.get(agent_id)
+
+    def post(self, agent_id: str, message: Any) -> ReplyFuture[None]:
+        """Send a message from outside of the agents. For `Agent`."""
+        self._require_running()
+        return self._stage.post(agent_id, message, None)
+
+    def request(self, agent_id: str, message: Any, timeout: float | None) -> ReplyFuture[Any]:
+        """Send a message and wait for its answer. For `Agent`."""
+        self._require_running()
+        check_turn(None, timeout)
+        return self._stage.ask(agent_id, message, None, timeout)
 
     def agents(self) -> list[Agent]:
         """The agents spawned in this system, in the order of their ids."""
@@ -111,6 +139,7 @@ class Registry:
         with self._lock:
             self._require_running()
             agent = self._agents.pop(agent_id, None)
+            self._stage.stop(agent_id)
             if agent is not None:
                 agent._actor.actor_ref.stop()
             self._crew.ask(self._crew.gpu, Forget(agent_id))
@@ -143,6 +172,17 @@ class Registry:
             self._crew.timer.after(timeout, lambda: _expire(actor, late(), timeout))
         return ticket
 
+    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Agent:
+        with self._lock:
+            self._require_running()
+            known = self._agents.get(agent_id)
+            if known is None:
+                transcript = self._restored(agent_id, system_prompt)
+                return self._begin(agent_id, transcript, policy)
+            known._actor.transcript.require_system_prompt(system_prompt)
+            known._actor.context_policy = policy
+            return known
+
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
         source = parent if isinstance(parent, Agent) else self._parent(parent)
         if source._system is not self:
@@ -162,6 +202,11 @@ class Registry:
                 raise AgentExists(f"agent {child!r} is stored, and a fork makes a new one")
             with self._lock:
                 return self._begin(child, copied, policy)
+        except BaseException as error:
+            self._crew.ask(self._crew.gpu, Forget(child))
+            if isinstance(error, OSError):
+                raise public(error) from error
+            raise
         finally:
             self._forking.discard(child)
 
@@ -202,6 +247,7 @@ class Registry:
             crew.gpu, crew.persistence, crew.outstanding, self.info, crew.pool, self._isolated
         )
         actor = AgentActor(agent_id, transcript, wiring, policy)
+        actor.actor_inbox.lane = self._prompt_lane
         actor.begin()
         if self._swapping:
             send(actor.actor_ref, Pause(ReplyFuture()))

@@ -3,7 +3,7 @@
 import itertools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,9 +64,9 @@ class Reply:
 
     `cache` says where the agent's KV was when the turn began. `match` says how the whole
     conversation that was asked compared with the transcript; None for a turn that just appends.
-    `durable` resolves when the
-    turn is in the ledger, `cached` when its KV is on disk, both synced: to True, or to False
-    where nothing is kept.
+    `scores` has the total log-probability of every choice, where choices were given. `durable`
+    resolves when the turn is in the ledger, `cached` when its KV is on disk, both synced: to
+    True, or to False where nothing is kept.
     """
 
     text: str
@@ -78,6 +78,7 @@ class Reply:
     timing: Timing
     durable: ReplyFuture[bool] = field(repr=False, compare=False)
     cached: ReplyFuture[bool] = field(repr=False, compare=False)
+    scores: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Ticket:
     """The waiting side of one turn: futures to settle, tokens to stream.
 
     `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
-    the reply is settled, whoever settles it.
+    the reply is settled, whoever settles it; `on_push` whenever there is something new in
+    `tokens`, whose last is None.
     """
 
     agent_id: str
@@ -106,6 +108,7 @@ class Ticket:
     tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
     chat: ChatFormat | None = None
     on_end: "Callable[[Ticket], None] | None" = None
+    on_push: Callable[[], None] | None = None
 
     @classmethod
     def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
@@ -115,8 +118,7 @@ class Ticket:
 
     def push(self, token_ids: tuple[int, ...]) -> None:
         """Pass tokens to a stream, if there is one."""
-        if self.tokens is not None:
-            self.tokens.put(token_ids)
+        self._push(token_ids)
 
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
@@ -133,8 +135,13 @@ class Ticket:
     def _end(self) -> None:
         if self.on_end is not None:
             self.on_end(self)
+        self._push(None)
+
+    def _push(self, tokens: tuple[int, ...] | None) -> None:
         if self.tokens is not None:
-            self.tokens.put(None)
+            self.tokens.put(tokens)
+            if self.on_push is not None:
+                self.on_push()
 
 
 def make_reply(
@@ -170,4 +177,5 @@ def make_reply(
         ),
         durable=ticket.durable,
         cached=ticket.cached,
+        scores=dict(zip(request.sampling.choices, request.scores, strict=False)) or None,
     )

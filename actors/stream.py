@@ -1,16 +1,17 @@
 """ReplyStream: a turn's text, piece by piece, detokenized by whoever reads it."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from kvactors.actors.futures import check_may_block
+from kvactors.actors.futures import check_may_block, drive
 from kvactors.actors.reply import Reply, Ticket
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Piece", "ReplyStream"]
+__all__ = ["Piece", "ReplyStream", "read_async"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +72,70 @@ class ReplyStream:
     def _run(self, stop: Sequence[str]) -> Generator[Piece, None, None]:
         check_may_block()
         assert self._ticket.tokens is not None
-        text: _Text | None = None
-        shown, fresh = 0, list[int]()
-        while (tokens := self._ticket.tokens.get()) is not None:
-            # A turn that waited for a model swap is the new model's.
-            assert self._ticket.chat is not None
-            text = text or _Text(self._ticket.chat, stop)
-            fresh += tokens
-            stable = text.add(tokens)
-            if len(stable) > shown:
-                yield Piece(stable[shown:], tuple(fresh))
-                shown, fresh = len(stable), []
-        rest = self.reply.text[shown:]
-        if rest or fresh:
-            yield Piece(rest, tuple(fresh))
+        pieces = _Pieces(self._ticket, stop)
+        while (tokens := self._next(self._ticket.tokens)) is not None:
+            yield from pieces.add(tokens)
+        yield from pieces.rest(self.reply.text)
+
+    def _next(self, queue: "SimpleQueue[tuple[int, ...] | None]") -> tuple[int, ...] | None:
+        drive(lambda: not queue.empty())
+        return queue.get()
+
+
+async def read_async(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[Piece, None]:
+    """The pieces of a turn under asyncio: tokens wake the loop, no thread waits for them."""
+    import asyncio
+
+    loop, fresh = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody reads any more.
+            loop.call_soon_threadsafe(fresh.set)
+
+    assert ticket.tokens is not None
+    ticket.on_push = wake
+    pieces = _Pieces(ticket, stop)
+    while True:
+        # Before the queue is read: what comes after that sets it again.
+        fresh.clear()
+        while not ticket.tokens.empty():
+            tokens = ticket.tokens.get()
+            if tokens is None:
+                for piece in pieces.rest((await ticket.reply).text):
+                    yield piece
+                return
+            for piece in pieces.add(tokens):
+                yield piece
+        await fresh.wait()
+
+
+class _Pieces:
+    """What is to be shown of a turn, as its tokens come."""
+
+    def __init__(self, ticket: Ticket, stop: Sequence[str]) -> None:
+        self._ticket = ticket
+        self._stop = stop
+        self._text: _Text | None = None
+        self._shown = 0
+        self._fresh: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> Iterator[Piece]:
+        """The piece that further tokens complete, if they do."""
+        # A turn that waited for a model swap is the new model's.
+        assert self._ticket.chat is not None
+        self._text = self._text or _Text(self._ticket.chat, self._stop)
+        self._fresh += tokens
+        stable = self._text.add(tokens)
+        if len(stable) > self._shown:
+            piece = Piece(stable[self._shown :], tuple(self._fresh))
+            self._shown, self._fresh = len(stable), []
+            yield piece
+
+    def rest(self, text: str) -> Iterator[Piece]:
+        """What is left of the finished turn's text."""
+        rest = text[self._shown :]
+        if rest or self._fresh:
+            yield Piece(rest, tuple(self._fresh))
 
 
 class _Text:

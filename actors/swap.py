@@ -19,6 +19,7 @@ from kvactors.actors.dispatcher import send
 from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture, check_may_block
 from kvactors.actors.launch import Launch, ModelInfo, callable_name
+from kvactors.actors.mailbox import LanePolicy
 from kvactors.actors.messages import WithStore
 from kvactors.actors.model_messages import Adopt, Pause, SwapModel, Swapped
 from kvactors.actors.parameters import check_model, check_turn
@@ -47,8 +48,8 @@ class Swap(Exchange):
 
     _launch: Launch
 
-    def __init__(self, *, isolated: bool) -> None:
-        super().__init__(isolated=isolated)
+    def __init__(self, *, isolated: bool, prompt_lane: LanePolicy) -> None:
+        super().__init__(isolated=isolated, prompt_lane=prompt_lane)
         self._one_swap = threading.Lock()
 
     def swap_model(
@@ -96,8 +97,11 @@ class Swap(Exchange):
             else:
                 result.resolve(None)
 
-        # On a thread of its own: Ctrl-C ends the waiting, never a swap half done.
-        threading.Thread(target=run, name="kvactors-swap", daemon=True).start()
+        if self._crew.seed is not None:
+            run()  # Deterministic mode has one thread, which goes on while this one waits.
+        else:
+            # On a thread of its own: Ctrl-C ends the waiting, never a swap half done.
+            threading.Thread(target=run, name="kvactors-swap", daemon=True).start()
         result.get()
 
     def _swap(self, launch: Launch, timeout: float | None) -> None:

@@ -11,12 +11,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvactors.actors.deterministic import CountingClock
 from kvactors.actors.futures import check_may_block
 from kvactors.actors.gpu import OnProgress
-from kvactors.actors.launch import Launch, callable_name, parse_budget
+from kvactors.actors.journal import Journal
+from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
+from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages import CountStored, ReadStats
-from kvactors.actors.parameters import check_isolation, check_parameters, check_storage
-from kvactors.actors.swap import Swap
+from kvactors.actors.outstanding import MAX_UNSAVED
+from kvactors.actors.parameters import (
+    check_isolation,
+    check_parameters,
+    check_seconds,
+    check_storage,
+)
+from kvactors.actors.society import Society
 from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
@@ -41,7 +50,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem(Swap):
+class AgentSystem(Society):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -69,6 +78,14 @@ class AgentSystem(Swap):
             it back costs), or a callable (`kvactors.core.eviction`).
         isolation: "shared" lets agents with the same system prompt hold its KV once;
             "strict" shares nothing between agents that were not forked.
+        prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
+        max_waiting: turns that may wait for room; one more fails with AdmissionFull.
+        max_unsaved: bytes, or "1GB", that may wait for a slow or failing disk before turns are
+            refused with SaveQueueFull.
+        deterministic: one thread runs everything, in an order that `seed` draws, in virtual
+            time, reproducibly (`kvactors.actors.deterministic`); use it from one thread.
+        watchdog: seconds that a step may take before `health()` and the log say that it hangs.
+        journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
     """
@@ -94,12 +111,23 @@ class AgentSystem(Swap):
         target_latency: float = 0.1,
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
+        prompt_lane: LanePolicy = DEFAULT_LANE,
+        journal: str | Path | None = None,
+        max_waiting: int = 100_000,
+        watchdog: float = 60.0,
+        max_unsaved: int | str = MAX_UNSAVED,
+        deterministic: bool = False,
+        seed: int = 0,
     ) -> None:
         check_parameters(
-            model, max_batch=max_batch, target_latency=target_latency, progress=progress
+            model,
+            max_batch=max_batch,
+            target_latency=target_latency,
+            progress=progress,
+            max_waiting=max_waiting,
         )
         check_storage(store, max_disk, encryption_key)
-        super().__init__(isolated=check_isolation(isolation))
+        super().__init__(isolated=check_isolation(isolation), prompt_lane=prompt_lane)
         stored = store is not False
         unnamed = store is None or isinstance(store, bool)
         path = default_store() if unnamed else Path(str(store)).expanduser()
@@ -112,13 +140,16 @@ class AgentSystem(Swap):
         )
         self._open_store = opener if stored else None
         self._on_progress = progress
+        self._journal = journal
+        self._crew.outstanding.max_unsaved = parse_bytes("max_unsaved", max_unsaved)
+        self._crew.watchdog = check_seconds("watchdog", watchdog)
         options = ModelOptions(
             kv_bits=kv_bits,
             group_size=group_size,
             context=context,
             dtype=dtype,
             attention=attention,
-            reproducible=reproducible,
+            reproducible=reproducible or deterministic,
             template_kwargs=template_kwargs,
             name=callable_name(model) if model_name is None else model_name,
         )
@@ -130,7 +161,10 @@ class AgentSystem(Swap):
             target_latency=target_latency,
             stored=stored,
             eviction=check_eviction(eviction),
+            max_waiting=max_waiting,
+            clock=CountingClock() if deterministic else time.perf_counter,
         )
+        self._crew.seed = seed if deterministic else None
         self._life = threading.RLock()
 
     # -- life --------------------------------------------------------------------------
@@ -159,6 +193,8 @@ class AgentSystem(Swap):
                 self._state = "stopped"
                 self._crew.stop(())
                 raise
+            if self._journal is not None:
+                self._stage.journal = Journal(self._journal)
             self._state = "running"
             _running.add(self)
 
@@ -178,6 +214,7 @@ class AgentSystem(Swap):
                 return
             deadline = None if timeout is None else time.monotonic() + timeout
             self._crew.outstanding.refuse(SystemStopped("the system is stopped"))
+            self._stage.close()
             try:
                 self._wait_for_turns(timeout, cancel)
             finally:
@@ -186,6 +223,8 @@ class AgentSystem(Swap):
                     agents = [agent._actor.actor_ref for agent in self._agents.values()]
                 left = None if deadline is None else max(1.0, deadline - time.monotonic())
                 self._crew.stop(agents, left)
+                if self._stage.journal is not None:
+                    self._stage.journal.close()
                 _running.discard(self)
 
     def _wait_for_turns(self, timeout: float | None, cancel: bool) -> None:
@@ -238,7 +277,8 @@ class AgentSystem(Swap):
         return found
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until no turn runs or waits and every save is on disk.
+        """Wait until no turn or message runs or waits, no `later` is due, and every save is on
+        disk. Messages of `every` count only while they are handled.
 
         Returns False if `timeout` seconds pass first.
         """

@@ -20,12 +20,16 @@ class Timer:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+    def now(self) -> float:
+        """Seconds of its clock."""
+        return time.monotonic()
+
+    def after(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call back once, on the timer's thread, `seconds` from now."""
         with self._changed:
             if self._thread is None:

@@ -1,5 +1,7 @@
 """What a prompt makes of a transcript, what the engine gets of it, and the answer's turn."""
 
+from dataclasses import replace
+
 from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, TokenOutOfRange
@@ -7,6 +9,7 @@ from kvactors.core.events import Finished
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
 from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
 
 # Tokens of a system prompt from which on it is worth waiting for who prefills it.
@@ -60,30 +63,34 @@ def make_request(
             f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
         )
     known = _remembered(transcript, draft, tokens)
-    max_tokens = ask.sampling.max_tokens if ask.answer else 0
+    chat, sampling = transcript.chat, ask.sampling
+    choices = tuple(_choice(chat, text) for text in sampling.choices if ask.answer)
+    if choices:
+        sampling = replace(sampling, max_tokens=max(map(len, choices)))
+    max_tokens = sampling.max_tokens if ask.answer else 0
     if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
             f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
-    chat = transcript.chat
     shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
         tokens=tokens,
         prompt=len(tokens),
-        sampling=ask.sampling,
+        sampling=sampling,
         generate=ask.answer,
         stop_tokens=chat.eos,
-        matcher=StopMatcher(ask.sampling.stop, chat.decode),
+        matcher=StopMatcher(sampling.stop, chat.decode),
         fresh=len(tokens) - known,
         serial=ask.ticket.serial,
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
-        priority=0 if ask.answer else -1,
+        priority=ask.priority if ask.answer else ask.priority - 1,
         shared=len(shared),
         beginning=tokens_hash(shared) if shared else "",
+        choices=choices,
     )
 
 
@@ -95,8 +102,14 @@ def make_answer(
         return ()
     prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
     generated = finished.request.generated
-    stop = ask.sampling.stop
+    stop = () if ask.sampling.choices else ask.sampling.stop
     return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+
+
+def _choice(chat: ChatFormat, text: str) -> tuple[int, ...]:
+    """The tokens of an answer that ends here. Without the end a choice that another one begins
+    with would always be the likelier of the two."""
+    return (*chat.encode_rest(text), *chat.end_of_turn)
 
 
 def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:

@@ -52,7 +52,7 @@ class Wiring:
         )
         nbytes = sum(part.nbytes for part in exported)
         save = Save(agent_id, (record,), self.model.fingerprint, segments)
-        self.outstanding.begin_save(ticket)
+        self.outstanding.begin_save(ticket, nbytes)
         if not send(self.persistence, SaveTurn(save, ticket, nbytes)):
             error = SaveFailed("the persistence actor is dead: nothing is saved any more")
             ticket.durable.reject(error)

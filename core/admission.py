@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvactors.core.errors import MemoryExceeded
+from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.memory import Memory
 from kvactors.core.request import Request
@@ -21,7 +21,7 @@ _COUNTED = {"hot": "hits", "warm": "restores", "cold": "misses"}
 class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
-    `eviction`: who leaves memory first."""
+    `eviction`: who leaves memory first; `max_waiting`: turns that may wait to be admitted."""
 
     max_batch: int
     memory_budget: int
@@ -29,6 +29,7 @@ class EngineConfig:
     target_latency: float = 0.1
     backlog_limit: int = 512 * 2**20
     eviction: EvictionPolicy = least_recently_used
+    max_waiting: int = 100_000
 
 
 class Admission:
@@ -68,7 +69,12 @@ class Admission:
         self.retry()
 
     def submit(self, request: Request) -> None:
-        """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
+        """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
+        too many wait."""
+        if len(self.waiting) >= self._config.max_waiting:
+            raise AdmissionFull(
+                f"{len(self.waiting)} turns wait to be admitted, the most allowed (max_waiting)"
+            )
         need, budget = self._memory.least(_most_tokens(request)), self._memory.budget
         if need > budget:
             raise MemoryExceeded(
@@ -85,6 +91,15 @@ class Admission:
         request.preempted += 1
         request.gave_way_after = self._ended
         self.waiting.append(request)
+
+    def resume(self, turns: Iterable[Request]) -> None:
+        """Queue turns that another engine had to abandon; they begin again from their tokens."""
+        for request in turns:
+            request.kept = request.cached = 0
+            request.preempted += 1
+            request.gave_way_after = -1
+            self.waiting.append(request)
+        self.retry()
 
     def withdraw(self, request: Request) -> None:
         """Take a turn out of the queue, if it is in it."""

@@ -5,7 +5,6 @@ and again while it is `busy`, and passes the events on. Owned by one thread.
 """
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 
 from kvactors.core.admission import Admission, EngineConfig
@@ -19,6 +18,7 @@ from kvactors.core.events import (
     Progress,
     Tokens,
 )
+from kvactors.core.failure import PROBATION, is_fatal, suspect, turn_failed
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
@@ -30,9 +30,6 @@ from kvactors.core.scheduler import Chunk, Scheduler, SchedulerConfig
 from kvactors.core.traffic import Traffic
 
 __all__ = ["Engine", "EngineConfig"]
-
-# Tokens that a suspect of a failed step decodes alone before it rejoins the batch.
-PROBATION = 3
 
 
 class Engine:
@@ -59,6 +56,7 @@ class Engine:
             )
         )
         self._events: list[Event] = []
+        self._forward: Sequence[Request] = ()
 
     # -- the GPU actor's side ----------------------------------------------------------
 
@@ -70,7 +68,8 @@ class Engine:
         return any(request.cancelled for request in self._admission.waiting)
 
     def submit(self, request: Request) -> None:
-        """Queue a turn. Raises MemoryExceeded if it can never fit the budget."""
+        """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
+        too many wait."""
         self._admission.submit(request)
 
     def prefetch(self, agent_id: str, tokens: list[int]) -> None:
@@ -109,6 +108,20 @@ class Engine:
                 self._abort(request, TurnFailed(f"agent {agent_id!r} was forgotten"))
         self._traffic.forget(agent_id)
         self._admission.retry()
+
+    def abandon(self) -> tuple[list[Event], list[Request], int]:
+        """After a fatal error: events that nobody saw yet, the turns that another engine is to
+        `resume`, and the bytes that wait to be written. This engine is not used again."""
+        self._events += suspect(self._forward)
+        guilty = {event.serial for event in self._events if isinstance(event, Aborted)}
+        turns = [*self._rows.active, *self._admission.waiting]
+        left = [request for request in turns if request.serial not in guilty]
+        return self._events, left, self._memory.backlog
+
+    def resume(self, turns: Sequence[Request], backlog: int) -> None:
+        """Take over what another engine abandoned: nothing is in memory of it."""
+        self._memory.backlog = backlog
+        self._admission.resume(turns)
 
     def step(self) -> list[Event]:
         """Run one plan: some prefill, one decode step. Returns what happened."""
@@ -194,7 +207,7 @@ class Engine:
         if not chunks:
             return
         batch = self._rows.prefill_batch([chunk.request for chunk in chunks])
-        begin = self._clock()
+        begin, self._forward = self._clock(), batch.requests
         try:
             computed = batch.run(chunks)
         except Exception as error:
@@ -220,10 +233,29 @@ class Engine:
             batch = self._rows.prefill_batch([request])
             if not request.generate:
                 self._finish(request, "stop")
+            elif request.choices:
+                self._choose(request, batch)
             elif self._rows.adopt(batch):
                 continue
             elif request.isolated or self._pressure.make_join(request):
                 self._rows.join(request, batch)
+
+    def _choose(self, request: Request, batch: PrefillBatch) -> None:
+        """Score the next choice, one in each step; then draw."""
+        self._forward = batch.requests
+        try:
+            if len(request.scores) < len(request.choices):
+                batch.score_choice(request)
+                return
+            batch.take_choice(request)
+        except Exception as error:
+            self._blame(batch.requests, error)
+            return
+        request.first_token_at = self._clock()
+        if request.stream:
+            tokens = tuple(request.generated)
+            self._events.append(Tokens(request.agent_id, request.serial, tokens))
+        self._finish(request, "stop")
 
     def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
         """The system prompt's KV becomes hot at once: agents that share it wait for it."""
@@ -236,7 +268,7 @@ class Engine:
         self._traffic.offer(request)
 
     def _run_decode(self, batch: DecodeBatch) -> None:
-        begin = self._clock()
+        begin, self._forward = self._clock(), batch.requests
         try:
             decoded = batch.step()
         except Exception as error:
@@ -248,12 +280,12 @@ class Engine:
                 self._receive(item)
             except Exception as error:
                 # Its own tokenizer or stop strings; the step itself went well.
-                self._abort(item.request, _failure(item.request, error))
+                self._abort(item.request, turn_failed(item.request, error))
 
     def _receive(self, item: Decoded) -> None:
         request = item.request
         if item.error is not None:
-            self._abort(request, _failure(request, item.error))
+            self._abort(request, turn_failed(request, item.error))
             return
         if request.decoded == 0:
             request.first_token_at = self._clock()
@@ -272,11 +304,13 @@ class Engine:
         The step may have donated the buffers of every row, so nothing of the batch is
         reused: rows are rebuilt from their last pieces and their token ids.
         """
+        if is_fatal(error):
+            raise error
         suspects = list(requests)
         self._rows.discard(suspects)
         for request in suspects:
             if len(suspects) == 1:
-                self._abort(request, _failure(request, error))
+                self._abort(request, turn_failed(request, error))
             else:
                 request.isolated, request.probation = True, PROBATION
                 self._begin(request)
@@ -314,16 +348,3 @@ class Engine:
         self._admission.withdraw(request)
         self._memory.settle(request.agent_id)
         self._admission.ended()
-
-
-def _failure(request: Request, error: Exception) -> TurnFailed:
-    failure = TurnFailed(
-        f"turn {request.turn} of {request.agent_id!r} failed: {type(error).__name__}: {error}"
-    )
-    failure.__cause__ = error
-    # The traceback stays readable from the model on; the arrays that its frames hold, and
-    # this engine, are let go.
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
-    traceback.clear_frames(error.__traceback__)
-    return failure

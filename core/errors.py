@@ -23,6 +23,8 @@
     │   └── TurnTimeout (also TimeoutError)
     ├── SystemStopped                     the system, or this agent, is no longer running
     ├── EngineDied                        the GPU actor is gone; carries the cause
+    ├── AdmissionFull                     too many turns wait for the engine
+    ├── Undelivered                       a message that no behaviour handled
     └── BlockingCall                      a blocking wait on a thread that must not block
 
 What can go wrong on disk stands in `kvactors.actors.errors`, under the same root.
@@ -30,6 +32,7 @@ Messages name the rule that was broken and the numbers.
 """
 
 __all__ = [
+    "AdmissionFull",
     "BlockingCall",
     "ContextExceeded",
     "EmptyPrompt",
@@ -53,6 +56,7 @@ __all__ = [
     "TurnError",
     "TurnFailed",
     "TurnTimeout",
+    "Undelivered",
     "UnsupportedLayer",
 ]
 
@@ -147,6 +151,14 @@ class SystemStopped(KvactorsError):
 
 class EngineDied(KvactorsError):
     """The GPU actor died; the cause is in `__cause__`."""
+
+
+class AdmissionFull(KvactorsError):
+    """The engine's queue of waiting turns is full; the turn left no trace."""
+
+
+class Undelivered(KvactorsError):
+    """A message to an agent that is not there, or has no behaviour that takes it."""
 
 
 class BlockingCall(KvactorsError):

@@ -42,7 +42,9 @@ class Request:
     that is `passing` leaves no KV behind.
     The first `shared` tokens are a system prompt that other agents may have too; `beginning`
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
-    after `gave_way_after` turns of the engine had ended.
+    after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
+    its end of turn included) nothing is decoded: they are scored one after the other, and one
+    of them is the answer.
     """
 
     agent_id: str
@@ -67,6 +69,8 @@ class Request:
     cached: int = 0
     cache_state: str = "cold"
     cancelled: bool = False
+    choices: tuple[tuple[int, ...], ...] = ()
+    scores: tuple[float, ...] = ()
     arrival: int = 0
     passed_over: int = 0
     isolated: bool = False

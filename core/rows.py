@@ -82,7 +82,7 @@ class Rows:
         """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""
         if not self.decode.idle:
             return False
-        if any(r.remaining or r.isolated or not r.generate for r in batch.requests):
+        if any(r.remaining or r.isolated or r.choices or not r.generate for r in batch.requests):
             return False
         for request in batch.requests:
             del self.prefills[request]

@@ -15,7 +15,7 @@ from kvactors.core.geometry import REPRODUCIBLE_STEP
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
-from kvactors.core.sampling import draw, draw_key
+from kvactors.core.sampling import draw, draw_choice, draw_key
 from kvactors.core.scheduler import Chunk
 from kvactors.core.slots import EXTENT_STEP
 
@@ -61,9 +61,10 @@ class PrefillBatch:
 
     def add(self, request: Request, pieces: Sequence[Piece]) -> None:
         """Give a request a row, with its cached pieces in it."""
+        longest = max(map(len, request.choices), default=0)
         # A piece may hold the last token too, which is fed again to get logits.
         held = pieces[-1].end if pieces else 0
-        row = self.arena.add_row(request.cached, max(request.target, held))
+        row = self.arena.add_row(request.cached, max(request.target + longest, held))
         for piece in pieces:
             self.arena.load(row, piece)
         self.requests.insert(row, request)
@@ -88,6 +89,38 @@ class PrefillBatch:
             request.check()
         relieve_cache()
         return width * len(rows)
+
+    def score_choice(self, request: Request) -> None:
+        """Total log-probability of the request's next choice; its row stays as it is."""
+        choice = request.choices[len(request.scores)]
+        logits = self._feed(request, choice)
+        row = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        score = mx.take_along_axis(row, mx.array(choice)[:, None], axis=-1).sum()
+        request.scores = (*request.scores, float(score.item()))  # type: ignore[arg-type]
+        self._cut()
+
+    def take_choice(self, request: Request) -> None:
+        """Draw one of the scored choices: it becomes the request's answer."""
+        key = draw_key(request.sampling, request.agent_id, request.turn, len(request.tokens))
+        choice = request.choices[draw_choice(request.scores, request.sampling, key)]
+        self._feed(request, choice)
+        self.arena.evaluate()
+        request.tokens += choice
+        request.cached += len(choice)
+        self._cut()
+
+    def _feed(self, request: Request, choice: Sequence[int]) -> mx.array:
+        """Feed a choice behind the last token of the prompt: float32 logits [tokens, vocab].
+
+        Other rows of the batch are fed something too, and cut afterwards.
+        """
+        tokens = [request.tokens[-1], *choice[:-1]]
+        logits = self.arena.forward(self._model, mx.array([tokens] * len(self.requests)))
+        return logits[self.row(request)].astype(mx.float32)
+
+    def _cut(self) -> None:
+        for row, request in enumerate(self.requests):
+            self.arena.table.set_length(row, request.cached)
 
     def remove(self, request: Request) -> None:
         """Drop a request's row."""

@@ -1,6 +1,6 @@
 """Sampling: parameters, and the draw of one row (mlx-lm's filters, our own random keys)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,11 @@ from kvactors.core.errors import InvalidSampling
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Sampling", "draw", "draw_key"]
+__all__ = ["Sampling", "draw", "draw_choice", "draw_key"]
+
+
+# Each costs one forward of its own tokens.
+MOST_CHOICES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,9 @@ class Sampling:
     `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
     `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
     the random key, so that a draw does not depend on who shares the batch; `stop` strings
-    end the turn and are cut from the reply's text. Raises InvalidSampling.
+    end the turn and are cut from the reply's text. With `choices` the answer is one of these
+    texts, drawn by what the model gives each as a whole, its end of turn included; then only
+    `temperature` and `seed` apply. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -32,14 +38,11 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        elif isinstance(self.stop, Iterable):
-            object.__setattr__(self, "stop", tuple(self.stop))
-        else:
-            raise InvalidSampling(f"stop must be strings, not {self.stop!r}")
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        object.__setattr__(self, "choices", _texts("choices", self.choices))
         _whole("max_tokens", self.max_tokens, 1)
         _whole("top_k", self.top_k, 0)
         _whole("seed", self.seed, None)
@@ -49,15 +52,26 @@ class Sampling:
         _within("repetition_penalty", self.repetition_penalty, 0.0, float("inf"))
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise InvalidSampling(f"stop must be non-empty strings, not {self.stop!r}")
-        if any("\ud800" <= character <= "\udfff" for text in self.stop for character in text):
-            raise InvalidSampling(f"stop must be valid unicode, not {self.stop!r}")
+        if len(set(self.choices)) < len(self.choices) or len(self.choices) > MOST_CHOICES:
+            raise InvalidSampling(
+                f"choices must be different, {MOST_CHOICES} at most, not {self.choices!r}"
+            )
 
     @property
     def greedy(self) -> bool:
         """Whether the next token is the plain argmax of the logits."""
         return self.temperature == 0 and self.repetition_penalty == 1.0
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise InvalidSampling(f"{name} must be strings, not {value!r}")
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidSampling(f"{name} must be non-empty strings, not {value!r}")
+    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        raise InvalidSampling(f"{name} must be valid unicode, not {value!r}")
+    return texts
 
 
 def _whole(name: str, value: object, least: int | None) -> None:
@@ -107,3 +121,13 @@ def draw(
     if 0 < sampling.top_k < row.shape[-1]:
         row = sample_utils.apply_top_k(row, sampling.top_k)
     return mx.random.categorical(row[0] / sampling.temperature, key=mx.random.key(key))
+
+
+def draw_choice(scores: Sequence[float], sampling: Sampling, key: int) -> int:
+    """The index of one of the choices, given their total log-probabilities. GPU thread."""
+    import mlx.core as mx
+
+    if sampling.temperature == 0:
+        return max(range(len(scores)), key=scores.__getitem__)
+    weights = mx.array(list(scores)) / sampling.temperature
+    return int(mx.random.categorical(weights, key=mx.random.key(key)).item())  # type: ignore[arg-type]

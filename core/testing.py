@@ -135,7 +135,8 @@ def _on_grid(kind: Any, grid: float) -> Any:
 
 
 class Faulty(nn.Module):  # type: ignore[misc]
-    """A model that misbehaves on cue: raises on a token, holds a step, or shifts logits.
+    """A model that misbehaves on cue: raises on a token or at a step, holds a step, or shifts
+    logits.
 
     `arm` and the events may be used from any thread.
     """
@@ -145,6 +146,7 @@ class Faulty(nn.Module):  # type: ignore[misc]
         self.model = model
         self.args = model.args
         self._poison: int | None = None
+        self._steps_left: int | None = None
         self._error: BaseException = RuntimeError("poisoned token")
         self._lie = 0.0
         self._gate: threading.Event | None = None
@@ -159,12 +161,15 @@ class Faulty(nn.Module):  # type: ignore[misc]
         self,
         *,
         poison: int | None = None,
+        step: int | None = None,
         error: BaseException | None = None,
         hold: threading.Event | None = None,
         lie: float = 0.0,
     ) -> None:
-        """Raise `error` whenever `poison` is fed; wait for `hold`; add `lie` to every logit."""
+        """Raise `error` whenever `poison` is fed, or once, in the `step`-th call from now (from
+        0); wait for `hold`; add `lie` to every logit."""
         self._poison, self._gate, self._lie = poison, hold, lie
+        self._steps_left = step
         self._error = error or RuntimeError(f"poisoned token {poison}")
         self.reached.clear()
 
@@ -174,6 +179,11 @@ class Faulty(nn.Module):  # type: ignore[misc]
             self._gate.wait()
         if self._poison is not None and bool((inputs == self._poison).any().item()):
             raise self._error
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            if self._steps_left < 0:
+                self._steps_left = None
+                raise self._error
         logits: mx.array = self.model(inputs, cache=cache, **kwargs)
         return logits + self._lie
 

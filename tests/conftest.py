@@ -1,5 +1,6 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +13,6 @@ from kvactors.core import blas
 
 blas.preload()
 
-from proof import prove  # noqa: E402
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
@@ -82,6 +82,29 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
+def heard() -> Iterator[Callable[[str], threading.Event]]:
+    """Gives an event that is set when something with this text is logged."""
+    handlers: list[logging.Handler] = []
+    logger = logging.getLogger("kvactors")
+
+    def listen(text: str) -> threading.Event:
+        event = threading.Event()
+
+        class Ear(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if text in record.getMessage():
+                    event.set()
+
+        handlers.append(Ear())
+        logger.addHandler(handlers[-1])
+        return event
+
+    yield listen
+    for handler in handlers:
+        logger.removeHandler(handler)
+
+
+@pytest.fixture
 def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
     """Starts systems over random tiny models; those still running are stopped at the end."""
     systems: list[AgentSystem] = []
@@ -96,7 +119,7 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
     yield start
     for system in systems:
         with suppress(SystemStopped, EngineDied):
-            prove(system)
+            system.check()
         system.stop(timeout=30)
 
 

@@ -21,7 +21,7 @@ from kvactors.actors import (
     StoreNotWritable,
     SystemStopped,
 )
-from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.dispatcher import Dispatcher, SystemActor
 from kvactors.core.errors import (
     ContextExceeded,
     EmptyPrompt,
@@ -341,9 +341,8 @@ def test_using_a_system_that_is_not_running_says_so() -> None:
 
 
 def test_a_blocking_get_on_a_pool_thread_is_refused_with_advice(shared: AgentSystem) -> None:
-    class Caller(PooledActor):
+    class Caller(SystemActor):
         dispatcher = Dispatcher("test-pool", 1)
-        registered = False
 
         def on_receive(self, agent: Any) -> Any:
             return agent.ask([1], sampling=SHORT).get(timeout=WAIT)

@@ -1,6 +1,5 @@
 """Pooled actors: pykka's semantics on few threads, two lanes, and no message left waiting."""
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,11 +7,14 @@ from typing import Any
 
 import pykka
 import pytest
+from pykka._envelope import Envelope
 
 from kvactors.actors import dispatcher as module
-from kvactors.actors.dispatcher import Dispatcher, MailboxFull, PooledActor
+from kvactors.actors.dispatcher import Dispatcher, PooledActor, SystemActor
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.timer import Timer
+from kvactors.core.errors import BlockingCall, InvalidConfig
 
 WAIT = 30
 
@@ -23,9 +25,7 @@ class Work:
     in_prompt_lane: bool = True
 
 
-class Recorder(PooledActor):
-    registered = False
-
+class Recorder(SystemActor):
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()
         self.dispatcher = dispatcher
@@ -109,12 +109,15 @@ def test_stop_handles_what_came_before_and_answers_what_came_after(pool: Dispatc
     assert ref.stop(timeout=WAIT) is False
 
 
-def test_every_ask_that_races_stop_ends_in_a_reply_or_an_error(pool: Dispatcher) -> None:
-    refs = [Recorder.start(pool) for _ in range(200)]
-    futures: list[Any] = []
+def test_every_one_of_200_000_asks_that_race_stop_is_answered(pool: Dispatcher) -> None:
+    refs = [Recorder.start(pool) for _ in range(2000)]
+    unanswered = threading.Semaphore(0)
 
     def ask_all() -> None:
-        futures.extend([ref.ask(i, block=False) for ref in refs for i in range(10)])
+        for _ in range(50):
+            for ref in refs:
+                future: Any = ref.ask(None, block=False)
+                future.on_done(lambda _: unanswered.release())
 
     askers = [threading.Thread(target=ask_all) for _ in range(2)]
     for asker in askers:
@@ -125,12 +128,9 @@ def test_every_ask_that_races_stop_ends_in_a_reply_or_an_error(pool: Dispatcher)
     for stop in stops:
         stop.get(timeout=WAIT)
 
-    ended = 0
-    for future in futures:
-        with contextlib.suppress(pykka.ActorDeadError):
-            future.get(timeout=WAIT)
-        ended += 1
-    assert ended == 4000
+    for _ in range(200_000):
+        assert unanswered.acquire(timeout=WAIT)
+    assert not unanswered.acquire(blocking=False)
 
 
 def test_a_flooded_mailbox_delays_others_by_at_most_a_batch() -> None:
@@ -168,26 +168,155 @@ def test_the_system_lane_overtakes_prompts_and_passes_a_shut_prompt_lane(
     assert ref.ask(Work(2), timeout=WAIT) == ["system", Work(1), Work(2)]
 
 
-def test_the_prompt_lane_is_bounded_and_the_system_lane_is_not(
-    pool: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PROMPT_LANE", 3)
-    ref = Recorder.start(pool)
-    gate = threading.Event()
-    ref.tell(lambda _actor: gate.wait(WAIT))
-    ref.ask(lambda me: None, block=False)
-    for number in range(3):
+def blocked(capacity: int, policy: Any, timeout: float | None = None) -> Any:
+    """An actor whose full prompt lane waits behind a gate, the gate, and the last answer."""
+    actor = Recorder(pool := Dispatcher("blocked", 1))
+    actor.actor_inbox.lane = LanePolicy(capacity, policy, timeout)
+    ref, gate, entered = actor.begin(), threading.Event(), threading.Event()
+
+    def hold(_: Recorder) -> None:
+        entered.set()
+        gate.wait(WAIT)
+
+    ref.tell(hold)
+    assert entered.wait(WAIT)
+    for number in range(capacity - 1):
         ref.tell(Work(number))
+    return actor, ref, gate, ref.ask(Work(capacity - 1), block=False), pool
+
+
+def test_the_prompt_lane_refuses_and_the_system_lane_does_not() -> None:
+    _, ref, gate, last, pool = blocked(3, "refuse")
 
     with pytest.raises(MailboxFull, match="3 prompts wait"):
         ref.tell(Work(3))
     for number in range(100):
         ref.tell(number)
-
-    monkeypatch.setattr(module, "PROMPT_LANE", 4)
-    last = ref.ask(Work(9), block=False)
     gate.set()
-    assert len(last.get(timeout=WAIT)) == 104
+
+    # The system lane goes first.
+    assert last.get(timeout=WAIT)[100:] == [Work(0), Work(1), Work(2)]
+    pool.close(WAIT)
+
+
+def test_a_full_lane_can_drop_its_oldest_prompt_and_says_so() -> None:
+    actor, ref, gate, first, pool = blocked(1, "drop_oldest")
+
+    second = ref.ask(Work(1), block=False)
+    gate.set()
+
+    with pytest.raises(MailboxFull, match="gave way"):
+        first.get(timeout=WAIT)
+    assert second.get(timeout=WAIT) == [Work(1)]
+    assert actor.actor_inbox.dropped == 1
+    pool.close(WAIT)
+
+
+def test_a_full_lane_can_let_its_senders_wait_in_order() -> None:
+    actor, ref, gate, _, pool = blocked(1, "block")
+    answers: list[Any] = []
+
+    accepted = [actor.actor_inbox.offer(Envelope(Work(number))) for number in (1, 2)]
+    sender = threading.Thread(target=lambda: answers.append(ref.ask(Work(3), timeout=WAIT)))
+    sender.start()
+    assert [future.done for future in accepted] == [False, False]
+    gate.set()
+    sender.join(WAIT)
+
+    for future in accepted:
+        assert future.get(timeout=WAIT) is None
+    assert answers == [list(map(Work, range(4)))]
+    pool.close(WAIT)
+
+
+def test_a_sender_waits_no_longer_than_the_policy_says() -> None:
+    _, ref, gate, last, pool = blocked(1, "block", 0.01)
+
+    with pytest.raises(MailboxFull):
+        ref.tell(Work(1))
+    gate.set()
+
+    assert last.get(timeout=WAIT) == [Work(0)]
+    pool.close(WAIT)
+
+
+def test_a_sender_that_waits_for_an_actor_that_stops_is_answered() -> None:
+    actor, ref, gate, _, pool = blocked(1, "block")
+    future: Any = ReplyFuture()
+
+    accepted = actor.actor_inbox.offer(Envelope(Work(1), reply_to=future))
+    stopping = ref.stop(block=False)
+    gate.set()
+
+    assert stopping.get(timeout=WAIT)
+    assert accepted.get(timeout=WAIT) is None
+    with pytest.raises(pykka.ActorDeadError):
+        future.get(timeout=WAIT)
+    pool.close(WAIT)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"capacity": 0}, {"when_full": "explode"}, {"timeout": 0}, {"capacity": "many"}]
+)
+def test_a_lane_policy_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        LanePolicy(**wrong)
+
+
+def test_a_blocking_get_is_refused_on_every_pool_thread_at_once() -> None:
+    pool, never = Dispatcher("pair", 2), ReplyFuture[int]()
+    together = threading.Barrier(2)
+
+    def get(_: Recorder) -> Any:
+        together.wait(WAIT)
+        return never.get(timeout=WAIT)
+
+    answers = [Recorder.start(pool).ask(get, block=False) for _ in range(2)]
+
+    for answer in answers:
+        with pytest.raises(BlockingCall, match="await the future"):
+            answer.get(timeout=WAIT)
+    pool.close(WAIT)
+
+
+def test_blocking_is_allowed_on_threads_meant_for_it(pool: Dispatcher) -> None:
+    slow = Dispatcher("slow", 1, blocking=True)
+    helper = Recorder.start(pool)
+
+    answer = Recorder.start(slow).ask(lambda _: helper.ask("hello", timeout=WAIT), timeout=WAIT)
+
+    assert answer == ["hello"]
+    slow.close(WAIT)
+
+
+def test_an_answer_that_is_a_future_reaches_the_asker_as_its_value(pool: Dispatcher) -> None:
+    ref, inner = Recorder.start(pool), ReplyFuture[str]()
+    foreign: pykka.Future[str] = pykka.ThreadingFuture()
+
+    answer = ref.ask(lambda _: inner, block=False)
+    other = ref.ask(lambda _: foreign, block=False)
+    assert ref.ask("not held up", timeout=WAIT) == ["not held up"]
+    inner.resolve("value")
+    foreign.set("another")
+
+    assert answer.get(timeout=WAIT) == "value"
+    assert other.get(timeout=WAIT) == "another"
+
+
+def test_a_registered_actor_that_exits_stops_the_others_as_in_pykka(pool: Dispatcher) -> None:
+    class Exits(PooledActor):
+        dispatcher = pool
+
+        def on_receive(self, message: Any) -> Any:
+            raise SystemExit(message)
+
+    bystander, system_actor = Exits.start(), Recorder.start(pool)
+
+    with pytest.raises(SystemExit):
+        Exits.start().ask(1, timeout=WAIT)
+
+    assert bystander.actor_stopped.wait(WAIT)
+    assert system_actor.ask("here", timeout=WAIT) == ["here"]
 
 
 def test_a_future_settles_once_and_says_who_was_first() -> None:
@@ -201,10 +330,10 @@ def test_a_future_settles_once_and_says_who_was_first() -> None:
 
 
 def test_registered_actors_keep_pykkas_registry(pool: Dispatcher) -> None:
-    class Registered(Recorder):
-        registered = True
+    class Registered(PooledActor):
+        dispatcher = pool
 
-    ref = Registered.start(pool)
+    ref = Registered.start()
     assert pykka.ActorRegistry.get_by_urn(ref.actor_urn) == ref
 
     ref.stop(timeout=WAIT)

@@ -53,6 +53,33 @@ def test_long_life() -> None:
     assert lives[-1][-2:] == ["called", "Biscuit."]
 
 
+def test_prisoners_dilemma() -> None:
+    out = run("prisoners_dilemma.py")
+
+    again = out[out.index("4 again") :]
+    assert "marco  says: The code of the garage is 4711.  (warm)" in again
+    assert "emma   says: I do not know.  (warm)" in again
+    assert out.count("chooses: ") == 4
+    assert "the interrogator knows: The password of the office is falcon." in again
+
+
+def test_gossip(tmp_path: Path) -> None:
+    plot = tmp_path / "gossip.png"
+
+    out = run("gossip.py", "--agents", "4", "--hops", "1", "--plot", str(plot))
+
+    rows = [line.split()[2:] for line in out.splitlines() if line.startswith("agent")]
+    assert [row[n] for n, row in enumerate(rows)] == ["#"] * 4
+    assert sum(row.count("#") + row.count(".") for row in rows) >= 14
+    assert plot.stat().st_size > 1000
+
+
+def test_stress_custom() -> None:
+    out = run("stress_custom.py", "--agents", "6", "--messages", "60")
+
+    assert "nothing was made, nothing was lost" in out
+
+
 def test_mlx_lm_batch() -> None:
     out = run("mlx_lm_batch.py")
 
@@ -61,6 +88,7 @@ def test_mlx_lm_batch() -> None:
 
 
 BENCHES = [
+    "actors",
     "cascade",
     "families",
     "memory",
@@ -95,3 +123,13 @@ def test_kv_takes_the_memory_that_the_formula_says(dtype: str, ratio: float) -> 
 
     assert row["formula_ratio"] == ratio
     assert row["measured_ratio"] == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.slow
+def test_an_idle_agent_takes_at_most_8_kb() -> None:
+    command = [sys.executable, "-m", "kvactors.bench.actors"]
+    command += ["--only", "agents", "--agents", "20000"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    assert ended.returncode == 0, ended.stderr
+    assert 0 < json.loads(ended.stdout.splitlines()[-1])["bytes"] <= 8192

@@ -11,8 +11,9 @@ import pytest
 from kvactors.bench.family_args import WINDOW
 from kvactors.core.arena import Arena
 from kvactors.core.engine import Engine
-from kvactors.core.events import ExportedKV, Finished
+from kvactors.core.events import ExportedKV, Finished, KVNeeded
 from kvactors.core.model import LoadedModel
+from kvactors.core.request import Request
 from kvactors.core.runner import new_arena
 from kvactors.core.sampling import Sampling
 from kvactors.core.testing import make_request, run_engine
@@ -199,3 +200,46 @@ def test_a_cancelled_row_leaves_its_neighbours_bit_identical(
     cut = ends["1"].request.generated
     assert cut == expected[1][: len(cut)]
     assert [ends[i].request.generated for i in "02"] == [expected[0], expected[2]]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "falcon_h1", "mamba2"])
+def test_agents_that_leave_a_small_memory_and_come_back_answer_the_same(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    prompts = prompts_of((300, 310, 320, 280), seed=7)
+    roomy = make_engine(loaded, stored=True)
+    budget = roomy._memory.workspace.least(350, 1) + 4 * loaded.spec.bytes_of(350)
+    small = make_engine(loaded, stored=True, budget=budget)
+    said: dict[str, list[list[int]]] = {"roomy": [], "small": []}
+
+    for name, engine in (("roomy", roomy), ("small", small)):
+        known: list[list[int]] = [[] for _ in prompts]
+        stored: dict[str, list[ExportedKV]] = {}
+        for news in (prompts, [[5], [6, 7], [8], [9]]):
+            requests = [make_request(f"{i}", known[i], new, SAMPLING) for i, new in enumerate(news)]
+            run_over_store(engine, requests, stored)
+            known = [request.tokens for request in requests]
+            said[name] += [request.generated for request in requests]
+
+    assert said["small"] == said["roomy"]
+    assert small.stats()["evictions"] > 0
+    assert roomy.stats()["evictions"] == 0
+
+
+def run_over_store(
+    engine: Engine, requests: list[Request], stored: dict[str, list[ExportedKV]]
+) -> None:
+    """Run turns to their end; what is exported is kept as a store would, and given back."""
+    for request in requests:
+        engine.submit(request)
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, KVNeeded):
+                engine.provide(event.agent_id, stored.get(event.agent_id, ()))
+            elif isinstance(event, Finished):
+                agent, exported = event.request.agent_id, event.exported
+                kept = [p for p in stored.get(agent, []) if p.start < exported[0].start]
+                stored[agent] = [*kept, *exported]
+                engine.saved(agent, exported[-1].end, sum(p.nbytes for p in exported), True)
+        engine.check()

@@ -138,32 +138,6 @@ def test_checkpoints_of_the_past_are_few_however_many_turns(
 
 
 @every_kind
-def test_under_a_small_budget_the_answers_are_the_same(
-    open_system: OpenSystem, family: str
-) -> None:
-    prompts = [[agent + 1, *FIRST] for agent in range(4)]
-    roomy = open_system(grid(family), attention="packed", store=False)
-    expected = [said_twice(roomy, f"{i}", prompt) for i, prompt in enumerate(prompts)]
-    budget = 3 * roomy.spec.bytes_of(len(FIRST) + 30) + (8 << 20)
-    small = open_system(grid(family), attention="packed", memory_budget=budget)
-
-    first = [small.spawn(f"{i}").ask(p, sampling=ANSWER) for i, p in enumerate(prompts)]
-    for future in first:
-        future.get(timeout=WAIT)
-    second = [small.spawn(f"{i}").ask(SECOND, sampling=ANSWER) for i in range(len(prompts))]
-
-    assert [future.get(timeout=WAIT).token_ids for future in second] == expected
-    assert small.stats()["hot_bytes"] <= budget
-
-
-def said_twice(system: AgentSystem, agent_id: str, prompt: list[int]) -> tuple[int, ...]:
-    agent = system.spawn(agent_id)
-    agent.ask(prompt, sampling=ANSWER).get(timeout=WAIT)
-    reply: Reply = agent.ask(SECOND, sampling=ANSWER).get(timeout=WAIT)
-    return reply.token_ids
-
-
-@every_kind
 def test_formats_of_one_file_are_refused_and_the_archive_is_not(
     open_system: OpenSystem, tmp_path: Path, family: str
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from proof import prove
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.engine import Engine
@@ -117,7 +116,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_bookkeeping_is_right(self) -> None:
-        prove(self.system)
+        self.system.check()
 
     def teardown(self) -> None:
         self.system.stop(timeout=WAIT)

@@ -3,12 +3,13 @@
 import errno
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed
+from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed, SaveQueueFull
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.store import Store
 from kvactors.persistence.testing import FailingFiles, HoldingFiles
@@ -149,3 +150,58 @@ def test_an_encrypted_agent_comes_back_warm_with_its_key_and_not_at_all_without(
 
     alice = open_system(encryption_key=lambda: key).spawn("alice")
     assert alice.ask([2], sampling=SHORT).get(timeout=WAIT).cache == "warm"
+
+
+def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
+    open_system: OpenSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: Callable[[str], threading.Event],
+) -> None:
+    full = FailingFiles(name="*", path="*", code=errno.ENOSPC)
+    full.armed = False
+    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=full))
+    monkeypatch.setattr("kvactors.actors.persistence.FIRST_PAUSE", 0.01)
+    system = open_system(max_unsaved=400)
+    alice = system.spawn("alice")
+    full.armed = True
+
+    for turn in range(3):
+        reply = alice.ask([turn + 1] * 30, sampling=SHORT).get(timeout=WAIT)
+        with pytest.raises(SaveFailed):
+            reply.durable.get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+    assert system.health().storage == "failing"
+    with pytest.raises(SaveQueueFull, match="max_unsaved 400"):
+        alice.ask([9])
+    back = heard("the disk writes again")
+    full.armed = False
+
+    assert back.wait(WAIT)
+    assert system.health().storage == "ok"
+    assert alice.ask([9], sampling=SHORT).get(timeout=WAIT).durable.get(timeout=WAIT) is True
+    transcript = alice.transcript()
+    system.stop()
+    assert open_system().spawn("alice").transcript() == transcript
+
+
+def test_a_slow_disk_holds_no_more_than_it_may(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = HoldingFiles(path="*ledger.log")
+    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=slow))
+    system = open_system(max_unsaved=100_000)
+    alice = system.spawn("alice")
+
+    def talk() -> None:
+        for turn in range(100):
+            alice.ask([turn + 1] * 200, sampling=SHORT).get(timeout=WAIT)
+
+    with pytest.raises(SaveQueueFull):
+        talk()
+    assert slow.reached.wait(WAIT)
+    slow.release.set()
+
+    assert system.wait_idle(WAIT)
+    assert alice.ask([1], sampling=SHORT).get(timeout=WAIT).durable.get(timeout=WAIT) is True
+    assert system.wait_idle(WAIT)
+    assert system.health().unsaved_bytes == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
-from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
+from kvactors.core.errors import KvactorsError, SystemStopped
 from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
 OpenSystem = Callable[..., AgentSystem]
@@ -358,27 +358,6 @@ def test_a_failing_decode_step_fails_only_its_guilty_row(open_system: OpenSystem
         futures[2].get(timeout=WAIT)
     for i in innocent:
         assert futures[i].get(timeout=WAIT).token_ids == alone[i].token_ids
-
-
-def test_the_death_of_the_gpu_actor_fails_every_pending_future_with_the_cause(
-    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
-) -> None:
-    faulty = FaultyModel()
-    system = open_system(faulty)
-    agents = [system.spawn(f"{i}") for i in range(3)]
-    faulty.model.arm(poison=99, error=SystemExit("the driver is gone"))
-
-    with caplog.at_level(logging.CRITICAL, logger="kvactors"):
-        futures = [agent.ask([1, 99], sampling=SHORT) for agent in agents]
-        futures += [agent.ask([1], sampling=SHORT) for agent in agents]
-        for future in futures:
-            with pytest.raises(EngineDied, match="driver is gone"):
-                future.get(timeout=WAIT)
-
-    for call in (system.stats, lambda: agents[0].ask([1]), lambda: futures[0].get(timeout=WAIT)):
-        with pytest.raises(EngineDied) as caught:
-            call()
-        assert isinstance(caught.value.__cause__, SystemExit)
 
 
 def test_leaving_the_system_finishes_queued_turns_and_saves(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""Context: what a behaviour's methods do in a running system. Called on its player's thread."""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvactors.actors.futures import ReplyFuture
+from kvactors.core.errors import InvalidInput, TurnTimeout
+from kvactors.core.sampling import Sampling
+
+if TYPE_CHECKING:
+    from kvactors.actors.handle import Agent
+    from kvactors.actors.reply import Reply, Rewound
+    from kvactors.actors.stage import Stage
+
+__all__ = ["Context", "Scheduled", "late_after", "with_choices"]
+
+
+class Scheduled:
+    """A message that will be sent, once or again and again. Any thread may cancel it."""
+
+    def __init__(self, ended: Callable[["Scheduled"], object]) -> None:
+        self._ended = ended
+        self._lock = threading.Lock()
+        self.active = True
+
+    def cancel(self) -> None:
+        """Send it no more."""
+        self.end()
+
+    def end(self) -> bool:
+        """Whether this call ended it; it can end once."""
+        with self._lock:
+            active, self.active = self.active, False
+        if active:
+            self._ended(self)
+        return active
+
+
+class Context:
+    """One agent's side of the stage. `turns` counts the turns that its behaviour took."""
+
+    def __init__(self, agent: "Agent", stage: "Stage") -> None:
+        self.agent = agent
+        self.turns = 0
+        self._stage = stage
+        self._scheduled: dict[Scheduled, None] = {}
+        self._sent = self._asked = 0
+
+    def think(
+        self,
+        prompt: Any,
+        choices: tuple[str, ...],
+        sampling: Sampling | None,
+        timeout: float | None,
+        options: dict[str, Any],
+    ) -> "ReplyFuture[Reply]":
+        """A turn. Raises what `Agent.ask` raises."""
+        sampling = with_choices(sampling, choices)
+        future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
+        journal, number = self._stage.journal, self.turns
+        if journal is not None:
+            future.on_done(_if_well(lambda reply: journal.turn(self.agent.agent_id, number, reply)))
+        return future
+
+    def observe(self, text: str, role: str) -> "ReplyFuture[Reply]":
+        """A turn without an answer."""
+        return self._turn(self.agent.observe(text, role))
+
+    def rewind(self, turns: int | None, to_token: int | None) -> "ReplyFuture[Rewound]":
+        """Forget."""
+        return self.agent.rewind(turns, to_token=to_token)
+
+    def send(self, to: "str | Agent", message: Any) -> ReplyFuture[None]:
+        """A message to one agent."""
+        self._sending(_id(to), message)
+        return self._stage.post(_id(to), message, self.agent)
+
+    def ask(self, to: "str | Agent", message: Any, timeout: float | None) -> ReplyFuture[Any]:
+        """A message and its answer."""
+        self._sending(_id(to), message)
+        self._asked += 1
+        future = self._stage.ask(_id(to), message, self.agent, timeout)
+        journal, number, own = self._stage.journal, self._asked, self.agent.agent_id
+        if journal is not None:
+            future.on_done(_if_well(lambda value: journal.answer(own, number, value)))
+        return future
+
+    def broadcast(self, message: Any, to: "Iterable[str | Agent] | None") -> ReplyFuture[None]:
+        """A message to several."""
+        named = None if to is None else [_id(one) for one in to]
+        self._sending("*" if named is None else ",".join(named), message)
+        others = self._stage.others(self.agent.agent_id) if named is None else named
+        return self._stage.post_all(others, message, self.agent)
+
+    def subscribe(self, topic: str) -> None:
+        """Follow a topic."""
+        self._stage.subscribe(topic, self.agent.agent_id)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Follow it no more."""
+        self._stage.unsubscribe(topic, self.agent.agent_id)
+
+    def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
+        """A message to a topic."""
+        self._sending(topic, message)
+        return self._stage.publish(topic, message, self.agent)
+
+    def watch(self, agent: "str | Agent") -> None:
+        """A message when a behaviour ends."""
+        self._stage.watch(_id(agent), self.agent.agent_id)
+
+    def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
+        """A child."""
+        spawn, parent = self._stage.spawn, self.agent.agent_id
+        return self.run_blocking(lambda: spawn(agent_id, system_prompt, parent=parent, **options))
+
+    def stop(self, agent: "str | Agent | None") -> None:
+        """The end of a behaviour."""
+        self._stage.stop(self.agent.agent_id if agent is None else _id(agent))
+
+    def later(self, seconds: float, message: Any) -> Scheduled:
+        """One message to oneself."""
+        self._check(seconds, 0)
+        outstanding = self._stage.outstanding
+        outstanding.begin_work()
+
+        def ended(one: Scheduled) -> None:
+            self._scheduled.pop(one, None)
+            outstanding.end_work()
+
+        def fire() -> None:
+            if scheduled.active:
+                self._stage.post(self.agent.agent_id, message, self.agent)
+                scheduled.end()
+
+        scheduled = Scheduled(ended)
+        self._scheduled[scheduled] = None
+        self._stage.after(seconds, fire)
+        return scheduled
+
+    def every(self, seconds: float, message: Any) -> Scheduled:
+        """Messages to oneself."""
+        self._check(seconds, 1e-3)
+
+        def fire() -> None:
+            if scheduled.active:
+                self._stage.post(self.agent.agent_id, message, self.agent)
+                self._stage.after(seconds, fire)
+
+        scheduled = Scheduled(lambda one: self._scheduled.pop(one, None))
+        self._scheduled[scheduled] = None
+        self._stage.after(seconds, fire)
+        return scheduled
+
+    def close(self) -> None:
+        """Nothing is sent to it any more: its behaviour has ended."""
+        for scheduled in list(self._scheduled):
+            scheduled.cancel()
+
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
+        """Something on another thread."""
+        return self._stage.run_blocking(lambda: function(*args))
+
+    def _turn(self, future: "ReplyFuture[Reply]") -> "ReplyFuture[Reply]":
+        self.turns += 1
+        return future
+
+    def _sending(self, to: str, message: Any) -> None:
+        self._sent += 1
+        if self._stage.journal is not None:
+            self._stage.journal.sent(self.agent.agent_id, self._sent, to, message)
+
+    def _check(self, seconds: object, least: float) -> None:
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or not least <= seconds < float("inf"):  # type: ignore[operator]
+            raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
+
+
+def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Callable[[], None]:
+    """What a timer calls to fail a future that is late."""
+
+    def fire() -> None:
+        future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))
+
+    return fire
+
+
+def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
+    """The sampling, and that the answer is one of these."""
+    return replace(sampling or Sampling(), choices=choices) if choices else sampling
+
+
+def _if_well(note: Callable[[Any], None]) -> Callable[[ReplyFuture[Any]], None]:
+    """A callback for what a future was resolved with; nothing for an error."""
+    return lambda future: None if future.error is not None else note(future.get())
+
+
+def _id(agent: "str | Agent") -> str:
+    return agent if isinstance(agent, str) else agent.agent_id

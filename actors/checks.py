@@ -1,0 +1,57 @@
+"""What must hold of a system: nothing is leaked, and nobody waits in vain."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from kvactors.actors.crew import Crew
+from kvactors.actors.messages import Check, ReadStats
+
+if TYPE_CHECKING:
+    from kvactors.actors.handle import Agent
+    from kvactors.actors.stage import Stage
+
+__all__ = ["check_system"]
+
+# Seconds that the end of a turn takes at most to reach everybody.
+SETTLED = 10.0
+PAUSE = 0.005
+
+
+def check_system(crew: Crew, stage: "Stage", agents: Iterable["Agent"]) -> None:
+    """Prove the bookkeeping of a running system; AssertionError says what is wrong.
+
+    At any time: blocks, slots and lengths add up, no turn whose asker has its answer is still
+    waited for, no ended behaviour has a thread. When nothing is outstanding also: no turn is
+    left in the engine or in an agent, nothing waits to be written, every lane is open.
+    """
+    crew.ask(crew.gpu, Check())
+    stage.check()
+    outstanding, agents = crew.outstanding, list(agents)
+    _require(lambda: {t.serial: "answered" for t in outstanding.turns() if t.reply.done})
+    if outstanding.idle:
+        _require(lambda: _left_in_engine(crew) if outstanding.idle else {})
+        _require(lambda: _left_in_agents(agents) if outstanding.idle else {})
+
+
+def _left_in_engine(crew: Crew) -> dict[str, int]:
+    engine, _ = crew.ask(crew.gpu, ReadStats())
+    names = ("waiting", "prefilling", "decoding", "backlog_bytes")
+    return {name: engine[name] for name in names if engine[name]}
+
+
+def _left_in_agents(agents: Iterable["Agent"]) -> dict[str, str]:
+    left = {}
+    for agent in agents:
+        inbox = agent._actor.actor_inbox
+        if not agent._actor.idle or not inbox.open_to_prompts or inbox.prompts:
+            left[agent.agent_id] = f"a turn, or {inbox.prompts} prompts that are not begun"
+    return left
+
+
+def _require(left: "Callable[[], dict[str, int] | dict[str, str] | dict[int, str]]") -> None:
+    """Nothing is left, now or as soon as what has ended is known to everybody."""
+    deadline = time.monotonic() + SETTLED
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(PAUSE)
+    assert not found, f"nothing is outstanding, but there is left: {found}"

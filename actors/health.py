@@ -1,0 +1,49 @@
+"""Health: what the system says of itself while its actors may be busy or gone. Any thread."""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Health", "Vitals"]
+
+State = Literal["ok", "rebuilding", "stalled", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`state` of the engine: "rebuilding" after a fatal error of the device, "stalled" when a
+    step takes longer than the watchdog allows, "dead" when nothing more will be answered.
+    `step_seconds` is how long the step that runs has taken, 0 if none does; `error` the last
+    one that ended or rebuilt the engine. `storage` is "failing" while turns wait in memory that
+    the disk has refused; `unsaved_bytes` wait for it in all."""
+
+    state: State
+    step_seconds: float
+    rebuilds: int
+    error: str
+    storage: Literal["ok", "failing"]
+    unsaved_bytes: int
+
+
+class Vitals:
+    """What the GPU actor notes about itself; single words, so that no lock is needed."""
+
+    def __init__(self) -> None:
+        self.state: State = "ok"
+        self.rebuilds = 0
+        self.error = ""
+        self._step_began = 0.0
+
+    def step_begins(self) -> None:
+        """A step starts now."""
+        self._step_began = time.monotonic()
+
+    def step_ended(self) -> None:
+        """No step runs."""
+        self._step_began = 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step that runs has taken; 0 if none does."""
+        began = self._step_began
+        return time.monotonic() - began if began else 0.0

@@ -1,0 +1,241 @@
+"""Mailbox: the two lanes of an actor that shares its threads, and what a full lane does.
+
+The system lane is never full and goes first. The prompt lane is bounded and can be shut while
+a turn runs. A closed mailbox answers everything it still holds, and everything that comes
+later, with an error: nothing is left waiting.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pykka import ActorDeadError, Timeout, messages
+
+from kvactors.actors.futures import ReplyFuture, must_not_wait
+from kvactors.core.errors import InvalidConfig, KvactorsError
+
+if TYPE_CHECKING:
+    from kvactors.actors.dispatcher import PooledActor
+
+__all__ = ["DEFAULT_LANE", "LanePolicy", "Mailbox", "MailboxFull", "refuse"]
+
+WhenFull = Literal["refuse", "block", "drop_oldest"]
+
+
+class MailboxFull(KvactorsError):
+    """The bounded prompt lane of an agent is full; wait for replies before sending more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanePolicy:
+    """How many prompts may wait for one agent, and what becomes of one more.
+
+    `when_full`: "refuse" raises MailboxFull; "block" lets the sender wait for room, `timeout`
+    seconds at most, then raises MailboxFull (at once on a thread that agents share, where a
+    behaviour awaits its `send` instead, and on one that runs asyncio); "drop_oldest" fails
+    the prompt that waits longest with MailboxFull and counts it. Raises InvalidConfig.
+    """
+
+    capacity: int = 1000
+    when_full: WhenFull = "refuse"
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.capacity, int) or self.capacity < 1:
+            raise InvalidConfig(f"a lane holds at least 1 prompt, not {self.capacity!r}")
+        if self.when_full not in get_args(WhenFull):
+            raise InvalidConfig(
+                f"when_full is one of {', '.join(get_args(WhenFull))}, not {self.when_full!r}"
+            )
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidConfig(f"timeout must be above 0 seconds, not {self.timeout!r}")
+
+
+DEFAULT_LANE = LanePolicy()
+
+
+class Mailbox:
+    """Two lanes of envelopes; satisfies pykka's inbox protocol. Any thread may `put`.
+
+    A message belongs to the prompt lane if it has a true `in_prompt_lane` attribute.
+    `dropped` counts prompts that gave way to newer ones.
+    """
+
+    __slots__ = (
+        "_actor",
+        "_closed",
+        "_lock",
+        "_prompts",
+        "_scheduled",
+        "_senders",
+        "_system",
+        "dropped",
+        "lane",
+        "open_to_prompts",
+    )
+
+    def __init__(self) -> None:
+        self._actor: PooledActor | None = None
+        self._lock = threading.Lock()
+        self._system: deque[Any] = deque()
+        self._prompts: deque[Any] = deque()
+        # Senders that wait for room, in order, with the future that tells them.
+        self._senders: deque[tuple[Any, ReplyFuture[None]]] | None = None
+        self._scheduled = False
+        self._closed = False
+        self.lane = DEFAULT_LANE
+        self.open_to_prompts = True
+        self.dropped = 0
+
+    def bind(self, actor: "PooledActor") -> None:
+        """Start delivering to an actor; its start is the first thing it handles."""
+        self._actor = actor
+        with self._lock:
+            self._scheduled = True
+        actor.dispatcher.schedule(actor)
+
+    def put(self, envelope: Any, /) -> None:
+        """Accept a message, or answer it at once if the actor is dead. Raises MailboxFull."""
+        if getattr(envelope.message, "in_prompt_lane", False):
+            accepted = self.offer(envelope)
+            if accepted is not None:
+                self._wait_for_room(envelope, accepted)
+            return
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._system.append(envelope)
+                if self._scheduled or self._actor is None:
+                    return
+                self._scheduled = True
+        if closed:
+            refuse(envelope)
+        elif self._actor is not None:
+            self._actor.dispatcher.schedule(self._actor)
+
+    def offer(self, envelope: Any) -> ReplyFuture[None] | None:
+        """Put a prompt as the lane's policy says. Raises MailboxFull.
+
+        Returns None if it was accepted (or answered, if the actor is dead); else a future
+        that resolves once there is room and the prompt is in.
+        """
+        oldest = None
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                if len(self._prompts) >= self.lane.capacity or self._senders:
+                    if self.lane.when_full == "refuse":
+                        raise self._full()
+                    if self.lane.when_full == "block":
+                        return self._queue_sender(envelope)
+                    oldest = self._prompts.popleft()
+                    self.dropped += 1
+                self._prompts.append(envelope)
+            wake = self._wakes()
+        if closed:
+            refuse(envelope)
+        elif wake is not None:
+            wake.dispatcher.schedule(wake)
+        if oldest is not None:
+            refuse(oldest, MailboxFull("this prompt gave way to newer ones: the lane was full"))
+        return None
+
+    def withdraw(self, accepted: ReplyFuture[None]) -> bool:
+        """A sender that waits for room gives up; False if its prompt is in already."""
+        with self._lock:
+            for sender in self._senders or ():
+                if sender[1] is accepted:
+                    assert self._senders is not None
+                    self._senders.remove(sender)
+                    return accepted.reject(self._full())
+        return False
+
+    def get(self) -> Any:
+        """The next deliverable envelope, or None and the actor is off the queue."""
+        with self._lock:
+            if self._system:
+                return self._system.popleft()
+            if not self._prompts or not self.open_to_prompts:
+                self._scheduled = False
+                return None
+            envelope = self._prompts.popleft()
+            sender = self._senders.popleft() if self._senders else None
+            if sender is not None:
+                self._prompts.append(sender[0])
+        if sender is not None:
+            sender[1].resolve(None)
+        return envelope
+
+    @property
+    def prompts(self) -> int:
+        """Prompts that wait."""
+        return len(self._prompts)
+
+    def yield_turn(self) -> bool:
+        """After a full batch: whether to go to the end of the dispatcher's queue."""
+        with self._lock:
+            self._scheduled = self._deliverable()
+            return self._scheduled
+
+    def empty(self) -> bool:
+        """Whether neither lane holds a message."""
+        return not self._system and not self._prompts
+
+    def close(self) -> None:
+        """Accept nothing more; what was never handled is answered."""
+        with self._lock:
+            self._closed = True
+            senders = self._senders or ()
+            rest = [*self._system, *self._prompts, *(envelope for envelope, _ in senders)]
+            self._system.clear()
+            self._prompts.clear()
+            self._senders = None
+        for envelope in rest:
+            refuse(envelope)
+        for _, accepted in senders:
+            accepted.resolve(None)
+
+    def _wait_for_room(self, envelope: Any, accepted: ReplyFuture[None]) -> None:
+        if must_not_wait():
+            if self.withdraw(accepted):
+                raise self._full()
+            return
+        try:
+            accepted.get(timeout=self.lane.timeout)
+        except Timeout:
+            if self.withdraw(accepted):
+                raise self._full() from None
+
+    def _queue_sender(self, envelope: Any) -> ReplyFuture[None]:
+        accepted: ReplyFuture[None] = ReplyFuture()
+        if self._senders is None:
+            self._senders = deque()
+        self._senders.append((envelope, accepted))
+        return accepted
+
+    def _full(self) -> MailboxFull:
+        return MailboxFull(f"{len(self._prompts)} prompts wait for this agent, the most allowed")
+
+    def _wakes(self) -> "PooledActor | None":
+        """The actor, if it is to be scheduled now. Called with the lock held."""
+        if self._closed or self._scheduled or self._actor is None or not self._deliverable():
+            return None
+        self._scheduled = True
+        return self._actor
+
+    def _deliverable(self) -> bool:
+        return bool(self._system or (self._prompts and self.open_to_prompts))
+
+
+def refuse(envelope: Any, error: BaseException | None = None) -> None:
+    """Answer an envelope that will not be handled: with `error`, or that the actor is dead."""
+    if envelope.reply_to is None:
+        reject = getattr(envelope.message, "reject", None)
+        if reject is not None:
+            reject(error)
+    elif isinstance(envelope.message, messages._ActorStop):
+        envelope.reply_to.set(None)
+    else:
+        error = error or ActorDeadError("the actor stopped before handling the message")
+        envelope.reply_to.set_exception((type(error), error, None))

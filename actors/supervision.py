@@ -1,0 +1,78 @@
+"""What becomes of a behaviour that raises: restart it, stop it, or leave it to its parent."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from kvactors.core.errors import InvalidConfig
+
+__all__ = ["DeadLetter", "OnError", "Restarts", "Supervision", "Terminated"]
+
+OnError = Literal["restart", "rewind", "stop", "escalate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How a behaviour that raised goes on. The message that it raised on is lost; one that was
+    asked is answered with the error.
+
+    `on_error`: "restart" goes on with the agent's memory as it is; "rewind" forgets the last
+    turn first, if the failed message had taken one; "stop" ends the behaviour; "escalate" ends
+    it and lets its parent fail with the same error. A restart waits `backoff` seconds, twice
+    as long each time in a row up to `longest_backoff`; more than `most` within `window` seconds
+    end the behaviour. Raises InvalidConfig.
+    """
+
+    on_error: OnError = "stop"
+    backoff: float = 0.1
+    longest_backoff: float = 30.0
+    most: int = 5
+    window: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise InvalidConfig(
+                f"on_error is one of {', '.join(get_args(OnError))}, not {self.on_error!r}"
+            )
+        if not 0 <= self.backoff <= self.longest_backoff:
+            raise InvalidConfig(
+                f"backoff must be 0 to {self.longest_backoff:g} seconds, not {self.backoff!r}"
+            )
+        if not isinstance(self.most, int) or self.most < 0 or not self.window > 0:
+            raise InvalidConfig(f"most {self.most!r} within {self.window!r} s cannot be counted")
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """Delivered to whoever watches an agent when its behaviour has ended. `cause` is None for
+    one that was stopped."""
+
+    agent_id: str
+    cause: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that nobody handled, and why."""
+
+    message: Any
+    sender: str | None
+    receiver: str
+    reason: str
+
+
+class Restarts:
+    """The restarts of one behaviour, counted against its policy. Owned by its actor."""
+
+    def __init__(self, policy: Supervision) -> None:
+        self._policy = policy
+        self._times: list[float] = []
+
+    def next(self, now: float) -> float | None:
+        """Seconds to wait before a restart at `now`; None if there were too many."""
+        while self._times and self._times[0] <= now - self._policy.window:
+            del self._times[0]
+        if len(self._times) >= self._policy.most:
+            return None
+        self._times.append(now)
+        wait = self._policy.backoff * 2.0 ** (len(self._times) - 1)
+        return float(min(wait, self._policy.longest_backoff))

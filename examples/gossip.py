@@ -1,0 +1,151 @@
+"""Facts spread through a graph of agents; at the end each is asked what it knows.
+
+    python examples/gossip.py [--agents 8] [--hops 2] [--seed 1] [--plot gossip.png]
+
+Every agent starts with one fact, tells its neighbours, and passes on what it hears for some
+hops. When no message is left, each agent is asked for every fact, out of its own cache, and
+forgets that it was asked. A row of the matrix is an agent, a column a fact: `#` it was told and
+knows it, `.` it was not told and says so, `-` it was told and does not know it, `!` it claims
+to know what it was not told.
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvactors.actors import Agent, AgentBehaviour, AgentSystem, Sampling
+
+PEOPLE = ("Marta", "Robert", "Emma", "Frank", "Sofia", "Peter", "Alice", "Marco", "Laura", "David")
+CITIES = (
+    "Lisbon",
+    "Vienna",
+    "Oslo",
+    "Madrid",
+    "Dublin",
+    "Prague",
+    "Berlin",
+    "Athens",
+    "Rome",
+    "Paris",
+)
+SHORT = Sampling(max_tokens=20)
+UNKNOWN = "I do not know."
+
+
+@dataclass(frozen=True)
+class Rumour:
+    """A fact, and how many hops it still goes."""
+
+    fact: int
+    hops: int
+
+
+def said(fact: int) -> str:
+    """A fact as it is told, and as it is answered."""
+    return f"{PEOPLE[fact]} lives in {CITIES[fact]}."
+
+
+class Gossip(AgentBehaviour):
+    """Remembers what it hears the first time, and passes it on."""
+
+    def __init__(self, neighbours: Sequence[str]) -> None:
+        self.neighbours = neighbours
+        self.heard: set[int] = set()
+
+    async def on_message(self, message: Rumour, sender: Agent | None) -> None:
+        """Hear a rumour."""
+        if message.fact in self.heard:
+            return
+        self.heard.add(message.fact)
+        await self.think(said(message.fact), sampling=SHORT)
+        if message.hops:
+            await self.broadcast(Rumour(message.fact, message.hops - 1), to=self.neighbours)
+
+
+def graph(count: int, seed: int) -> list[list[str]]:
+    """A ring with some chords: the neighbours of each agent."""
+    rng = random.Random(seed)
+    edges = {(n, (n + 1) % count) for n in range(count)}
+    edges |= {(rng.randrange(count), rng.randrange(count)) for _ in range(count // 4)}
+    return [
+        sorted({names(b if a == n else a) for a, b in edges if n in (a, b) and a != b})
+        for n in range(count)
+    ]
+
+
+def names(number: int) -> str:
+    """The id of an agent."""
+    return f"agent {number}"
+
+
+def ask(agent: Agent, fact: int) -> str:
+    """What an agent answers about a fact; it forgets that it was asked."""
+    reply = agent.ask(f"Where does {PEOPLE[fact]} live?", sampling=SHORT).get(timeout=600)
+    agent.rewind().get(timeout=600)
+    return str(reply.text)
+
+
+def cell(told: bool, fact: int, answer: str) -> str:
+    """One sign of the matrix."""
+    if told:
+        return "#" if answer == said(fact) else "-"
+    return "." if answer == UNKNOWN else "!"
+
+
+def draw(matrix: list[str], path: str) -> None:
+    """The matrix as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.colors import ListedColormap
+
+    figure, axes = pyplot.subplots(figsize=(1 + 0.4 * len(matrix), 1 + 0.4 * len(matrix)))
+    axes.imshow(
+        [["#-!.".index(sign) for sign in row] for row in matrix],
+        cmap=ListedColormap(["#2f6db3", "#e0a030", "#c03030", "#eeeeee"]),
+        vmin=0,
+        vmax=3,
+    )
+    axes.set_xlabel("fact")
+    axes.set_ylabel("agent")
+    axes.set_title("blue: told and known, grey: neither")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Spread the facts, ask everybody, print who knows what."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=8, choices=range(3, len(PEOPLE) + 1))
+    parser.add_argument("--hops", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", help="draw the matrix into this file (needs matplotlib)")
+    options = parser.parse_args()
+    count = options.agents
+    with AgentSystem(store=False) as system:
+        behaviours = [Gossip(neighbours) for neighbours in graph(count, options.seed)]
+        agents: list[Any] = [
+            system.spawn(names(number), behaviour=behaviour)
+            for number, behaviour in enumerate(behaviours)
+        ]
+        for number, agent in enumerate(agents):
+            agent.deliver(Rumour(number, options.hops))
+        system.wait_idle()
+        print(f"{sum(len(b.heard) for b in behaviours)} facts were told in all\n")
+        matrix = [
+            "".join(cell(fact in b.heard, fact, ask(agent, fact)) for fact in range(count))
+            for agent, b in zip(agents, behaviours, strict=True)
+        ]
+    for number, row in enumerate(matrix):
+        print(f"{names(number):9}", " ".join(row))
+    right = sum(row.count("#") + row.count(".") for row in matrix)
+    print(f"\n{right} of {count * count} answers are right")
+    if options.plot:
+        draw(matrix, options.plot)
+
+
+if __name__ == "__main__":
+    main()
