@@ -12,7 +12,7 @@ import numpy as np
 
 from kvactors.actors import Agent, AgentSystem, Sampling
 from kvactors.bench import peers
-from kvactors.bench.decode import token_times
+from kvactors.bench.decoding import token_times
 from kvactors.bench.regime import Regime
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.storage import drop_from_cache

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 
-from kvactors.bench import decode, footprint, latency, prefill, turns
+from kvactors.bench import decoding, footprint, latency, prefill, turns
 from kvactors.bench.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
@@ -18,7 +18,7 @@ __all__ = ["REGIMES", "run_suite"]
 
 REGIMES: tuple[Regime, ...] = (
     *prefill.REGIMES,
-    *decode.REGIMES,
+    *decoding.REGIMES,
     *turns.REGIMES,
     *latency.REGIMES,
     *footprint.REGIMES,

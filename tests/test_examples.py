@@ -90,11 +90,13 @@ def test_mlx_lm_batch() -> None:
 BENCHES = [
     "actors",
     "cascade",
+    "decode",
     "families",
     "memory",
     "prefix",
     "quality",
     "recall",
+    "restore",
     "storage",
 ]
 
