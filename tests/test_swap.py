@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +306,7 @@ def test_asks_that_race_with_swaps_each_end_in_a_reply_or_an_error(
             except KvactorsError as error:
                 ended.append(error)
 
-    talkers = [Background(lambda name=name: talk(name)) for name in "abc"]
+    talkers = [Background(partial(talk, name)) for name in "abc"]
     for model in (SECOND, FIRST, Grid("wordpiece", "none"), FIRST):
         system.swap_model(model)
     done.set()
