@@ -130,16 +130,22 @@ class Stress:
         self._pending.append(future)
 
     def _ended(self, agent: Agent, done: Any, begin: float) -> None:
-        """On the agent's thread, before its next turn begins."""
         self.worst_wait = max(self.worst_wait, time.monotonic() - begin)
         if done.error is not None or self._log is None:
             return
-        tokens = agent.transcript().token_ids
+        # Later turns may have ended already, and need not be durable when this one is.
+        reply = done.get()
+        length = reply.usage.prompt_tokens + len(reply.token_ids)
+        tokens = agent.transcript().token_ids[:length]
         line = json.dumps([agent.agent_id, len(tokens), tokens_hash(tokens)])
-        done.get().durable.on_done(lambda saved: self._note(saved, line))
+        reply.durable.on_done(lambda saved: self._note(saved, line))
 
     def _note(self, saved: Any, line: str) -> None:
-        if self._log is not None and saved.error is None:
+        if saved.error is None:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if self._log is not None:
             self._log.write(line + "\n")
             self._log.flush()
 
@@ -173,6 +179,10 @@ class Stress:
             self.violations.append(f"{child}: does not begin as its parent")
 
     def _forget(self, agent: Agent) -> None:
+        if self._log is not None:
+            # What was durable of it is not asked for any more, whenever the kill comes.
+            self.settle()
+            self._write(json.dumps([agent.agent_id, 0, tokens_hash([])]))
         self.system.forget(agent.agent_id)
         self._numbers[agent.agent_id] = last_number(self.system.spawn(agent.agent_id))
 

@@ -61,6 +61,20 @@ def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path)
     assert [violation.split(":")[0] for violation in stress.violations] == ["agent 0", "agent 1"]
 
 
+def test_an_agent_that_began_anew_lost_nothing(tmp_path: Path) -> None:
+    stress = Stress(1, 1, frozenset(), tmp_path / "store", tmp_path / "log")
+    agent = stress.system.spawn("agent 0")
+    for _ in range(3):
+        stress._ask(agent)
+    stress.settle()
+    stress._forget(agent)
+
+    stress.check_log(tmp_path / "log")
+    stress.close()
+
+    assert stress.violations == []
+
+
 def test_a_durable_turn_that_is_gone_is_a_violation(tmp_path: Path) -> None:
     stress = Stress(1, 2, frozenset(), tmp_path / "store", tmp_path / "log")
     for _ in range(30):
