@@ -186,7 +186,7 @@ def keys_and_values_swapped_on_export(patch: pytest.MonkeyPatch) -> None:
     def export(self: Any, *args: int) -> Any:
         piece = true(self, *args)
         groups = tuple({n: a[:, ::-1] for n, a in group.items()} for group in piece.groups)
-        return pieces.Piece(piece.start, piece.end, groups)
+        return pieces.Piece(piece.start, piece.end, groups, piece.spec)
 
     patch.setattr(arena.Arena, "export", export)
 
