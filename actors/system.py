@@ -60,8 +60,8 @@ class AgentSystem(Society):
         store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
         kv_bits: 4, 8 or None (float); "k8v4", keys and values apart; or a mapping of these by the
             index of a layer or its kind ("full", "sliding", "latent"), 4 where it names none.
-        float_tokens: agents' turns that begin with at most so many tokens, the prompt among them,
-            are run over KV in float, and begin over once when that ends (`kvactors.core.model`).
+        float_tokens: an agent's KV is float while its turns begin with at most so many tokens,
+            the prompt among them; the first longer one computes it again, as `kv_bits` says.
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
         memory_budget: bytes of KV and work space in memory, or "8GB"; unset is half of what
