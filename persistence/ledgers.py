@@ -128,7 +128,7 @@ class Ledgers:
             return None
 
     def is_named(self, agent_id: str) -> bool:
-        """Was this agent's ledger written, and its name made durable, since the store was opened?"""
+        """Has this process written the ledger, and made its name durable?"""
         return encode_agent_id(agent_id) in self._named
 
     def state(self, agent_id: str) -> LedgerState:
