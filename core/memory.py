@@ -19,7 +19,8 @@ from kvactors.core.workspace import WorkSpace
 
 __all__ = ["Memory"]
 
-# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held.
+# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held. They
+# are counted as of KV in bits; of KV in float fewer fit, which the bytes see.
 MOST_BLOCKS = 1 << 16
 
 

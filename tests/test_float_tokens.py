@@ -5,6 +5,7 @@ told from its beginning: hot, warm, forked and rewound agents must answer as it 
 """
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -321,6 +322,7 @@ def test_a_system_prompt_is_shared_by_agents_of_one_form(open_grid: OpenSystem) 
 
 
 def test_what_is_in_float_is_counted_by_its_own_bytes(open_grid: OpenSystem) -> None:
+    gc.collect()
     system = open_grid(grid, float_tokens=LIMIT, store=False)
     before = system.stats()["hot_bytes"]
     said_short = system.spawn("short").ask(prompts(50)[0], sampling=ANSWER).get(timeout=WAIT)
