@@ -19,8 +19,8 @@ from kvactors.core.workspace import WorkSpace
 
 __all__ = ["Memory"]
 
-# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held. They
-# are counted as of KV in bits; of KV in float fewer fit, which the bytes see.
+# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held. Of
+# KV in float fewer blocks fit than are counted: there, too, bytes are the bound.
 MOST_BLOCKS = 1 << 16
 
 
