@@ -21,11 +21,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.pools import Pool, Stored, to_float
+from kvactors.core.pools import Cells, Pool, Stored, to_float
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import (
@@ -212,10 +213,12 @@ def _dequantized(
     return out.astype(queries.dtype)
 
 
+@cache
 def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
     """Query rows per KV head up to which the packed path is faster on this device.
 
-    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU.
+    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU, once per
+    process.
     """
     if layer.bits is None or layer.group_size is None:
         return 0
@@ -234,10 +237,12 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
     return threshold
 
 
+@cache
 def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
     """What one more slab costs a decode step, in tokens of padding read instead.
 
-    A step over few keys is almost all launch; the rest of a long one is reading.
+    A step over few keys is almost all launch; the rest of a long one is reading. Measured once
+    per process.
     """
     pool, noise = _random_pool(layer, extent)
     query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
@@ -257,7 +262,7 @@ def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
         mx.random.normal((1, layer.kv_heads, extent, side.dim), key=mx.random.key(0))
         for side in layer.sides
     )
-    pool.write(keys.astype(dtype), values.astype(dtype), mx.arange(extent)[None], 0)
+    pool.write(keys.astype(dtype), values.astype(dtype), Cells(mx.arange(extent)[None], 0))
     mx.eval(pool.arrays)
     return pool, keys
 
