@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if row is not None:
             rows.append(row)
     for row in rows if worlds else ():
-        row.recall = _recall(options.model, row, worlds)
+        # An agent that outgrows float_tokens is not restored: it begins over.
+        if not row.float_tokens:
+            row.recall = _recall(options.model, row, worlds)
     _print(rows, options, sum(int(document.scored.sum()) for document, _ in plain))
     if options.plot:
         _plot(rows, options.plot)
@@ -203,12 +205,7 @@ def _perplexity(read: Read) -> float:
 
 
 def _recall(model: str, row: Quality, worlds: int) -> float:
-    options = {
-        "kv_bits": row.kv_bits,
-        "group_size": row.group_size,
-        "float_tokens": row.float_tokens,
-        "dtype": "float32",
-    }
+    options = {"kv_bits": row.kv_bits, "group_size": row.group_size, "dtype": "float32"}
     cells, _ = measure_recall(model, options, worlds, 2)
     return sum(cell.recalled for cell in cells) / sum(cell.asked for cell in cells)
 
