@@ -9,6 +9,9 @@ from kvactors.core.runner import DecodeBatch, PrefillBatch
 
 __all__ = ["Rows"]
 
+# Steps until a first token is cached: one is launched before the one ahead of it is read.
+FIRST_STEPS = 2
+
 
 class Rows:
     """Which batch holds which turn. A turn that was admitted has no batch, and no row, before
@@ -77,6 +80,12 @@ class Rows:
         target.join(request, batch.arena, batch.row(request))
         del self.prefills[request]
         batch.remove(request)
+
+    def begin_alone(self, request: Request, batch: PrefillBatch) -> None:
+        """A turn of one token decodes that by itself. It has no state yet, which some models take
+        for more than zeros, and rows together have all a state or none."""
+        request.isolated, request.probation = True, max(request.probation, FIRST_STEPS)
+        self.join(request, batch)
 
     def adopt(self, batch: PrefillBatch) -> bool:
         """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""
