@@ -83,9 +83,10 @@ def _amplify(model: Any) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and any(part in name.lower() for part in _ATTENTION):
             module.weight = module.weight * _GAIN
+    # Gates of experts and some convolutions begin as zeros: every choice would be a tie.
     blank = [
         (name, mx.random.uniform(-1, 1, array.shape))
         for name, array in tree_flatten(model.parameters())
-        if "conv" in name and not array.any()
+        if array.ndim > 1 and mx.issubdtype(array.dtype, mx.floating) and not array.any()
     ]
     model.update(tree_unflatten(blank))
