@@ -134,6 +134,8 @@ def _together(model: Any, spec: ModelCacheSpec) -> list[list[mx.array]]:
 
 
 def _last(logits: mx.array) -> mx.array:
+    """The last logits of each row, 0 for tokens that the model rules out."""
     rows = logits[:, -1].astype(mx.float32)
+    rows = mx.where(rows == -mx.inf, 0.0, rows)
     mx.eval(rows)
     return rows
