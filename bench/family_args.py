@@ -8,7 +8,7 @@ patterns of layers in which every kind occurs.
 
 from typing import Any
 
-__all__ = ["BROKEN", "COMMON", "NESTED", "OWN", "WINDOW"]
+__all__ = ["ASKS_FOR", "COMMON", "NESTED", "OWN", "WINDOW"]
 
 WINDOW = 12
 """Tokens of every sliding window."""
@@ -96,7 +96,7 @@ COMMON: dict[str, Any] = {
     "v_head_dim": 32,
     "index_head_dim": 32,
     "index_n_heads": 2,
-    "index_topk": 2048,
+    "index_topk": 16,
     # states
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -149,6 +149,7 @@ NESTED: dict[str, str] = {
     "mistral3": "ministral3",
     "muse_spark": "muse_spark:TextArgs",
     "pixtral": "llama",
+    "prism_hadamard_qwen35": "qwen3_5:TextModelArgs",
     "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5:TextModelArgs",
     "qwen3_5_moe": "qwen3_5:TextModelArgs",
@@ -180,11 +181,8 @@ _LINEAR = {
 }
 _MIXED = ["conv", _FULL, "conv", _FULL]
 
-BROKEN = {
-    "olmo": "mlx-lm's module exits the process unless ai2-olmo is installed",
-    "phi3small": "mlx-lm's own forward, over its own caches, corrupts memory on MLX's CPU build",
-}
-"""Modules that cannot be tried here, and why."""
+ASKS_FOR = {"olmo": "hf_olmo"}
+"""Packages without which a module of mlx-lm exits the process, and of which it uses nothing."""
 
 OWN: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1},
@@ -318,6 +316,8 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": _PATTERN,
         "hidden_act": "gelu",
     },
+    # Its forward writes to the logits of tokens 100256 and more.
+    "phi3small": {"vocab_size": 100_352, "ff_intermediate_size": 128},
     "phixtral": {"model_dim": 128, "num_vocab": 128},
     "plamo": {"n_shared_head": 2},
     "plamo2": {"hidden_size_per_head": 32},
@@ -328,10 +328,22 @@ OWN: dict[str, dict[str, Any]] = {
         "share_expert_dim": 64,
         "moe_layers_enum": "1,2,3",
     },
+    "prism_hadamard_qwen35": {
+        "tensor_namespace": "mlx-vlm-qwen3_5",
+        "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+        "modules": [
+            {
+                "path": "model.layers.0.mlp.shared_expert_gate",
+                "embedding": False,
+                "dtype": "float16",
+                "block": 0,
+            }
+        ],
+    },
     "recurrent_gemma": {
         "block_types": ["recurrent", "recurrent", "attention"],
         "conv1d_width": 4,
         "logits_soft_cap": 30.0,
     },
 }
-"""What is special to a family, over COMMON; for nested ones of their text model."""
+"""What is special to a family, over COMMON; for nested ones of their text model, or of both."""

@@ -163,8 +163,11 @@ class KVLayer:
         geometry = self.geometry
         assert geometry is not None
         if not self._batched:
+            # As mlx-lm's own: a single query that sees every key needs none, even if asked for.
+            if self.layer.window is None and geometry.width == 1:
+                return None
             if self.layer.window is None and not return_array:
-                return None if geometry.width == 1 else "causal"
+                return "causal"
             return self._trimmed_mask(geometry)
         mask = geometry.reaches(self.layer)[0].mask
         if self._masks == "groups":
