@@ -280,6 +280,7 @@ OWN: dict[str, dict[str, Any]] = {
             "long_factor": [1.0] * 16,
         }
     },
+    "minimax_m3_vl": {"index_block_size": 8, "index_topk_blocks": 2},
     "ministral3": {"rope_parameters": _YARN, "layer_types": _PATTERN},
     "mistral4": {"rope_parameters": _YARN},
     "muse_spark": {

@@ -187,7 +187,7 @@ def _attention(
     if window is None and isinstance(watched.cache, RotatingKVCache):
         window = watched.cache.max_size
     dims = [array.shape[-1] for array in (keys, values)]
-    latent = plain and keys.shape[1] == 1 and dims[0] != dims[1] and window is None
+    latent = plain and keys.shape[1] == 1 and all(dims) and dims[0] != dims[1] and window is None
     kind = "latent" if latent else "full" if window is None else "sliding"
     both = zip(dims, bits_of(options.kv_bits, index, kind), strict=True)
     try:

@@ -66,8 +66,12 @@ def _plans(spec: ModelCacheSpec, exact: bool) -> Iterator[ModelCacheSpec]:
         layer if layer.kind == "recurrent" else replace(layer, plain=True) for layer in spec.layers
     )
     variants = [spec] if spec.layers == plain else [spec, replace(spec, layers=plain)]
+    if _indexed(spec):
+        # Where keys are chosen the mask says which: only the model's own attention reads it.
+        yield replace(spec, layers=plain, batched=False)
+        return
     for variant in variants:
-        if variant.plain and (exact or _indexed(variant)):
+        if variant.plain and exact:
             continue
         for masks in ("rows", "groups", "added") if variant.plain else ("rows",):
             yield replace(variant, masks=masks)

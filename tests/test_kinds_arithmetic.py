@@ -7,7 +7,9 @@ import pytest
 from oracle import one_step
 
 from kvactors.bench.tiny import build
+from kvactors.core import probe
 from kvactors.core.arena import Arena
+from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.model import load_model
 from kvactors.core.options import ModelOptions
 from kvactors.core.testing import PlainTokenizer
@@ -21,6 +23,8 @@ FAMILIES = (
     "gpt_oss",
     "gemma2",
     "deepseek_v3",
+    "deepseek_v32",
+    "minimax_m3_vl",
     "gemma3n",
     "qwen3_moe",
     "mamba2",
@@ -57,3 +61,16 @@ def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(family: str, attention:
         deviation = float(mx.sqrt(mx.var(theirs)))
         assert float(mx.abs(ours - theirs).max()) <= LIMIT * deviation
     assert float(mx.abs(together[0] - together[1]).max()) > LIMIT
+
+
+def test_a_mask_that_a_model_did_not_show_at_load_is_an_error_not_a_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Keys are chosen once there are more than 16, which no probe reaches.
+    monkeypatch.setattr(probe, "_indexed", lambda spec: False)
+    loaded = load_model(lambda: (build("minimax_m3_vl"), PlainTokenizer()), ModelOptions())
+    arena = Arena(loaded.spec, loaded.policy)
+    arena.add_row(0, 40)
+
+    with pytest.raises(UnsupportedLayer, match="a full layer was given a mask of the model's own"):
+        arena.forward(loaded.model, mx.array([[5] * 40]))

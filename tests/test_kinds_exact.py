@@ -28,6 +28,7 @@ KINDS = {
     "sinks": "gpt_oss",
     "soft-capped": "gemma2",
     "latent": "deepseek_v3",
+    "chosen keys": "deepseek_v32",
     "shared": "gemma3n",
     "shared, of windows": "gemma4_text",
     "experts": "qwen3_moe",
@@ -39,7 +40,6 @@ KINDS = {
     "window and state in one layer": "baichuan_m1",
     "window and state": "recurrent_gemma",
 }
-RECURRENT = [family for kind, family in KINDS.items() if kind in list(KINDS)[10:]]
 SAMPLING = Sampling(max_tokens=9)
 # Around the window, around a block, and where the ring of a window is full; the first token of
 # one is taken while others decode.
