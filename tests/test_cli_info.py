@@ -12,8 +12,8 @@ import pytest
 from mlx.utils import tree_flatten
 from typer.testing import CliRunner
 
-from kvactors.actors import cli_info
 from kvactors.actors.cli import app
+from kvactors.actors.cli_console import out
 from kvactors.bench.family_args import WINDOW
 from kvactors.bench.tiny import build
 from kvactors.core.options import DEFAULT_MODEL
@@ -31,7 +31,7 @@ def packed(dim: int, bits: int, group: int, heads: int = 2) -> int:
 @pytest.fixture
 def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Status and lines that `kvactors info` prints of a tiny model, each of single spaces."""
-    monkeypatch.setattr(cli_info.out, "width", WIDE)
+    monkeypatch.setattr(out, "width", WIDE)
 
     def show(family: str, **changes: Any) -> tuple[int, list[str]]:
         save(tmp_path, family, **changes)

@@ -4,6 +4,7 @@ float caches that hold what ours stores, dequantized. At most 1e-4 of the logits
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 from oracle import one_step
 
 from kvactors.bench.tiny import build
@@ -12,7 +13,7 @@ from kvactors.core.arena import Arena
 from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.model import load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.testing import PlainTokenizer
+from kvactors.core.testing import PlainTokenizer, snap_to_grid
 
 LIMIT = 1e-4
 LENGTHS = (3, 40, 300)
@@ -74,3 +75,23 @@ def test_a_mask_that_a_model_did_not_show_at_load_is_an_error_not_a_wrong_answer
 
     with pytest.raises(UnsupportedLayer, match="a full layer was given a mask of the model's own"):
         arena.forward(loaded.model, mx.array([[5] * 40]))
+
+
+@pytest.mark.parametrize(("family", "alike"), [("qwen3", True), ("deepseek_v3", False)])
+def test_mlx_lm_itself_prefills_latents_otherwise_than_it_decodes_them(
+    family: str, alike: bool
+) -> None:
+    """Why latents, as states, are exact at equal chunk ends only: a single query is projected
+    into the latent space, several have the latents projected out of it."""
+    model = snap_to_grid(build(family))
+    prompt = np.random.default_rng(0).integers(1, 128, 40).tolist()
+
+    def logits(*chunks: list[int]) -> mx.array:
+        caches = make_prompt_cache(model)
+        last: mx.array = [model(mx.array([chunk]), cache=caches) for chunk in chunks][-1][0, -1]
+        return last
+
+    decoded = logits(prompt[:20], *([token] for token in prompt[20:]))
+    prefilled = logits(prompt[:20], prompt[20:-1], prompt[-1:])
+
+    assert bool(mx.array_equal(decoded, prefilled)) == alike
