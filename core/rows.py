@@ -81,11 +81,14 @@ class Rows:
         del self.prefills[request]
         batch.remove(request)
 
-    def begin_alone(self, request: Request, batch: PrefillBatch) -> None:
-        """A turn of one token decodes that by itself. It has no state yet, which some models take
-        for more than zeros, and rows together have all a state or none."""
+    def begin_alone(self, request: Request, batch: PrefillBatch) -> bool:
+        """Let a turn of one token decode that by itself, if the model has states. It has none yet,
+        which some models take for more than zeros, and rows together have all a state or none."""
+        if request.cached or not self._loaded.spec.recurrent:
+            return False
         request.isolated, request.probation = True, max(request.probation, FIRST_STEPS)
         self.join(request, batch)
+        return True
 
     def adopt(self, batch: PrefillBatch) -> bool:
         """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""

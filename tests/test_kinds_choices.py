@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
+from kvactors.actors import AgentSystem
+from kvactors.bench.tiny import build
 from kvactors.core.engine import Engine
+from kvactors.core.errors import InvalidSampling
 from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
-from kvactors.core.testing import make_request, run_engine
+from kvactors.core.testing import PlainTokenizer, make_request, run_engine
 
 LoadFamily = Callable[..., LoadedModel]
 MakeEngine = Callable[..., Engine]
@@ -40,3 +43,12 @@ def test_every_choice_is_scored_and_taken_as_if_there_were_no_other(
     assert end.request.scores == tuple(one.request.scores[0] for one in alone)
     taken = alone[CHOICES.index(tuple(end.request.generated))]
     assert [part.tensors for part in end.exported] == [part.tensors for part in taken.exported]
+
+
+def test_a_choice_that_a_window_cannot_take_back_is_refused(
+    open_grid: Callable[..., AgentSystem],
+) -> None:
+    agent = open_grid(lambda: (build("gemma3_text"), PlainTokenizer()), store=False).spawn("a")
+
+    with pytest.raises(InvalidSampling, match=r"a choice of 258 tokens: .* take back 256 at most"):
+        agent.ask("Which?", sampling=Sampling(choices=["a", "b" * 257])).get(timeout=60)
