@@ -8,7 +8,7 @@ patterns of layers in which every kind occurs.
 
 from typing import Any
 
-__all__ = ["ASKS_FOR", "COMMON", "NESTED", "OWN", "WINDOW"]
+__all__ = ["COMMON", "NESTED", "NOTES", "OWN", "WINDOW"]
 
 WINDOW = 12
 """Tokens of every sliding window."""
@@ -179,10 +179,13 @@ _LINEAR = {
     "short_conv_kernel_size": 4,
     "gate_lower_bound": -5.0,
 }
+_PACKED = {"path": "model.layers.0.mlp.shared_expert_gate", "dtype": "float16"}
 _MIXED = ["conv", _FULL, "conv", _FULL]
 
-ASKS_FOR = {"olmo": "hf_olmo"}
-"""Packages without which a module of mlx-lm exits the process, and of which it uses nothing."""
+NOTES = {
+    "plamo3": "mlx-lm's window has a token more in prefill than in decoding; here both have it"
+}
+"""What is to be said of a family that runs."""
 
 OWN: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1},
@@ -332,14 +335,7 @@ OWN: dict[str, dict[str, Any]] = {
     "prism_hadamard_qwen35": {
         "tensor_namespace": "mlx-vlm-qwen3_5",
         "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
-        "modules": [
-            {
-                "path": "model.layers.0.mlp.shared_expert_gate",
-                "embedding": False,
-                "dtype": "float16",
-                "block": 0,
-            }
-        ],
+        "modules": [{**_PACKED, "embedding": False, "block": 0}],
     },
     "recurrent_gemma": {
         "block_types": ["recurrent", "recurrent", "attention"],

@@ -51,4 +51,4 @@ def test_a_choice_that_a_window_cannot_take_back_is_refused(
     agent = open_grid(lambda: (build("gemma3_text"), PlainTokenizer()), store=False).spawn("a")
 
     with pytest.raises(InvalidSampling, match=r"a choice of 258 tokens: .* take back 256 at most"):
-        agent.ask("Which?", sampling=Sampling(choices=["a", "b" * 257])).get(timeout=60)
+        agent.ask("Which?", sampling=Sampling(choices=("a", "b" * 257))).get(timeout=60)
