@@ -321,7 +321,7 @@ def _make_seam(original: Any) -> Any:
     ) -> mx.array:
         attended: mx.array
         if hasattr(keys, "attend"):
-            attended = keys.attend(queries, scale=scale, sinks=sinks)
+            attended = keys.attend(queries, mask, scale=scale, sinks=sinks)
         else:
             # Float arrays of a cache of ours must not be taken for mlx-lm's quantized ones.
             plain = None if hasattr(cache, "attend") else cache

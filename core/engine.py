@@ -233,7 +233,7 @@ class Engine:
                 self._finish(request, "stop")
             elif request.choices:
                 self._choose(request, batch)
-            elif self._rows.adopt(batch):
+            elif self._rows.begin_alone(request, batch) or self._rows.adopt(batch):
                 continue
             elif request.isolated or self._pressure.make_join(request):
                 self._rows.join(request, batch)

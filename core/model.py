@@ -107,6 +107,12 @@ def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tupl
     target = locate(source)
     try:
         model, tokenizer = mlx_load(target)[:2]
+    except SystemExit as error:
+        # Some modules of mlx-lm exit the process where another package is missing.
+        raise ModelError(
+            f"cannot load {str(source)!r}: mlx-lm's module of its family needs a package that is "
+            "not installed, whose name it printed"
+        ) from error
     except Exception as error:
         where = "this directory" if Path(target).exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error

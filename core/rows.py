@@ -13,6 +13,9 @@ from kvactors.core.runner import DecodeBatch, PrefillBatch
 
 __all__ = ["Rows"]
 
+# Steps until a first token is cached: one is launched before the one ahead of it is read.
+FIRST_STEPS = 2
+
 
 class Rows:
     """Which batch holds which turn; `common` are those of each form. A turn that was admitted has
@@ -86,6 +89,15 @@ class Rows:
         target.join(request, batch.arena, batch.row(request))
         del self.prefills[request]
         batch.remove(request)
+
+    def begin_alone(self, request: Request, batch: PrefillBatch) -> bool:
+        """Let a turn of one token decode that by itself, if the model has states. It has none yet,
+        which some models take for more than zeros, and rows together have all a state or none."""
+        if request.cached or not self._loaded.spec.recurrent:
+            return False
+        request.isolated, request.probation = True, max(request.probation, FIRST_STEPS)
+        self.join(request, batch)
+        return True
 
     def adopt(self, batch: PrefillBatch) -> bool:
         """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""

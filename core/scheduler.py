@@ -27,8 +27,9 @@ class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
     prefills, or `patience` of its steps for the prefill where those are longer; `max_wait` plans
     that may pass a prefill over before it goes first.
-    `reproducible`: chunks end at multiples of the block. `checkpointed`: they are no longer
-    than one, and stop where a shared beginning ends."""
+    `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
+    gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
+    they stop where a shared beginning ends."""
 
     target_latency: float = 0.1
     patience: float = 2.5
@@ -137,8 +138,13 @@ class Scheduler:
 
     def _due(self, request: Request) -> int:
         """Tokens to the next place where a chunk must end."""
-        if self.config.checkpointed and request.cached < request.shared < request.target:
-            return request.shared - request.cached
+        config, cached = self.config, request.cached
+        fixed = config.checkpointed or config.reproducible
+        if fixed and cached < request.shared < request.target:
+            return request.shared - cached
+        if config.reproducible and request.decoded:
+            # A turn that begins again: what it had decoded is fed as it was then.
+            return max(1, request.prompt - 1 - cached)
         return request.remaining
 
     def _affordable(self) -> int:

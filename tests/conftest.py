@@ -22,9 +22,25 @@ from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
 from kvactors.core.options import ModelOptions  # noqa: E402
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
+from kvactors.core.workspace import WorkSpace  # noqa: E402
 from kvactors.persistence.store import Store  # noqa: E402
 
 LoadGrid = Callable[..., LoadedModel]
+
+# Families whose layers, or pairs of layers, are alike.
+ALIKE = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "falcon_h1",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "mamba2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+)
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +63,13 @@ def load_grid() -> LoadGrid:
 
 @pytest.fixture(scope="session")
 def load_family() -> LoadGrid:
-    """Loads a tiny grid model of a family of mlx-lm; models are cached by their arguments."""
+    """Loads a tiny grid model of a family of mlx-lm, of two layers where those are of all its
+    kinds; models are cached by their arguments."""
     cache: dict[Any, LoadedModel] = {}
 
     def load(family: str, **changes: Any) -> LoadedModel:
+        if family in ALIKE:
+            changes = {"num_hidden_layers": 2, **changes}
         key = (family, tuple(sorted(changes.items())))
         if key not in cache:
             model = snap_to_grid(build(family, **changes))
@@ -63,12 +82,22 @@ def load_family() -> LoadGrid:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
-    """An engine over a loaded model, by default with room for everything."""
+    """An engine over a loaded model, by default with room for everything. The work space of a
+    model is measured once, not for each of its engines."""
+    measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
+    measure = WorkSpace.measure
+
+    def once(loaded: LoadedModel) -> WorkSpace:
+        if id(loaded) not in measured:
+            measured[id(loaded)] = loaded, measure(loaded)
+        return measured[id(loaded)][1]
 
     def make(
         loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
     ) -> Engine:
-        return Engine(loaded, EngineConfig(max_batch, budget, stored))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WorkSpace, "measure", once)
+            return Engine(loaded, EngineConfig(max_batch, budget, stored))
 
     return make
 
