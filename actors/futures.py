@@ -1,5 +1,6 @@
 """Futures that settle exactly once, refuse to block a pool thread, and can be awaited."""
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+logger = logging.getLogger("kvactors")
 
 _thread = threading.local()
 
@@ -149,13 +152,13 @@ class ReplyFuture(ThreadingFuture[T]):
     def on_done(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
         """Call back once it is settled, on whatever thread settles it; at once if it is.
 
-        The callback must be quick and must not raise.
+        The callback must be quick; what it raises is logged.
         """
         with self._condition:
             if not self.done:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
-        callback(self)
+        self._call(callback)
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self.done and self._get_hook is None:
@@ -186,7 +189,14 @@ class ReplyFuture(ThreadingFuture[T]):
         with self._condition:
             callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
+            self._call(callback)
+
+    def _call(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
+        """Who settles a future is not to fail by what others do with it."""
+        try:
             callback(self)
+        except BaseException:
+            logger.exception("a callback of a future raised")
 
 
 def resolved() -> ReplyFuture[None]:

@@ -311,7 +311,7 @@ def test_blocking_work_runs_elsewhere(system: AgentSystem) -> None:
     async def work(me: AgentBehaviour) -> str:
         return await me.run_blocking(lambda: threading.current_thread().name)  # type: ignore[no-any-return]
 
-    assert run(system, work).startswith("kvactors-helper")
+    assert run(system, work).startswith("kvactors-blocking")
 
 
 def test_a_full_mailbox_holds_a_sender_back_or_refuses(system: AgentSystem) -> None:
