@@ -354,7 +354,7 @@ def test_stopping_the_system_ends_behaviours_in_the_middle(open_system: OpenSyst
     async def wait(me: AgentBehaviour) -> None:
         me.later(3600, "never")
         never.set()
-        await me.ask("does", None)  # Itself: it waits for ever.
+        await me.ask("does", None, timeout=3600)  # Itself, which is busy.
 
     waiting = system.spawn("does", behaviour=Does()).request(wait)
     assert never.wait(WAIT)
