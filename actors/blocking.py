@@ -1,12 +1,13 @@
 """Blocking work: what would hold up the threads that agents share runs on others."""
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future as Done
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.futures import ReplyFuture, mark_pool_thread
 from kvactors.actors.outstanding import Outstanding
 from kvactors.core.errors import SystemStopped
 
@@ -49,7 +50,9 @@ class BlockingWork:
                 return future
             self._outstanding.begin_work()
             if not here:
-                self._threads = self._threads or ThreadPoolExecutor(THREADS, "kvactors-blocking")
+                if self._threads is None:
+                    mark = functools.partial(mark_pool_thread, shared=False)
+                    self._threads = ThreadPoolExecutor(THREADS, "kvactors-blocking", mark)
                 self._threads.submit(work).add_done_callback(ended)
         if here:
             work()

@@ -55,8 +55,7 @@ class Dispatcher:
                 thread.join(timeout)
 
     def _work(self) -> None:
-        if not self._blocking:
-            mark_pool_thread()
+        mark_pool_thread(shared=not self._blocking)
         while True:
             actor = self._ready.get()
             if actor is not None:

@@ -18,6 +18,7 @@ __all__ = [
     "add_driver",
     "all_of",
     "check_may_block",
+    "check_outside_of_actors",
     "drive",
     "mark_pool_thread",
     "must_not_wait",
@@ -32,9 +33,15 @@ logger = logging.getLogger("kvactors")
 _thread = threading.local()
 
 
-def mark_pool_thread() -> None:
-    """Declare the calling thread one that runs actors."""
-    _thread.shared = True
+def mark_pool_thread(*, shared: bool) -> None:
+    """Declare the calling thread one that runs actors; `shared`: more than one of them."""
+    _thread.runs_actors, _thread.shared = True, shared
+
+
+def check_outside_of_actors() -> None:
+    """Raise BlockingCall on any thread that runs actors: what it runs would wait for itself."""
+    if getattr(_thread, "runs_actors", False):
+        raise BlockingCall("waiting for everything to end, inside of what must end, never ends")
 
 
 def _on_pool_thread() -> bool:

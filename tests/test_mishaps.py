@@ -136,6 +136,32 @@ def test_a_behaviour_may_answer_with_the_future_of_a_stranger(system: AgentSyste
     assert answer.get(timeout=WAIT) == "value"
 
 
+def test_nobody_waits_for_the_end_of_what_it_is_part_of(system: AgentSystem) -> None:
+    class Waits(AgentBehaviour):
+        blocking = True
+
+        def on_message(self, message: Any, sender: Agent | None) -> Any:
+            return message()
+
+    class Helped(AgentBehaviour):
+        async def on_message(self, message: Any, sender: Agent | None) -> Any:
+            return await self.run_blocking(message)
+
+    again = Supervision("restart", backoff=0)
+    for behaviour in (Waits(), Helped()):
+        agent = system.spawn(type(behaviour).__name__, behaviour=behaviour, supervision=again)
+        for wait in (system.wait_idle, system.stop):
+            with pytest.raises(BlockingCall, match="never ends"):
+                agent.request(wait).get(timeout=WAIT)
+
+
+def test_dead_letters_are_the_latest_thousand(system: AgentSystem) -> None:
+    for number in range(1001):
+        system._stage.post("nobody", number, None)
+
+    assert [letter.message for letter in system.dead_letters()] == list(range(1, 1001))
+
+
 # -- asks ------------------------------------------------------------------------------
 
 
