@@ -6,8 +6,8 @@ Regime: idle machine. Every contender runs in a process of its own: agents of an
 PooledActor alone, pykka's ThreadingActor (10,000 at most: each is a thread), and asyncio tasks
 with a queue each. Memory is resident size per actor, each of which has handled one message.
 Tells go round all actors, up to a million in all. For spawns and tells the CPU time of all threads
-together is given too, since neighbours change it less. Then the decode step of 4 rows beside threads that compute
-in Python.
+together is given too, since neighbours change it less. Then the decode step of 4 rows beside
+threads that compute in Python.
 """
 
 import argparse
