@@ -60,6 +60,8 @@ class AgentSystem(Society):
         store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
         kv_bits: 4, 8 or None (float); "k8v4", keys and values apart; or a mapping of these by the
             index of a layer or its kind ("full", "sliding", "latent"), 4 where it names none.
+        float_tokens: an agent's KV is float while its turns begin with at most so many tokens,
+            the prompt among them; the first longer one computes it again, as `kv_bits` says.
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
         memory_budget: bytes of KV and work space in memory, or "8GB"; unset is half of what
@@ -96,6 +98,7 @@ class AgentSystem(Society):
         store: "str | Path | bool | None" = None,
         *,
         kv_bits: KVBits = 4,
+        float_tokens: int = 0,
         group_size: int | None = None,
         max_batch: int = 16,
         memory_budget: int | str | None = None,
@@ -145,6 +148,7 @@ class AgentSystem(Society):
         self._crew.watchdog = check_seconds("watchdog", watchdog)
         options = ModelOptions(
             kv_bits=kv_bits,
+            float_tokens=float_tokens,
             group_size=group_size,
             context=context,
             dtype=dtype,

@@ -167,6 +167,8 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
 
 def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
     if side.bits is None or side.group_size is None:
+        if unpack:
+            return queries @ keys[0].astype(PRECISION).swapaxes(-1, -2)
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
     codes, scales, biases = keys
@@ -179,6 +181,8 @@ def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.arr
 
 def _weighted(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx.array:
     if side.bits is None or side.group_size is None:
+        if unpack:
+            return weights @ values[0].astype(PRECISION)
         return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
     codes, scales, biases = values
     if unpack and worth_unpacking(codes, side, weights.shape[-2]):

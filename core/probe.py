@@ -94,9 +94,8 @@ def _describe(plan: ModelCacheSpec) -> str:
 
 def _compare(model: Any, plan: ModelCacheSpec, expected: list[list[mx.array]]) -> str | None:
     """What is wrong with a plan, if anything."""
-    in_float = replace(plan, layers=tuple(layer.float_layer() for layer in plan.layers))
     try:
-        found = _together(model, in_float)
+        found = _together(model, plan.in_float())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     tolerance = max(TOLERANCE.get(layer.dtype, 0.0) for layer in plan.layers)

@@ -89,7 +89,8 @@ class Scheduler:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
             budget = self.chunk_size(first.cached, self.config.first_chunk, decode)
-            chunks += self._pack(ordered[1:], size, budget)
+            alike = [other for other in ordered[1:] if other.in_float == first.in_float]
+            chunks += self._pack(alike, size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
             request.passed_over = 0 if id(request) in chosen else request.passed_over + 1

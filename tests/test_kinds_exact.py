@@ -211,7 +211,7 @@ def test_agents_that_leave_a_small_memory_and_come_back_answer_the_same(
     loaded = load_family(family)
     prompts = prompts_of((300, 310, 320, 280), seed=7)
     roomy = make_engine(loaded, stored=True)
-    budget = roomy._memory.workspace.least(350, 1) + 4 * loaded.spec.bytes_of(350)
+    budget = roomy._memory.workspace[0].least(350, 1) + 4 * loaded.spec.bytes_of(350)
     small = make_engine(loaded, stored=True, budget=budget)
     said: dict[str, list[list[int]]] = {"roomy": [], "small": []}
 
