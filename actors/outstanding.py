@@ -7,7 +7,7 @@ import threading
 import time
 
 from kvactors.actors.errors import SaveQueueFull
-from kvactors.actors.futures import check_may_block, drive
+from kvactors.actors.futures import check_outside_of_actors, drive
 from kvactors.actors.reply import Ticket
 from kvactors.core.errors import KvactorsError
 
@@ -139,7 +139,7 @@ class Outstanding:
 
         Raises BlockingCall on a thread that runs actors.
         """
-        check_may_block()
+        check_outside_of_actors()
         drive(lambda: self.idle, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.deterministic import CountingClock
-from kvactors.actors.futures import check_may_block
+from kvactors.actors.futures import check_outside_of_actors
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
@@ -211,7 +211,7 @@ class AgentSystem(Society):
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
-        check_may_block()
+        check_outside_of_actors()
         with self._life:
             if self._state != "running":
                 self._state = "stopped"

@@ -216,7 +216,7 @@ class KVLayer:
         dtype = getattr(mx, self.layer.dtype)
         if side.dim == 0:
             return mx.zeros((rows, self.layer.kv_heads, extent, 0), dtype)
-        return to_float(stored, side).astype(dtype)
+        return to_float(stored, side)[0].astype(dtype)
 
     # -- rows ------------------------------------------------------------------------
 

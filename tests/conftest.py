@@ -16,6 +16,7 @@ blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
+from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.bench.tiny import build  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
@@ -23,6 +24,7 @@ from kvactors.core.model import LoadedModel, load_model  # noqa: E402
 from kvactors.core.options import ModelOptions  # noqa: E402
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
 from kvactors.core.workspace import WorkSpace  # noqa: E402
+from kvactors.persistence.atomic import Files  # noqa: E402
 from kvactors.persistence.store import Store  # noqa: E402
 
 LoadGrid = Callable[..., LoadedModel]
@@ -135,12 +137,22 @@ def heard() -> Iterator[Callable[[str], threading.Event]]:
 
 @pytest.fixture
 def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
-    """Starts systems over random tiny models; those still running are stopped at the end."""
+    """Starts systems over random tiny models, with a `disk` or `timer` of test doubles if given;
+    those still running are stopped at the end."""
     systems: list[AgentSystem] = []
 
-    def start(model: Any = None, **options: Any) -> AgentSystem:
+    def start(
+        model: Any = None,
+        disk: Files | None = None,
+        timer: VirtualTimer | None = None,
+        **options: Any,
+    ) -> AgentSystem:
         options.setdefault("store", tmp_path / "store")
         system = AgentSystem(model=model or tiny_llama(), **options)
+        if disk is not None:
+            use_disk(system, disk)
+        if timer is not None:
+            use_timer(system, timer)
         system.start()
         systems.append(system)
         return system
