@@ -25,7 +25,7 @@ from kvactors.actors.parameters import (
     check_seconds,
     check_storage,
 )
-from kvactors.actors.society import Society
+from kvactors.actors.seeing import Seeing
 from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
@@ -50,7 +50,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem(Society):
+class AgentSystem(Seeing):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -86,6 +86,8 @@ class AgentSystem(Society):
             time, reproducibly (`kvactors.actors.deterministic`); use it from one thread.
         watchdog: seconds that a step may take before `health()` and the log say that it hangs.
         journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
+        log_text: let lines of the log at level DEBUG say what agents are told and answer; without
+            it the log has ids and numbers.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
     """
@@ -118,6 +120,7 @@ class AgentSystem(Society):
         max_unsaved: int | str = MAX_UNSAVED,
         deterministic: bool = False,
         seed: int = 0,
+        log_text: bool = False,
     ) -> None:
         check_parameters(
             model,
@@ -165,6 +168,7 @@ class AgentSystem(Society):
             clock=CountingClock() if deterministic else time.perf_counter,
         )
         self._crew.seed = seed if deterministic else None
+        self._crew.log_text = log_text
         self._life = threading.RLock()
 
     # -- life --------------------------------------------------------------------------
