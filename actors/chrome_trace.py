@@ -6,7 +6,7 @@ track never overlap unless one lies within the other.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,21 @@ from kvactors.actors.recorder import Recorder
 from kvactors.actors.trace_tracks import Span, agent_tracks, faults, saves, steps
 from kvactors.core.trace import TraceEvent
 
-__all__ = ["chrome_trace", "merge", "write"]
+__all__ = ["Trace", "chrome_trace", "merge", "write"]
 
 ENGINE, SAVES, FIRST_AGENT = 1, 2, 3
 MICRO = 1e6
 
 Record = dict[str, Any]
+Trace = dict[str, Any]
+"""The whole file: `traceEvents`, and in `otherData` when it began and what it lacks."""
 
 
-def chrome_trace(recorder: Recorder, name: str = "kvactors") -> Record:
+def chrome_trace(recorder: Recorder) -> Trace:
     """The trace of one process, from its first event on."""
     events = recorder.events
     begin = min((_began(event) for event in events), default=0.0)
-    records: list[Record] = [_meta("process_name", 0, f"{name} (process {recorder.pid})")]
+    records: list[Record] = [_meta("process_name", 0, f"kvactors (process {recorder.pid})")]
     records += _track(ENGINE, "GPU actor: steps", steps(events), begin)
     records += _batch_sizes(events, begin)
     records += _track(SAVES, "saves", saves(events), begin)
@@ -40,16 +42,19 @@ def chrome_trace(recorder: Recorder, name: str = "kvactors") -> Record:
     }
 
 
-def merge(traces: Sequence[Record]) -> Record:
-    """Traces of several processes as one, on one time axis."""
-    began = min(trace["otherData"]["began_at"] for trace in traces)
+def merge(traces: Mapping[str, Trace]) -> Trace:
+    """Traces of several processes, by the names that they get, as one on one time axis."""
+    began = min(trace["otherData"]["began_at"] for trace in traces.values())
     records: list[Record] = []
-    for number, trace in enumerate(traces, start=1):
+    for number, (name, trace) in enumerate(traces.items(), start=1):
+        records.append({**_meta("process_name", 0, name), "pid": number})
         shift = (trace["otherData"]["began_at"] - began) * MICRO
         for record in trace["traceEvents"]:
+            if record["name"] == "process_name":
+                continue
             moved = {"ts": record["ts"] + shift} if "ts" in record else {}
             records.append({**record, **moved, "pid": number})
-    dropped = sum(trace["otherData"]["dropped_events"] for trace in traces)
+    dropped = sum(trace["otherData"]["dropped_events"] for trace in traces.values())
     return {
         "traceEvents": records,
         "displayTimeUnit": "ms",
@@ -57,7 +62,7 @@ def merge(traces: Sequence[Record]) -> Record:
     }
 
 
-def write(trace: Record, path: Path) -> None:
+def write(trace: Trace, path: Path) -> None:
     """Write a trace. Raises OSError."""
     path.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
 

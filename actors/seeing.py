@@ -1,19 +1,28 @@
-"""What AgentSystem offers to watch its work: a recording of events, and a trace file of it."""
+"""What AgentSystem offers to watch its work: a recording of events, a trace file of it,
+OpenTelemetry, and the socket that `kvactors top` reads."""
 
+import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvactors.actors.chrome_trace import chrome_trace, write
+from kvactors.actors.monitor import Monitor, socket_path
 from kvactors.actors.parameters import check_count
 from kvactors.actors.recorder import DEFAULT_CAPACITY, Recorder
+from kvactors.actors.snapshot import take_snapshot
 from kvactors.actors.society import Society
 
 __all__ = ["Seeing"]
 
+logger = logging.getLogger(__name__)
+
 
 class Seeing(Society):
     """The part of AgentSystem that shows what happens."""
+
+    _monitor: Monitor | None = None
 
     @contextmanager
     def trace(
@@ -38,3 +47,32 @@ class Seeing(Society):
             self._crew.tracer.leave(recorder)
             if path is not None:
                 write(chrome_trace(recorder), Path(path))
+
+    def _begin_telemetry(self) -> None:
+        """Tell OpenTelemetry of turns, if its API is installed: until the program sets a
+        provider up it does nothing, in 10 us a turn."""
+        try:
+            from kvactors.actors.telemetry import Telemetry
+        except ImportError:
+            return
+        vitals = self._crew.vitals
+        telemetry = Telemetry(lambda: self.info.name, lambda: vitals.hot_bytes)
+        self._crew.tracer.listen(telemetry, steps=False)
+
+    def _open_monitor(self, store: Path | None) -> None:
+        """Let `kvactors top` connect; where there can be no socket the log says so."""
+        if store is None or self._crew.seed is not None or not hasattr(socket, "AF_UNIX"):
+            return
+        try:
+            self._monitor = Monitor(socket_path(store), lambda: take_snapshot(self))
+        except OSError as error:
+            logger.info("`kvactors top` will not find this system: %s", error)
+
+    def _close_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        if self._monitor is not None:
+            self._monitor.abandon()

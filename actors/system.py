@@ -142,6 +142,7 @@ class AgentSystem(Seeing):
             share_segments=isolation != "strict",
         )
         self._open_store = opener if stored else None
+        self._store_path = path if stored else None
         self._on_progress = progress
         self._journal = journal
         self._crew.outstanding.max_unsaved = parse_bytes("max_unsaved", max_unsaved)
@@ -201,6 +202,8 @@ class AgentSystem(Seeing):
                 self._stage.journal = Journal(self._journal)
             self._state = "running"
             _running.add(self)
+            self._begin_telemetry()
+            self._open_monitor(self._store_path)
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
@@ -225,6 +228,7 @@ class AgentSystem(Seeing):
                 with self._lock:
                     self._state = "stopped"
                     agents = [agent._actor.actor_ref for agent in self._agents.values()]
+                self._close_monitor()
                 left = None if deadline is None else max(1.0, deadline - time.monotonic())
                 self._crew.stop(agents, left)
                 if self._stage.journal is not None:
