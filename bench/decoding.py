@@ -19,6 +19,8 @@ __all__ = ["REGIMES", "hot_agents", "step_seconds", "token_times"]
 
 Pairs = Iterator[tuple[float, float]]
 BUSY_THREADS = 4
+# Tokens that nobody is waited for to decode.
+LONGER = 4096
 
 
 def hot_agents(system: AgentSystem, prompts: Sequence[list[int]]) -> list[Agent]:
@@ -40,10 +42,10 @@ def token_times(agent: Agent, prompt: list[int], tokens: int) -> list[float]:
 def step_seconds(system: AgentSystem, agents: Sequence[Agent], decoded: int) -> float:
     """Seconds between two tokens of the last agent while all decode."""
     *others, last = agents
-    more = Sampling(max_tokens=20 * (decoded + len(agents)))
+    more = Sampling(max_tokens=LONGER)
     pending = [agent.ask([1], sampling=more) for agent in others]
     while system.stats()["decoding"] < len(others):
-        pass
+        assert not any(future.done for future in pending), "it ended before the others began"
     times = token_times(last, [1], decoded + 2)
     for agent in others:
         agent.cancel()

@@ -4,7 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +17,7 @@ from kvactors.bench.regime import Regime
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.storage import drop_from_cache
 
-__all__ = ["REGIMES", "Memories"]
+__all__ = ["REGIMES", "Memories", "remembering"]
 
 Pairs = Iterator[tuple[float, float]]
 QUESTION = 8
@@ -85,9 +85,14 @@ class Memories:
 
 
 @contextmanager
-def _memories(setup: Setup) -> Iterator[Memories]:
+def remembering(setup: Setup, tokens: int) -> Iterator[Memories]:
+    """Memories of so many tokens, in a temporary folder."""
     with TemporaryDirectory(prefix="kvactors-bench-") as folder:
-        yield Memories(setup, Path(folder), setup.scale.tokens(LONG))
+        yield Memories(setup, Path(folder), tokens)
+
+
+def _memories(setup: Setup) -> AbstractContextManager[Memories]:
+    return remembering(setup, setup.scale.tokens(LONG))
 
 
 def hot(setup: Setup) -> Pairs:

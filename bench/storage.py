@@ -22,7 +22,7 @@ from kvactors.core.residency import ranges_to_save
 from kvactors.persistence import Files, Save, Segment, Store
 from kvactors.persistence.testing import CountingFiles, Outcomes, example_segment
 
-__all__ = ["TOKEN_BYTES", "disk_run", "drop_from_cache", "main", "store_run"]
+__all__ = ["TOKEN_BYTES", "disk_run", "drop_from_cache", "fill", "main", "save_one", "store_run"]
 
 TOKEN_BYTES = 2304
 FINGERPRINT = "0" * 16
@@ -204,25 +204,33 @@ def sync_row(root: Path, agents: int, groups: int) -> Row:
     }
 
 
+def fill(path: Path, agents: int) -> None:
+    """A new store with so many agents, a few tokens each."""
+    store = Store(path, files=_Unsynced())
+    for first in range(0, agents, 100):
+        _commit(store, [_first_turn(n) for n in range(first, min(first + 100, agents))])
+    store.close()
+
+
+def save_one(store: Store, number: int) -> float:
+    """Seconds to save the first turn of one more agent."""
+    return _time(lambda: _commit(store, [_first_turn(number)]))
+
+
+def _first_turn(number: int) -> Save:
+    segment = example_segment(0, 4, seed=number)
+    return Save(f"agent {number}", ({"turn": 1},), FINGERPRINT, (segment,))
+
+
 def open_row(root: Path, agents: int) -> Row:
     """Seconds to open a store with many agents, to use it, and to list it."""
     path = root / "many"
-    store = Store(path, files=_Unsynced())
-    for first in range(0, agents, 100):
-        _commit(
-            store,
-            [
-                Save(f"agent {n}", ({"turn": 1},), FINGERPRINT, (example_segment(0, 4, seed=n),))
-                for n in range(first, min(first + 100, agents))
-            ],
-        )
-    store.close()
+    fill(path, agents)
     begin = time.perf_counter()
     again = Store(path)
     opened = time.perf_counter() - begin
     restored = _time(lambda: again.read_kv("agent 7", FINGERPRINT))
-    new = Save("new", ({"turn": 1},), FINGERPRINT, (example_segment(0, 4, seed=agents),))
-    saved = _time(lambda: _commit(again, [new]))
+    saved = save_one(again, agents)
     listed = _time(again.agents)
     again.close()
     return {

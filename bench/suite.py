@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvactors.bench import decoding, footprint, latency, prefill, turns
 from kvactors.bench.bounds import decode_bound, measure_rates, prefill_bound
+from kvactors.bench.growth import grow
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import machine, print_table
@@ -32,11 +33,14 @@ def run_suite(
     only: Sequence[str] = (),
     plot: Path | None = None,
     json: Path | None = None,
+    *,
+    growth: bool = False,
 ) -> list[Outcome]:
-    """Measure the regimes whose names match one of `only` (regular expressions), or all.
+    """Measure the regimes whose names match one of `only` (regular expressions), or all; then how
+    things grow, if asked to.
 
-    `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` into
-    `plot`, and one JSON object into `json`.
+    `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
+    `growth.png` into `plot`, and one JSON object into `json`.
     """
     blas.preload()
     setup = Setup(scale, random_llama if model is None else endless(model))
@@ -61,6 +65,10 @@ def run_suite(
         [outcome.row() for outcome in outcomes],
     )
     bounds = _bounds(setup)
+    if plot is not None:
+        plot.mkdir(parents=True, exist_ok=True)
+        draw(outcomes, plot / "regimes.png")
+    curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png") if growth else []
     if json is not None:
         found = {
             "bench": "suite",
@@ -69,11 +77,9 @@ def run_suite(
             "scale": asdict(scale),
             "bounds": bounds,
             "rows": [outcome.as_json() for outcome in outcomes],
+            "growth": [curve.as_json() for curve in curves],
         }
         json.write_text(dumps(found, indent=1), encoding="utf-8")
-    if plot is not None:
-        plot.mkdir(parents=True, exist_ok=True)
-        draw(outcomes, plot / "regimes.png")
     return outcomes
 
 

@@ -57,6 +57,8 @@ class Ledgers:
         self.sealing = sealing
         self._marks = marks
         self._states: dict[str, LedgerState] = {}
+        # Those whose names this process has made durable.
+        self._named: set[str] = set()
 
     def path(self, encoded: str) -> Path:
         """The ledger file of an encoded id."""
@@ -71,9 +73,12 @@ class Ledgers:
         """Read and check one ledger; None if it never was. Raises LedgerUnreadable, NewerFormat,
         OSError.
 
-        What lies behind the last frame that this process made durable is a failed append
-        that could not be taken back: it is not read, and the next append cuts it.
+        What lies behind what this process found or made durable is a failed append that could
+        not be taken back: it is not read, and the next append cuts it.
         """
+        known = self._states.get(encoded)
+        if known is not None and not known.frames:
+            return None
         path = self.path(encoded)
         marks = self._marks(encoded)
         try:
@@ -84,7 +89,6 @@ class Ledgers:
                     reason = f"it is missing, and {mark.manifest} saw {mark.length} bytes"
                     raise LedgerUnreadable(path, reason) from None
             return None
-        known = self._states.get(encoded)
         return scan(data[: known.length] if known else data, path, marks, self.sealing)
 
     def _read(self, path: Path, limit: int = -1) -> bytes:
@@ -123,24 +127,24 @@ class Ledgers:
         except (FileNotFoundError, LedgerUnreadable, NewerFormat):
             return None
 
-    def is_known(self, agent_id: str) -> bool:
-        """Was this agent's ledger checked, or written, since the store was opened?"""
-        return encode_agent_id(agent_id) in self._states
+    def is_named(self, agent_id: str) -> bool:
+        """Has this process written the ledger, and made its name durable?"""
+        return encode_agent_id(agent_id) in self._named
 
     def state(self, agent_id: str) -> LedgerState:
-        """Where to append; checks the file the first time. Raises LedgerUnreadable, OSError."""
-        known = self._states.get(encode_agent_id(agent_id))
-        if known is not None:
-            return known
-        found = self.load_of(agent_id)
-        if found is None:
-            return LedgerState()
-        return LedgerState(found.length, len(found.frames), found.frames[-1].checksum)
+        """Where to append; checks the file the first time, before anything is appended that might
+        stay there unwanted. Raises LedgerUnreadable, OSError."""
+        encoded = encode_agent_id(agent_id)
+        if encoded not in self._states:
+            found = self.load_of(agent_id)
+            self._states[encoded] = LedgerState() if found is None else _state_of(found)
+        return self._states[encoded]
 
     def remember(self, agent_id: str, state: LedgerState) -> None:
         """Note what a commit made durable."""
         encoded = encode_agent_id(agent_id)
         self._states[encoded] = state
+        self._named.add(encoded)
         if "names" in self.__dict__:
             self.names.add(encoded)
 
@@ -149,6 +153,7 @@ class Ledgers:
         encoded = encode_agent_id(agent_id)
         folder = self.root / encoded
         self._states.pop(encoded, None)
+        self._named.discard(encoded)
         if folder.is_symlink():
             self.files.unlink(folder)
         if not folder.is_dir():
@@ -162,6 +167,10 @@ class Ledgers:
         if is_empty(folder):
             self.files.rmdir(folder)
             self.files.sync_dir(self.root)
+
+
+def _state_of(found: Scan) -> LedgerState:
+    return LedgerState(found.length, len(found.frames), found.frames[-1].checksum)
 
 
 @dataclass(slots=True)
@@ -243,7 +252,7 @@ class LedgerPart(CommitPart):
         Also at the first append since opening: the process that made the ledger may have
         been killed between its rename and this.
         """
-        if self.save.records and not self.ledgers.is_known(self.save.agent_id):
+        if self.save.records and not self.ledgers.is_named(self.save.agent_id):
             self.parents.sync(self._path.parent)
             if self._is_new:
                 self.parents.sync(self.ledgers.root)

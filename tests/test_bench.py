@@ -2,12 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import run as run_process
 
 import pytest
 
+from kvactors.bench.curves import CURVES, Curve
+from kvactors.bench.growth import Growth, draw
 from kvactors.bench.regime import CannotRun, Regime, run
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.suite import REGIMES
@@ -53,6 +55,46 @@ def test_every_regime_says_what_is_compared() -> None:
 
     assert len(set(names)) == len(names)
     assert all(len(regime.described) > 40 for regime in REGIMES)
+
+
+def points(_setup: Setup, _sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Nobody asks."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("values", "orders", "breaks_at"),
+    [
+        ((3.0, 6.0, 12.0, 24.0), (1.0, 1.0), None),
+        ((5.0, 5.0, 5.0, 5.0), (0.0, 0.0), None),
+        ((1.0, 1.0, 1.0, 4.0), (0.6, 2.0), 4),
+    ],
+    ids=["linear", "flat", "flat, then quadratic"],
+)
+def test_growth_has_an_order_and_a_place_where_it_breaks(
+    values: tuple[float, ...], orders: tuple[float, float], breaks_at: int | None
+) -> None:
+    curve = Curve("time", "ms", "tokens", (1, 2, 4, 8), points)
+
+    growth = Growth(curve, (1, 2, 4, 8), values)
+
+    assert growth.orders == pytest.approx(orders)
+    assert growth.breaks_at == breaks_at
+
+
+def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path: Path) -> None:
+    setup, found = Setup(QUICK), []
+    for curve in CURVES:
+        if (curve.value, curve.size) in {("memory", "tokens"), ("operations", "agents")}:
+            sizes, values = zip(*curve.measure(setup, curve.sizes[:3]), strict=True)
+            found.append(Growth(curve, sizes, values))
+
+    draw(found, tmp_path / "growth.png")
+
+    operations, memory = found
+    assert memory.orders[0] == pytest.approx(1.0, abs=0.01)
+    assert operations.orders[0] < 0.2
+    assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
 def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:

@@ -133,6 +133,31 @@ def test_a_disk_error_at_any_operation_spoils_nothing_and_heals(
         again.close()
 
 
+def test_what_a_failing_disk_refused_is_there_once_when_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    for at in range(operations_of(tmp_path / "count")):
+        put(store := Store(tmp_path / str(at)), *FIRST)
+        store.close()
+        # Nothing can be taken back either, and this process has not written these ledgers yet.
+        files = FailingFiles(at=at, sticky=True, code=errno.EIO)
+        files.armed = False
+        store = Store(tmp_path / str(at), files=files)
+        files._index, files.armed = 0, True
+        refused = [item for item, part, _ in put(store, *SECOND).failed if part == "ledger"]
+        files.armed = False
+
+        again = put(store, *refused)
+
+        assert again.durable == refused
+        store.close()
+        store = Store(tmp_path / str(at))
+        for agent in ("a", "b", "new"):
+            asked = [r for i in (*FIRST, *SECOND) if i.agent_id == agent for r in i.records]
+            assert store.read_ledger(agent) == tuple(asked), f"operation {at}"
+        store.close()
+
+
 def heal(store: Store) -> None:
     """With room again, every agent can be saved."""
     later = tuple(save(agent, 9, 0, 9) for agent in ("a", "b", "c", "new"))
