@@ -7,8 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,13 @@ with AgentSystem(tiny_llama(), store=sys.argv[1]):
     print("ready", flush=True)
     signal.pause()
 """
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's, also where temporary ones are long."""
+    with tempfile.TemporaryDirectory(prefix="kv", dir="/tmp") as folder:
+        yield Path(folder).resolve()
 
 
 class Held:
@@ -74,11 +82,11 @@ def top(store: Path, *options: str) -> Any:
 
 
 def test_the_socket_is_its_users_alone_and_goes_with_the_system(
-    open_system: OpenSystem, tmp_path: Path
+    open_system: OpenSystem, short: Path
 ) -> None:
-    system, path = open_system(), socket_path(tmp_path / "store")
+    system, path = open_system(store=short), socket_path(short)
     status = path.lstat()
-    assert path == (tmp_path / "store" / "top.sock").resolve()
+    assert path == short / "top.sock"
     system.stop(timeout=WAIT)
 
     assert stat.S_ISSOCK(status.st_mode)
@@ -97,16 +105,14 @@ def test_there_is_none_without_a_store_and_in_deterministic_mode(
 
 
 def test_a_path_too_long_for_a_socket_is_in_the_runtime_folder(
-    open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = tmp_path / "run"
-    runtime.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     store = tmp_path / ("x" * 120)
     system = open_system(store=store)
 
     path = socket_path(store)
-    assert path.parent.parent == runtime
+    assert path.parent.parent == short
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
     assert top(store, "--once").exit_code == 0
@@ -128,14 +134,14 @@ def test_a_runtime_folder_that_others_may_write_is_not_used(
     assert system.spawn("alice").ask([1]).get(timeout=WAIT)
 
 
-def test_a_file_of_that_name_is_left_alone(open_system: OpenSystem, tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "top.sock").write_text("mine")
+def test_a_file_of_that_name_is_left_alone(open_system: OpenSystem, short: Path) -> None:
+    (short / "top.sock").write_text("mine")
 
-    system = open_system()
+    system = open_system(store=short)
 
     assert system._monitor is None
-    assert (tmp_path / "store" / "top.sock").read_text() == "mine"
+    assert (short / "top.sock").read_text() == "mine"
+    system.stop(timeout=WAIT)
 
 
 # -- clients -------------------------------------------------------------------------------
@@ -160,11 +166,11 @@ def test_two_clients_see_the_same_and_the_system_goes_on(
 
 
 def test_clients_that_talk_stall_or_crowd_are_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitors, "INTERVAL", 0.01)
     big = {"text": "x" * 100_000}
-    monitor = Monitor(tmp_path / "top.sock", lambda: big)
+    monitor = Monitor(short / "top.sock", lambda: big)
     with ExitStack() as stack:
         stack.callback(monitor.close)
         reader, talker, *silent = [
