@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -208,10 +209,12 @@ def _dequantized(
     return out.astype(queries.dtype)
 
 
+@cache
 def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
     """Query rows per KV head up to which the packed path is faster on this device.
 
-    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU.
+    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU, once per
+    process.
     """
     if layer.bits is None or layer.group_size is None:
         return 0
@@ -230,10 +233,12 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
     return threshold
 
 
+@cache
 def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
     """What one more slab costs a decode step, in tokens of padding read instead.
 
-    A step over few keys is almost all launch; the rest of a long one is reading.
+    A step over few keys is almost all launch; the rest of a long one is reading. Measured once
+    per process.
     """
     pool, noise = _random_pool(layer, extent)
     query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
