@@ -59,6 +59,8 @@ def run_top(store: Path | None, *, once: bool) -> None:
 
 
 def _connect(root: Path) -> socket.socket:
+    if not hasattr(socket, "AF_UNIX"):
+        raise _nobody(root)
     path = socket_path(root)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
@@ -77,7 +79,7 @@ def _connect(root: Path) -> socket.socket:
 
 def _remove(path: Path, root: Path) -> None:
     """Remove the socket of a process that was killed: one that runs holds the lock."""
-    with suppress(StoreError):
+    with suppress(StoreError, OSError):
         lock = StoreLock(root, Files())
         path.unlink(missing_ok=True)
         lock.release()

@@ -47,6 +47,7 @@ class Outstanding:
 
     def begin_turn(self, ticket: Ticket) -> None:
         """Accept a turn. Raises what `refuse` was given, if it was."""
+        ticket.on_end = self._end_turn
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
@@ -55,10 +56,10 @@ class Outstanding:
                     f"{self.unsaved} bytes wait for the disk, more than max_unsaved "
                     f"{self.max_unsaved}: turns are taken again when it has written them"
                 )
+            if self._tracer.on:
+                queued = TurnQueued(time.perf_counter(), ticket.agent_id, ticket.serial)
+                self._tracer.tell(queued)
             self._turns[ticket.serial] = ticket
-        ticket.on_end = self._end_turn
-        if self._tracer.on:
-            self._tracer.tell(TurnQueued(time.perf_counter(), ticket.agent_id, ticket.serial))
 
     def _end_turn(self, ticket: Ticket) -> None:
         # Told before it counts as ended: who waits for that has heard of it all.

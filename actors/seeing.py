@@ -51,12 +51,15 @@ class Seeing(Society):
     def _begin_telemetry(self) -> None:
         """Tell OpenTelemetry of turns, if its API is installed: until the program sets a
         provider up it does nothing, in 10 us a turn."""
+        vitals = self._crew.vitals
         try:
             from kvactors.actors.telemetry import Telemetry
-        except ImportError:
+
+            telemetry = Telemetry(lambda: self.info.name, lambda: vitals.hot_bytes)
+        except (ImportError, AttributeError) as error:
+            # Not installed, or older than what is needed.
+            logger.debug("OpenTelemetry is told nothing: %s", error)
             return
-        vitals = self._crew.vitals
-        telemetry = Telemetry(lambda: self.info.name, lambda: vitals.hot_bytes)
         self._crew.tracer.listen(telemetry, steps=False)
 
     def _open_monitor(self, store: Path | None) -> None:

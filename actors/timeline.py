@@ -29,7 +29,6 @@ COLOURS = {
 INK = "#333333"
 MOST_ROWS = 40
 ROW = 0.26
-# Of a second; what is shorter would not be seen.
 MICRO = 1e6
 
 
