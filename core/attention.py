@@ -26,7 +26,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.pools import Pool, Stored, to_float
+from kvactors.core.pools import Cells, Pool, Stored, to_float
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import (
@@ -258,7 +258,7 @@ def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
         mx.random.normal((1, layer.kv_heads, extent, side.dim), key=mx.random.key(0))
         for side in layer.sides
     )
-    pool.write(keys.astype(dtype), values.astype(dtype), mx.arange(extent)[None], 0)
+    pool.write(keys.astype(dtype), values.astype(dtype), Cells(mx.arange(extent)[None], 0))
     mx.eval(pool.arrays)
     return pool, keys
 

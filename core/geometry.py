@@ -7,6 +7,7 @@ import mlx.core as mx
 from kvactors.core.attention import DEFAULT_THRESHOLD
 from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.options import AttentionMode
+from kvactors.core.pools import Cells
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
 
@@ -61,14 +62,12 @@ class AttentionPolicy:
 class Reach:
     """Where the layers of one window write in one slab, and what their queries see.
 
-    `at` are the cells written, [n, T]; `start` the first of them where every row has the same,
-    one after the other. `mask` is boolean [n, 1, T, extent]: position by position, since a
-    window's cells are used in a ring.
+    `mask` is boolean [n, 1, T, extent]: position by position, since a window's cells are used in
+    a ring.
     """
 
     extent: int
-    at: mx.array
-    start: int | None
+    cells: Cells
     mask: mx.array
 
 
@@ -113,7 +112,7 @@ class StepGeometry:
         first = starts[0] if len(set(starts)) == 1 else None
         cells, window = layer.cells, layer.window
         if cells is None or window is None:
-            return Reach(extent, positions, first, mx.arange(extent) <= queries)
+            return Reach(extent, Cells(positions, first), mx.arange(extent) <= queries)
         assert self.width <= BLOCK_TOKENS, "a ring has room for a block beside the window"
         extent = min(extent, cells)
         if first is not None:
@@ -123,4 +122,4 @@ class StepGeometry:
         held = newest - (newest - mx.arange(extent) + cells) % cells
         held = held[:, None, None]
         mask = (held >= 0) & (held <= queries) & (held > queries - window)
-        return Reach(extent, positions % cells, first, mask)
+        return Reach(extent, Cells(positions % cells, first), mask)

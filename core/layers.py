@@ -125,7 +125,7 @@ class KVLayer:
         reaches = geometry.reaches(self.layer)
         for slab, starts, reach in zip(geometry.slabs, geometry.starts, reaches, strict=True):
             rows = slice(row, row + len(starts))
-            self.pools[slab].write(keys[rows], values[rows], reach.at, reach.start)
+            self.pools[slab].write(keys[rows], values[rows], reach.cells)
             row += len(starts)
         return self.keys_and_values()
 

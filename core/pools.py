@@ -7,6 +7,7 @@ differ each side has its own arrays, named "k.codes", "v.codes" and so on. Write
 item assignment, which MLX does in place while nobody else holds the buffer. GPU thread only.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ import numpy as np
 
 from kvactors.core.spec import LayerSpec, Side
 
-__all__ = ["Arrays", "Pool", "Stored", "array_widths", "encode", "to_float"]
+__all__ = ["Arrays", "Cells", "Pool", "Stored", "array_widths", "encode", "to_float"]
 
 Arrays = dict[str, mx.array]
 
@@ -83,12 +84,32 @@ def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
     )
 
 
+class Cells:
+    """Where a step writes in one slab, for all layers that keep the same cells: `at`, [n, T] of
+    each row; `start` if those are start, start + 1, ... in every row."""
+
+    def __init__(self, at: mx.array, start: int | None = None) -> None:
+        self.at = at
+        self.start = start
+        self._flat: dict[tuple[int, ...], mx.array] = {}
+
+    def flat(self, shape: Sequence[int]) -> mx.array:
+        """[sides, n, kv_heads, T]: the same in arrays of this shape whose axes before the last
+        are one."""
+        sides, slots, heads, capacity, _ = shape
+        key = (sides, slots, heads, capacity)
+        if key not in self._flat:
+            side, row, head = np.ogrid[:sides, : self.at.shape[0], :heads]
+            first = (((side * slots + row) * heads + head) * capacity).astype(np.int32)
+            self._flat[key] = mx.array(first)[..., None] + self.at[:, None]
+        return self._flat[key]
+
+
 class Pool:
     """One slab of one layer: geometry, growth and movement of rows."""
 
     def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
         self.layer = layer
-        self._first_cells: tuple[tuple[int, ...], mx.array] | None = None
         self.arrays: Arrays = {
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
@@ -105,36 +126,24 @@ class Pool:
         """Bytes allocated."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def write(self, keys: mx.array, values: mx.array, at: mx.array, start: int | None) -> None:
-        """Store new tokens [n, kv_heads, T, dim] at the cells `at`, [n, T] of each row; `start`
-        if those are start, start + 1, ... in every row."""
-        tokens, rows = keys.shape[2], keys.shape[0]
+    def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
+        """Store new tokens [n, kv_heads, T, dim] at the cells of their rows."""
         new = encode(self.layer, keys, values)
-        if start is not None:
+        if cells.start is not None:
+            rows, start, end = keys.shape[0], cells.start, cells.start + keys.shape[2]
             for name, array in self.arrays.items():
-                array[:, :rows, :, start : start + tokens] = new[name]
+                array[:, :rows, :, start:end] = new[name]
             return
         # One index of cells serves all arrays: a few operations, where one for each axis takes
         # many.
-        cells = (self._slots(rows) + at[:, None]).reshape(-1)
+        at = cells.flat(next(iter(self.arrays.values())).shape)
         for name in list(self.arrays):
             # Nothing else may refer to the array, or the write copies all of it.
             array = self.arrays.pop(name)
             shape, flat = array.shape, array.reshape(-1, array.shape[-1])
             del array
-            flat[cells] = new[name].reshape(-1, shape[-1])
+            flat[at] = new[name]
             self.arrays[name] = flat.reshape(shape)
-
-    def _slots(self, rows: int) -> mx.array:
-        """[sides, rows, kv_heads, 1]: the first cell of each, where an array's axes before the
-        last are one."""
-        sides, slots, heads, capacity, _ = next(iter(self.arrays.values())).shape
-        key = (rows, slots, capacity)
-        if self._first_cells is None or self._first_cells[0] != key:
-            side, row, head = np.ogrid[:sides, :rows, :heads]
-            first = ((side * slots + row) * heads + head)[..., None] * capacity
-            self._first_cells = key, mx.array(first.astype(np.int32))
-        return self._first_cells[1]
 
     def keys(self, rows: int, extent: int) -> Stored:
         """The first `extent` keys of the first `rows` slots, as stored."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from kvactors.core.model import LoadedModel
-from kvactors.core.pools import Pool, to_float
+from kvactors.core.pools import Cells, Pool, to_float
 from kvactors.core.spec import LayerSpec
 
 __all__ = ["probe_products"]
@@ -72,7 +72,7 @@ def _products(
         new_keys, new_values = (
             _noise(heads, longest, side.dim).astype(dtype) for side in layer.sides
         )
-        pool.write(new_keys, new_values, mx.arange(longest)[None], 0)
+        pool.write(new_keys, new_values, Cells(mx.arange(longest)[None], 0))
         for keys, (transposed, side) in itertools.product(
             extents, zip((True, False), layer.sides, strict=True)
         ):

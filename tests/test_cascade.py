@@ -23,7 +23,7 @@ from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
 from kvactors.core.pieces import Piece
-from kvactors.core.pools import Pool, to_float
+from kvactors.core.pools import Cells, Pool, to_float
 from kvactors.core.sampling import Sampling
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
@@ -86,7 +86,7 @@ def test_it_is_the_attention_over_each_rows_keys(
 
     keys, values = normal(rows, heads, extent, dim), normal(rows, heads, extent, dim)
     keys[:, :, :shared], values[:, :, :shared] = keys[:1, :, :shared], values[:1, :, :shared]
-    pool.write(keys, values, mx.broadcast_to(mx.arange(extent), (rows, extent)), 0)
+    pool.write(keys, values, Cells(mx.broadcast_to(mx.arange(extent), (rows, extent)), 0))
     queries = normal(rows, heads * repeats, 1, dim)
     lengths = np.array([71, 128, 90, 72, 100])
     mask = mx.array(np.arange(extent) < lengths[:, None])[:, None, None]

@@ -15,7 +15,7 @@ from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Pool
+from kvactors.core.pools import Cells, Pool
 from kvactors.core.spec import LayerSpec
 from kvactors.core.testing import PlainTokenizer, tiny_model
 
@@ -83,7 +83,7 @@ def test_attention_agrees_with_float64_numpy(
     keys = mx.random.normal((1, kv_heads, length, dim), key=key[0]).astype(kind)
     values = mx.random.normal((1, kv_heads, length, dim), key=key[1]).astype(kind)
     queries = mx.random.normal((1, heads, tokens, dim), key=key[2]).astype(kind)
-    pool.write(keys, values, mx.arange(length)[None], 0)
+    pool.write(keys, values, Cells(mx.arange(length)[None], 0))
     at = mx.arange(length - tokens, length)
     mask = (mx.arange(192) <= at[:, None])[None, None]
 
