@@ -27,6 +27,7 @@ from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system import AgentSystem, default_store
 from kvactors.core.errors import (
     AdmissionFull,
+    BehaviourFailed,
     BlockingCall,
     ContextExceeded,
     EngineDied,
@@ -51,6 +52,7 @@ __all__ = [
     "AgentExists",
     "AgentNotStored",
     "AgentSystem",
+    "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
     "DeadLetter",

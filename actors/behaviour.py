@@ -98,7 +98,8 @@ class AgentBehaviour:
     ) -> ReplyFuture[Any]:
         """Send a message; the future is what the receiver's `on_message` returns or raises (its
         Reply, for an agent without a behaviour). Fails with Undelivered, MailboxFull, and with
-        TurnTimeout after `timeout` seconds."""
+        TurnTimeout after `timeout` seconds. Agents that wait for each other wait for ever
+        without one; asking oneself like that is InvalidInput, unless `reentrant`."""
         return self._bound.ask(to, message, timeout)
 
     def broadcast(
@@ -165,3 +166,4 @@ class AgentBehaviour:
                 "every agent needs one of its own"
             )
         self._context = context
+        context.reentrant = self.reentrant

@@ -1,11 +1,14 @@
 """Context: what a behaviour's methods do in a running system. Called on its player's thread."""
 
+import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.parameters import check_turn
 from kvactors.core.errors import InvalidInput, TurnTimeout
 from kvactors.core.sampling import Sampling
 
@@ -39,10 +42,12 @@ class Scheduled:
 
 
 class Context:
-    """One agent's side of the stage. `turns` counts the turns that its behaviour took."""
+    """One agent's side of the stage. `turns` counts the turns that its behaviour took;
+    `reentrant` is what the behaviour says of itself."""
 
     def __init__(self, agent: "Agent", stage: "Stage") -> None:
         self.agent = agent
+        self.reentrant = False
         self.turns = 0
         self._stage = stage
         self._scheduled: dict[Scheduled, None] = {}
@@ -61,7 +66,8 @@ class Context:
         future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
         journal, number = self._stage.journal, self.turns
         if journal is not None:
-            future.on_done(_if_well(lambda reply: journal.turn(self.agent.agent_id, number, reply)))
+            note = functools.partial(journal.turn, self.agent.agent_id, number)
+            future.on_done(self._noted("turn", number, note))
         return future
 
     def observe(self, text: str, role: str) -> "ReplyFuture[Reply]":
@@ -78,13 +84,20 @@ class Context:
         return self._stage.post(_id(to), message, self.agent)
 
     def ask(self, to: "str | Agent", message: Any, timeout: float | None) -> ReplyFuture[Any]:
-        """A message and its answer."""
+        """A message and its answer. Raises InvalidInput."""
+        check_turn(None, timeout)
+        if _id(to) == self.agent.agent_id and timeout is None and not self.reentrant:
+            raise InvalidInput(
+                f"{_id(to)!r} handles one message at a time and would wait for its own answer "
+                "for ever: use send, a timeout, or a reentrant behaviour"
+            )
         self._sending(_id(to), message)
         self._asked += 1
         future = self._stage.ask(_id(to), message, self.agent, timeout)
-        journal, number, own = self._stage.journal, self._asked, self.agent.agent_id
+        journal, number = self._stage.journal, self._asked
         if journal is not None:
-            future.on_done(_if_well(lambda value: journal.answer(own, number, value)))
+            note = functools.partial(journal.answer, self.agent.agent_id, number)
+            future.on_done(self._noted("answer", number, note))
         return future
 
     def broadcast(self, message: Any, to: "Iterable[str | Agent] | None") -> ReplyFuture[None]:
@@ -172,9 +185,24 @@ class Context:
         if self._stage.journal is not None:
             self._stage.journal.sent(self.agent.agent_id, self._sent, to, message)
 
+    def _noted(
+        self, of: str, number: int, note: Callable[[Any], None]
+    ) -> Callable[[ReplyFuture[Any]], None]:
+        """A callback that writes into the journal how a turn or an answer ended."""
+        journal, agent_id = self._stage.journal, self.agent.agent_id
+        assert journal is not None
+
+        def ended(future: ReplyFuture[Any]) -> None:
+            if future.error is None:
+                note(future.get())
+            else:
+                journal.failed(agent_id, of, number, future.error)
+
+        return ended
+
     def _check(self, seconds: object, least: float) -> None:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not least <= seconds < float("inf"):  # type: ignore[operator]
+        if not number or not least <= seconds <= sys.float_info.max:  # type: ignore[operator]
             raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
 
 
@@ -190,11 +218,6 @@ def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Calla
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
     """The sampling, and that the answer is one of these."""
     return replace(sampling or Sampling(), choices=choices) if choices else sampling
-
-
-def _if_well(note: Callable[[Any], None]) -> Callable[[ReplyFuture[Any]], None]:
-    """A callback for what a future was resolved with; nothing for an error."""
-    return lambda future: None if future.error is not None else note(future.get())
 
 
 def _id(agent: "str | Agent") -> str:

@@ -16,6 +16,8 @@ __all__ = ["check_system"]
 # Seconds that the end of a turn takes at most to reach everybody.
 SETTLED = 10.0
 PAUSE = 0.005
+# Looks at the least: on a machine that stands still, time passes and nothing happens.
+LOOKS = 100
 
 
 def check_system(crew: Crew, stage: "Stage", agents: Iterable["Agent"]) -> None:
@@ -51,7 +53,8 @@ def _left_in_agents(agents: Iterable["Agent"]) -> dict[str, str]:
 
 def _require(left: "Callable[[], dict[str, int] | dict[str, str] | dict[int, str]]") -> None:
     """Nothing is left, now or as soon as what has ended is known to everybody."""
-    deadline = time.monotonic() + SETTLED
-    while (found := left()) and time.monotonic() < deadline:
+    deadline, looks = time.monotonic() + SETTLED, 1
+    while (found := left()) and (time.monotonic() < deadline or looks < LOOKS):
         time.sleep(PAUSE)
+        looks += 1
     assert not found, f"nothing is outstanding, but there is left: {found}"

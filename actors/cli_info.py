@@ -99,7 +99,11 @@ def _kept(layer: LayerSpec) -> str:
     kept = _side(keys, layer.dtype)
     if values != keys:
         kept = f"keys {kept}; values {_side(values, layer.dtype)}"
-    return kept if layer.window is None else f"{kept}; the last {layer.window} tokens"
+    if layer.plain:
+        kept += "; read as floats"
+    if layer.window is None:
+        return kept
+    return f"{kept}; the last {layer.window} tokens, room for {layer.cells}"
 
 
 def _side(side: Side, dtype: str) -> str:

@@ -156,7 +156,10 @@ def explore(seeds: str) -> bool:
         raise InvalidConfig(f"seeds are a number or two, such as 1..200, not {seeds!r}")
     begin = time.monotonic()
     for seed in range(int(first), int(last or first) + 1):
-        wrong = _interleaving(seed)
+        try:
+            wrong = _interleaving(seed)
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {error}"]
         if wrong:
             out.print(f"seed {seed}: {wrong[0]}", style="bold red", soft_wrap=True)
             out.print(f"again: kvactors stress --seeds {seed}", soft_wrap=True)

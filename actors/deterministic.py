@@ -35,7 +35,7 @@ class CountingClock:
 
 
 class VirtualTimer(Timer):
-    """A timer whose time passes only when it is told to."""
+    """A timer whose time passes only when it is told to, on the thread that tells it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +50,17 @@ class VirtualTimer(Timer):
         with self._changed:
             if not self._closed:
                 heapq.heappush(self._due, (self._now + seconds, next(self._order), callback))
+
+    def let_pass(self, seconds: float) -> None:
+        """Let so many seconds pass: whatever becomes due in them is called, in order."""
+        end = self._now + seconds
+        while self._next_within(end):
+            self.advance()
+        self._now = end
+
+    def _next_within(self, end: float) -> bool:
+        with self._changed:
+            return bool(self._due) and self._due[0][0] <= end
 
     def advance(self) -> bool:
         """Jump to the next timer and call it; False if there is none."""

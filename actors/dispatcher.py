@@ -5,6 +5,7 @@ that queue at most once, handles at most a batch of messages, then lets others g
 mailbox (`kvactors.actors.mailbox`) has a system lane and a bounded lane of prompts.
 """
 
+import functools
 import sys
 import threading
 from queue import SimpleQueue
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 from pykka import Actor, ActorDeadError, ActorRef, ActorRegistry, Future, messages
 
-from kvactors.actors.futures import ReplyFuture, mark_pool_thread
+from kvactors.actors.futures import ReplyFuture, check_may_block, mark_pool_thread
 from kvactors.actors.mailbox import Mailbox
 
 __all__ = ["Dispatcher", "PooledActor", "SystemActor", "send"]
@@ -54,8 +55,7 @@ class Dispatcher:
                 thread.join(timeout)
 
     def _work(self) -> None:
-        if not self._blocking:
-            mark_pool_thread()
+        mark_pool_thread(shared=not self._blocking)
         while True:
             actor = self._ready.get()
             if actor is not None:
@@ -162,7 +162,7 @@ class PooledActor(Actor):
             answer = self._handle_receive(envelope.message)
         except BaseException as error:
             if reply_to is not None:
-                reply_to.set_exception()
+                reply_to.reject(error)
             if not isinstance(error, Exception):
                 self._broke()
             elif reply_to is None:
@@ -172,7 +172,7 @@ class PooledActor(Actor):
                 self._answer(reply_to, answer)
 
     def _answer(self, reply_to: Any, answer: Any) -> None:
-        reply_to.set(answer)
+        reply_to.resolve(answer)
 
     def _failed(self) -> None:
         """An exception that nobody asked for: this actor ends."""
@@ -219,9 +219,15 @@ class SystemActor(PooledActor):
         if isinstance(answer, ReplyFuture):
             answer.on_done(reply_to.follow)
         elif isinstance(answer, Future):
-            reply_to.set_get_hook(lambda timeout: answer.get(timeout=timeout))
+            reply_to.set_get_hook(functools.partial(_get_foreign, answer))
         else:
-            reply_to.set(answer)
+            reply_to.resolve(answer)
+
+
+def _get_foreign(future: Future[Any], timeout: float | None) -> Any:
+    """The value of a future that cannot tell whether it is done."""
+    check_may_block()
+    return future.get(timeout=timeout)
 
 
 def send(actor: Any, message: Any) -> bool:

@@ -1,5 +1,6 @@
 """Futures that settle exactly once, refuse to block a pool thread, and can be awaited."""
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +18,7 @@ __all__ = [
     "add_driver",
     "all_of",
     "check_may_block",
+    "check_outside_of_actors",
     "drive",
     "mark_pool_thread",
     "must_not_wait",
@@ -26,12 +28,20 @@ __all__ = [
 
 T = TypeVar("T")
 
+logger = logging.getLogger("kvactors")
+
 _thread = threading.local()
 
 
-def mark_pool_thread() -> None:
-    """Declare the calling thread one that runs actors."""
-    _thread.shared = True
+def mark_pool_thread(*, shared: bool) -> None:
+    """Declare the calling thread one that runs actors; `shared`: more than one of them."""
+    _thread.runs_actors, _thread.shared = True, shared
+
+
+def check_outside_of_actors() -> None:
+    """Raise BlockingCall on any thread that runs actors: what it runs would wait for itself."""
+    if getattr(_thread, "runs_actors", False):
+        raise BlockingCall("waiting for everything to end, inside of what must end, never ends")
 
 
 def _on_pool_thread() -> bool:
@@ -149,13 +159,13 @@ class ReplyFuture(ThreadingFuture[T]):
     def on_done(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
         """Call back once it is settled, on whatever thread settles it; at once if it is.
 
-        The callback must be quick and must not raise.
+        The callback must be quick; what it raises is logged.
         """
         with self._condition:
             if not self.done:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
-        callback(self)
+        self._call(callback)
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self.done and self._get_hook is None:
@@ -186,7 +196,14 @@ class ReplyFuture(ThreadingFuture[T]):
         with self._condition:
             callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
+            self._call(callback)
+
+    def _call(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
+        """Who settles a future is not to fail by what others do with it."""
+        try:
             callback(self)
+        except BaseException:
+            logger.exception("a callback of a future raised")
 
 
 def resolved() -> ReplyFuture[None]:

@@ -269,11 +269,9 @@ class GpuActor(SystemActor):
             self._on_progress = None
 
     def _finish(self, event: Finished) -> None:
-        agent_id = event.request.agent_id
-        if not self._tell(agent_id, TurnFinished(event)) and self._engine is not None:
-            # Nobody will save it: the bytes no longer wait.
-            nbytes = sum(part.nbytes for part in event.exported)
-            self._engine.saved(agent_id, 0, nbytes, False)
+        finished = TurnFinished(event, self.actor_ref)
+        if not self._tell(event.request.agent_id, finished):
+            finished.reject()
 
     def _load_kv(self, agent_id: str) -> None:
         if self._tracer.on:

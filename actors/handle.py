@@ -38,6 +38,8 @@ class Agent:
     def __init__(self, system: "Registry", actor: "AgentActor") -> None:
         self._system = system
         self._actor = actor
+        # What its behaviour failed with, once it has ended.
+        self._ended_by: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"

@@ -5,6 +5,7 @@ A file of msgpack maps, appended in the order of time. `at` is in seconds since 
     {"kind": "message", "at", "agent", "sender", "message"}     an agent begins to handle it
     {"kind": "turn", "at", "agent", "number", "text", "token_ids", "finish_reason", "scores"}
     {"kind": "answer", "at", "agent", "number", "value"}        of the number-th `ask`
+    {"kind": "failed", "at", "agent", "of", "number", "error", "text"}  a turn or answer instead
     {"kind": "sent", "at", "agent", "number", "to", "message"}  the number-th thing it sent
 
 Values of msgpack stand as they are; others are maps of one key that names the kind. Classes are
@@ -58,6 +59,11 @@ class Journal:
     def answer(self, agent_id: str, number: int, value: Any) -> None:
         """Another agent answered."""
         self._write("answer", agent_id, number=number, value=pack(value))
+
+    def failed(self, agent_id: str, of: str, number: int, error: BaseException) -> None:
+        """A turn or an answer ended with an error."""
+        name = type(error).__name__
+        self._write("failed", agent_id, of=of, number=number, error=name, text=str(error))
 
     def sent(self, agent_id: str, number: int, to: str, message: Any) -> None:
         """A behaviour sent something, to an agent or a topic."""

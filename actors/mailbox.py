@@ -48,8 +48,8 @@ class LanePolicy:
             raise InvalidConfig(
                 f"when_full is one of {', '.join(get_args(WhenFull))}, not {self.when_full!r}"
             )
-        if self.timeout is not None and not self.timeout > 0:
-            raise InvalidConfig(f"timeout must be above 0 seconds, not {self.timeout!r}")
+        if self.timeout is not None and not 0 < self.timeout <= threading.TIMEOUT_MAX:
+            raise InvalidConfig(f"timeout must be above 0 seconds and finite, not {self.timeout!r}")
 
 
 DEFAULT_LANE = LanePolicy()
@@ -102,17 +102,10 @@ class Mailbox:
             if accepted is not None:
                 self._wait_for_room(envelope, accepted)
             return
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._system.append(envelope)
-                if self._scheduled or self._actor is None:
-                    return
-                self._scheduled = True
-        if closed:
-            refuse(envelope)
-        elif self._actor is not None:
-            self._actor.dispatcher.schedule(self._actor)
+        # Without the lock: whoever clears the flag looks at the lane again after that.
+        self._system.append(envelope)
+        if not self._scheduled:
+            self._wake()
 
     def offer(self, envelope: Any) -> ReplyFuture[None] | None:
         """Put a prompt as the lane's policy says. Raises MailboxFull.
@@ -152,13 +145,15 @@ class Mailbox:
         return False
 
     def get(self) -> Any:
-        """The next deliverable envelope, or None and the actor is off the queue."""
+        """The next deliverable envelope, or None and the actor is off the queue. Called by the
+        thread that runs the actor."""
+        if self._system:
+            return self._system.popleft()
         with self._lock:
+            if not self._keeps_its_turn():
+                return None
             if self._system:
                 return self._system.popleft()
-            if not self._prompts or not self.open_to_prompts:
-                self._scheduled = False
-                return None
             envelope = self._prompts.popleft()
             sender = self._senders.popleft() if self._senders else None
             if sender is not None:
@@ -175,8 +170,7 @@ class Mailbox:
     def yield_turn(self) -> bool:
         """After a full batch: whether to go to the end of the dispatcher's queue."""
         with self._lock:
-            self._scheduled = self._deliverable()
-            return self._scheduled
+            return self._keeps_its_turn()
 
     def empty(self) -> bool:
         """Whether neither lane holds a message."""
@@ -186,9 +180,13 @@ class Mailbox:
         """Accept nothing more; what was never handled is answered."""
         with self._lock:
             self._closed = True
+            # Before the lane is emptied: whoever puts after that closes it once more.
+            self._scheduled = False
             senders = self._senders or ()
-            rest = [*self._system, *self._prompts, *(envelope for envelope, _ in senders)]
-            self._system.clear()
+            rest = []
+            while self._system:
+                rest.append(self._system.popleft())
+            rest += [*self._prompts, *(envelope for envelope, _ in senders)]
             self._prompts.clear()
             self._senders = None
         for envelope in rest:
@@ -217,15 +215,31 @@ class Mailbox:
     def _full(self) -> MailboxFull:
         return MailboxFull(f"{len(self._prompts)} prompts wait for this agent, the most allowed")
 
+    def _wake(self) -> None:
+        """After a put: schedule the actor if it waits; answer what came too late."""
+        with self._lock:
+            closed, actor = self._closed, self._actor
+            if actor is None or (self._scheduled and not closed):
+                return
+            self._scheduled = not closed
+        if closed:
+            self.close()
+        else:
+            actor.dispatcher.schedule(actor)
+
+    def _keeps_its_turn(self) -> bool:
+        """Whether there is something to deliver; else the next put schedules the actor again.
+        Called with the lock held."""
+        self._scheduled = False
+        self._scheduled = bool(self._system or (self._prompts and self.open_to_prompts))
+        return self._scheduled
+
     def _wakes(self) -> "PooledActor | None":
         """The actor, if it is to be scheduled now. Called with the lock held."""
-        if self._closed or self._scheduled or self._actor is None or not self._deliverable():
+        if self._closed or self._scheduled or self._actor is None or not self.open_to_prompts:
             return None
         self._scheduled = True
         return self._actor
-
-    def _deliverable(self) -> bool:
-        return bool(self._system or (self._prompts and self.open_to_prompts))
 
 
 def refuse(envelope: Any, error: BaseException | None = None) -> None:

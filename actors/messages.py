@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvactors.actors.dispatcher import send
 from kvactors.actors.reply import Ticket
 from kvactors.actors.said import Said
 from kvactors.core.errors import SystemStopped
@@ -183,6 +184,13 @@ class TurnFinished:
 
     finished: Finished
     """Tokens, reason, times, and the new KV as bytes."""
+    gpu: Any
+    """Who counts these bytes until they are saved."""
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """The agent stopped first: nobody will save them."""
+        nbytes = sum(part.nbytes for part in self.finished.exported)
+        send(self.gpu, Saved(self.finished.request.agent_id, 0, nbytes, False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,13 @@ import threading
 import time
 
 from kvactors.actors.errors import SaveQueueFull
+<<<<<<< HEAD
 from kvactors.actors.futures import check_may_block, drive
 from kvactors.actors.reply import Ticket, turn_ended
+=======
+from kvactors.actors.futures import check_outside_of_actors, drive
+from kvactors.actors.reply import Ticket
+>>>>>>> main
 from kvactors.core.errors import KvactorsError
 from kvactors.core.trace import Tracer, TurnQueued
 
@@ -153,7 +158,7 @@ class Outstanding:
 
         Raises BlockingCall on a thread that runs actors.
         """
-        check_may_block()
+        check_outside_of_actors()
         drive(lambda: self.idle, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:

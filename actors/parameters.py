@@ -1,6 +1,7 @@
 """What callers may pass to AgentSystem and Agent, checked before anything starts."""
 
 import os
+import sys
 from typing import Any
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
@@ -62,7 +63,7 @@ def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
 
 def check_seconds(name: str, value: Any) -> float:
     """The value. Raises InvalidConfig unless it is a number above 0, and finite."""
-    if not _is_number(value) or not 0 < value < float("inf"):
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise InvalidConfig(f"{name} must be above 0 seconds, not {value!r}")
     return float(value)
 
@@ -96,7 +97,7 @@ def check_turn(sampling: object, timeout: object, priority: object = 0) -> None:
         raise InvalidInput(f"priority must be an int, not {priority!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
-    if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):  # type: ignore[operator]
+    if timeout is not None and not (_is_number(timeout) and 0 < timeout <= sys.float_info.max):  # type: ignore[operator]
         raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
 
 

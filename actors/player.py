@@ -15,8 +15,12 @@ from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.supervision import Restarts, Supervision
+<<<<<<< HEAD
 from kvactors.core.errors import SystemStopped
 from kvactors.core.trace import Fault
+=======
+from kvactors.core.errors import BehaviourFailed, SystemStopped
+>>>>>>> main
 
 if TYPE_CHECKING:
     from kvactors.actors.behaviour_context import Context
@@ -82,6 +86,11 @@ class ChildFailed:
     """To a player: a child's behaviour escalated its error."""
 
     error: BaseException
+    stage: "Stage"
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """The parent ended first."""
+        self.stage.failed(None, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,7 @@ class Player(SystemActor):
             self._fail(Run(None), message.error)
         elif isinstance(message, StopBehaviour):
             self._stopping = True
+            self.actor_inbox.open_to_prompts = False
             if not self._runs:
                 self._stop()
 
@@ -161,7 +171,7 @@ class Player(SystemActor):
     def _begin(self, run: Run, call: Callable[[], Any]) -> None:
         self._runs[run] = None
         run.turns_before = self._context.turns
-        if not self._behaviour.reentrant:
+        if run.deliver is None or not self._behaviour.reentrant:
             self.actor_inbox.open_to_prompts = False
         try:
             outcome = call()
@@ -198,7 +208,7 @@ class Player(SystemActor):
 
     def _end(self, run: Run, value: Any) -> None:
         self._runs.pop(run, None)
-        self.actor_inbox.open_to_prompts = True
+        self.actor_inbox.open_to_prompts = not self._stopping
         self._stage.handled(run.deliver, value)
         if self._stopping and not self._runs:
             self._stop()
@@ -222,7 +232,7 @@ class Player(SystemActor):
                 self._stage.escalate(self, error)
             self._stop()
             return
-        lost = RuntimeError(f"the behaviour of {self.agent.agent_id!r} was restarted")
+        lost = BehaviourFailed(f"the behaviour of {self.agent.agent_id!r} was restarted")
         lost.__cause__ = error
         self._drop_runs(lost)
         self.actor_inbox.open_to_prompts = False

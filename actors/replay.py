@@ -12,16 +12,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from kvactors.actors import errors as of_storage
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.behaviour_context import Scheduled, with_choices
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.journal import pack, read_journal, unpack
-from kvactors.core.errors import InvalidInput
+from kvactors.actors.mailbox import MailboxFull
+from kvactors.core import errors as of_core
+from kvactors.core.errors import InvalidInput, KvactorsError
 
 if TYPE_CHECKING:
     from kvactors.actors.system import AgentSystem
 
 __all__ = ["Replayed", "replay"]
+
+
+_KINDS: dict[str, type[KvactorsError]] = {
+    kind.__name__: kind
+    for kind in (*vars(of_core).values(), *vars(of_storage).values(), MailboxFull)
+    if isinstance(kind, type) and issubclass(kind, KvactorsError)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +105,14 @@ class _Recorded:
         self.turns = self._answers = self._sent = 0
         self._types = types
         self._differences = differences
-        self._records = {(r["kind"], r.get("number")): r for r in records}
+        self._records = {(r.get("of", r["kind"]), r.get("number")): r for r in records}
         self._expected = sum(record["kind"] == "sent" for record in records)
 
     def think(self, prompt: Any, choices: Any, sampling: Any, timeout: Any, options: Any) -> Any:
         self.turns += 1
         recorded = self._record("turn", self.turns)
+        if recorded["kind"] == "failed":
+            return _failed(recorded)
         if not self._live:
             names = ("text", "token_ids", "finish_reason", "scores")
             return _done(SimpleNamespace(**{name: recorded[name] for name in names}))
@@ -110,6 +122,7 @@ class _Recorded:
         return _done(reply)
 
     def observe(self, text: str, role: str) -> Any:
+        self.turns += 1
         return self.agent.observe(text, role) if self._live else _done(None)
 
     def rewind(self, turns: Any, to_token: Any) -> Any:
@@ -127,6 +140,8 @@ class _Recorded:
         self.send(to, message)
         self._answers += 1
         recorded = self._record("answer", self._answers)
+        if recorded["kind"] == "failed":
+            return _failed(recorded)
         return _done(unpack(recorded["value"], self._types))
 
     def broadcast(self, message: Any, to: Any) -> Any:
@@ -147,7 +162,10 @@ class _Recorded:
     def nothing(self, *_: Any) -> Any:
         return _done(None)
 
-    subscribe = unsubscribe = watch = spawn = stop = nothing
+    subscribe = unsubscribe = watch = stop = nothing
+
+    def spawn(self, agent_id: str, *_: Any) -> Any:
+        return _done(SimpleNamespace(agent_id=agent_id))
 
     def finish(self) -> None:
         if self._sent < self._expected:
@@ -167,4 +185,13 @@ class _Recorded:
 def _done(value: Any) -> ReplyFuture[Any]:
     future: ReplyFuture[Any] = ReplyFuture()
     future.resolve(value)
+    return future
+
+
+def _failed(recorded: Mapping[str, Any]) -> ReplyFuture[Any]:
+    """What failed then fails again, with the same error if it is one of kvactors."""
+    name, text = recorded["error"], recorded["text"]
+    kind = _KINDS.get(name)
+    future: ReplyFuture[Any] = ReplyFuture()
+    future.reject(kind(text) if kind else KvactorsError(f"{name}: {text}"))
     return future

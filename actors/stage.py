@@ -8,14 +8,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from pykka import messages
+from pykka import Future, messages
 from pykka._envelope import Envelope
 
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.behaviour_context import Context, late_after
+from kvactors.actors.blocking import BlockingWork
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.journal import Journal
@@ -23,7 +23,13 @@ from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.player import ChildFailed, Deliver, Player, StopBehaviour
 from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
-from kvactors.core.errors import InvalidConfig, KvactorsError, SystemStopped, Undelivered
+from kvactors.core.errors import (
+    BehaviourFailed,
+    InvalidConfig,
+    KvactorsError,
+    SystemStopped,
+    Undelivered,
+)
 
 if TYPE_CHECKING:
     from kvactors.actors.handle import Agent
@@ -35,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 DEAD_LETTERS = "dead letters"
 MOST_LETTERS = 1000
-HELPERS = 4
 
 
 class Stage:
@@ -53,7 +58,7 @@ class Stage:
         self._topics: dict[str, dict[str, None]] = {}
         self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
         self._own_threads: dict[str, Dispatcher] = {}
-        self._helpers: ThreadPoolExecutor | None = None
+        self._blocking = BlockingWork(outstanding)
 
     # -- life --------------------------------------------------------------------------
 
@@ -82,6 +87,7 @@ class Stage:
                 player.dispatcher = Dispatcher(f"kvactors-{agent_id}", 1, blocking=True)
                 self._own_threads[agent_id] = player.dispatcher
             self._players[agent_id] = player
+            agent._ended_by = None
         self.outstanding.begin_work()
         player.begin()
 
@@ -100,6 +106,7 @@ class Stage:
         agent_id = player.agent.agent_id
         with self._lock:
             self._players.pop(agent_id, None)
+            player.agent._ended_by = cause
             watchers = self._watchers.pop(agent_id, [])
             for subscribers in self._topics.values():
                 subscribers.pop(agent_id, None)
@@ -119,19 +126,18 @@ class Stage:
             logger.error("nobody supervises %r", player.agent.agent_id, exc_info=error)
             return
         self.outstanding.begin_work()
-        if not send(parent.actor_ref, ChildFailed(error)):
-            self.outstanding.end_work()
+        failed = ChildFailed(error, self)
+        if not send(parent.actor_ref, failed):
+            failed.reject()
 
     def close(self) -> None:
         """End every behaviour, in the middle of what it does."""
         with self._lock:
             self.closed = True
             players = list(self._players.values())
-            helpers = self._helpers
         for player in players:
             send(player.actor_ref, messages._ActorStop())
-        if helpers is not None:
-            helpers.shutdown(wait=False, cancel_futures=True)
+        self._blocking.close()
 
     def plays(self, agent_id: str) -> bool:
         """Whether an agent has a behaviour now."""
@@ -194,6 +200,9 @@ class Stage:
     def handled(self, deliver: Deliver | None, value: Any) -> None:
         """A message, or a start, ended with a value."""
         if deliver is not None and deliver.reply is not None:
+            if isinstance(value, Future) and not isinstance(value, ReplyFuture):
+                # Of somebody else's actor: only a thread can wait for it.
+                value = self.run_blocking(value.get)
             if isinstance(value, ReplyFuture):
                 value.on_done(deliver.reply.follow)
             else:
@@ -203,7 +212,7 @@ class Stage:
     def failed(self, deliver: Deliver | None, error: BaseException) -> None:
         """A message, or a start, ended with an error."""
         if deliver is not None and deliver.reply is not None:
-            deliver.reply.reject(error)
+            deliver.reply.reject(_for_others(error, deliver.receiver))
         self.outstanding.end_work()
 
     def note(self, deliver: Deliver) -> None:
@@ -260,7 +269,8 @@ class Stage:
             if agent_id in self._players:
                 self._watchers.setdefault(agent_id, []).append(tell)
                 return
-        tell(Terminated(agent_id, None))
+            agent = self._system.find(agent_id)
+        tell(Terminated(agent_id, None if agent is None else agent._ended_by))
 
     # -- time and other threads --------------------------------------------------------
 
@@ -274,30 +284,7 @@ class Stage:
 
     def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
         """Call something that may block, on a thread of its own kind."""
-        future: ReplyFuture[Any] = ReplyFuture()
-
-        def run() -> None:
-            try:
-                future.resolve(function())
-            except BaseException as error:
-                future.reject(error)
-            finally:
-                self.outstanding.end_work()
-
-        if self._system._crew.seed is not None:
-            self.outstanding.begin_work()
-            run()
-            return future
-        with self._lock:
-            self._require_open()
-            if self._helpers is None:
-                self._helpers = ThreadPoolExecutor(HELPERS, "kvactors-helper")
-            helpers = self._helpers
-        self.outstanding.begin_work()
-        helpers.submit(run).add_done_callback(
-            lambda done: self.outstanding.end_work() if done.cancelled() else None
-        )
-        return future
+        return self._blocking.run(function, here=self._system._crew.seed is not None)
 
     # ----------------------------------------------------------------------------------
 
@@ -336,3 +323,12 @@ class Stage:
     def _require_open(self) -> None:
         if self.closed:
             raise SystemStopped("the system is stopped")
+
+
+def _for_others(error: BaseException, agent_id: str) -> Exception:
+    """What whoever asked gets: SystemExit and the like end nobody but who raised them."""
+    if isinstance(error, Exception):
+        return error
+    failed = BehaviourFailed(f"{agent_id!r} raised {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

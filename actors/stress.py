@@ -5,7 +5,6 @@ whether the order was kept, and whether anything of another agent is in it. What
 is proved by `kvactors.actors.stress_oracle`.
 """
 
-import functools
 import json
 import time
 from collections import Counter
@@ -17,13 +16,11 @@ from typing import Any
 from kvactors.actors.errors import StorageError
 from kvactors.actors.handle import Agent
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
-from kvactors.actors.stress_model import StressModel
 from kvactors.actors.system import AgentSystem
+from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
 from kvactors.core.errors import AdmissionFull, SystemStopped, TurnFailed, TurnTimeout
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn, tokens_hash
-from kvactors.persistence.store import Store
-from kvactors.persistence.testing import FailingFiles
 
 __all__ = ["CHOICES", "FAULTS", "Stress"]
 
@@ -55,7 +52,7 @@ class Stress:
         self.most_memory = 0.0
         self._random = Random(seed)
         self._faults = faults - {"kill"}
-        self._model = StressModel()
+        self._model = FaultyModel()
         self._disk = FailingFiles(name="*")
         self._disk.armed = False
         self._names = [f"agent {number}" for number in range(agents)]
@@ -76,7 +73,7 @@ class Stress:
             "max_waiting": 4 * len(self._names),
         }
         system = AgentSystem(self._model, self._store, **{**options, **self._options})
-        system._open_store = functools.partial(Store, self._store, files=self._disk)
+        use_disk(system, self._disk)
         system.start()
         for name in self._names:
             self._numbers[name] = last_number(system.spawn(name))
@@ -195,13 +192,13 @@ class Stress:
     # -- faults ------------------------------------------------------------------------
 
     def _fault_model(self, _: Agent) -> None:
-        self._model.fail(RuntimeError("injected"), self._random.randrange(8))
+        self._model.arm(step=self._random.randrange(8), error=RuntimeError("injected"))
 
     def _fault_device(self, _: Agent) -> None:
         # The engine gives up a device that fails too often.
         if time.monotonic() > self._next_device_fault:
             self._next_device_fault = time.monotonic() + 15
-            self._model.fail(RuntimeError(DEVICE_LOST), self._random.randrange(8))
+            self._model.arm(step=self._random.randrange(8), error=RuntimeError(DEVICE_LOST))
 
     def _fault_disk(self, _: Agent) -> None:
         self._disk.armed = not self._disk.armed

@@ -7,8 +7,8 @@ restarts and faults must be what is said alone, token for token.
 from collections.abc import Sequence
 
 from kvactors.actors.stress import CHOICES
-from kvactors.actors.stress_model import StressModel
 from kvactors.actors.system import AgentSystem
+from kvactors.actors.testing import FaultyModel
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn
 
@@ -19,7 +19,7 @@ def replay_alone(transcripts: Sequence[tuple[str, Sequence[Turn]]]) -> tuple[int
     """Turns that were taken again, and what was not the same."""
     violations: list[str] = []
     checked = 0
-    with AgentSystem(StressModel(), store=False, attention="packed") as system:
+    with AgentSystem(FaultyModel(), store=False, attention="packed") as system:
         for name, turns in transcripts:
             agent, prompt = system.spawn(f"{name} alone"), list[int]()
             for turn in turns:

@@ -44,7 +44,7 @@ class Supervision:
 @dataclass(frozen=True, slots=True)
 class Terminated:
     """Delivered to whoever watches an agent when its behaviour has ended. `cause` is None for
-    one that was stopped."""
+    one that was stopped, and where there was none."""
 
     agent_id: str
     cause: BaseException | None

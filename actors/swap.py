@@ -24,6 +24,7 @@ from kvactors.actors.messages import WithStore
 from kvactors.actors.model_messages import Adopt, Pause, SwapModel, Swapped
 from kvactors.actors.parameters import check_model, check_turn
 from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
+from kvactors.core.precision import KVBits
 
 __all__ = ["ModelChanges", "Swap"]
 
@@ -34,7 +35,8 @@ _LOOK = 0.5
 class ModelChanges(TypedDict, total=False):
     """Parameters of AgentSystem that a swap may change; those left out stay as they are."""
 
-    kv_bits: int | None
+    kv_bits: KVBits
+    float_tokens: int
     group_size: int | None
     context: int | None
     dtype: str
@@ -70,10 +72,10 @@ class Swap(Exchange):
         again from their text (`reply.usage.retokenized_tokens`). An agent that the new chat
         template cannot render gets TemplateError for its turns until the next swap.
 
-        `timeout`: seconds that running turns have to end. `changes`: kv_bits, group_size,
-        context, dtype, attention, reproducible, template_kwargs, as AgentSystem has them; what
-        is not given stays. The memory budget is found anew if it was not given; the counts of
-        `stats()` begin again.
+        `timeout`: seconds that running turns have to end. `changes`: kv_bits, float_tokens,
+        group_size, context, dtype, attention, reproducible, template_kwargs, as AgentSystem has
+        them; what is not given stays. The memory budget is found anew if it was not given; the
+        counts of `stats()` begin again.
 
         Raises InvalidInput, SystemStopped, EngineDied, StorageError, and SwapFailed: then the
         old model goes on (loaded again, agents are warm), unless that failed too, which the

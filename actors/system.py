@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvactors.actors.deterministic import CountingClock
-from kvactors.actors.futures import check_may_block
+from kvactors.actors.futures import check_outside_of_actors
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
@@ -60,6 +60,8 @@ class AgentSystem(Seeing):
         store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
         kv_bits: 4, 8 or None (float); "k8v4", keys and values apart; or a mapping of these by the
             index of a layer or its kind ("full", "sliding", "latent"), 4 where it names none.
+        float_tokens: an agent's KV is float while its turns begin with at most so many tokens,
+            the prompt among them; the first longer one computes it again, as `kv_bits` says.
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
         memory_budget: bytes of KV and work space in memory, or "8GB"; unset is half of what
@@ -98,6 +100,7 @@ class AgentSystem(Seeing):
         store: "str | Path | bool | None" = None,
         *,
         kv_bits: KVBits = 4,
+        float_tokens: int = 0,
         group_size: int | None = None,
         max_batch: int = 16,
         memory_budget: int | str | None = None,
@@ -149,6 +152,7 @@ class AgentSystem(Seeing):
         self._crew.watchdog = check_seconds("watchdog", watchdog)
         options = ModelOptions(
             kv_bits=kv_bits,
+            float_tokens=float_tokens,
             group_size=group_size,
             context=context,
             dtype=dtype,
@@ -214,7 +218,7 @@ class AgentSystem(Seeing):
         self._stop(timeout, cancel=False)
 
     def _stop(self, timeout: float | None, *, cancel: bool) -> None:
-        check_may_block()
+        check_outside_of_actors()
         with self._life:
             if self._state != "running":
                 self._state = "stopped"

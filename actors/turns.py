@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from kvactors.actors.messages import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
-from kvactors.core.errors import ContextExceeded, EmptyPrompt, TokenOutOfRange
+from kvactors.core.blocks import BLOCK_TOKENS
+from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
 from kvactors.core.events import Finished
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
@@ -56,7 +57,8 @@ def make_request(
     isolated: bool = False,
 ) -> Request:
     """The request that runs a draft. An `isolated` one shares no system prompt's KV. Raises
-    EmptyPrompt, TokenOutOfRange, ContextExceeded."""
+    EmptyPrompt, TokenOutOfRange, ContextExceeded, and InvalidSampling for choices too long for
+    the model's windows."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
@@ -72,6 +74,11 @@ def make_request(
     choices = tuple(_choice(chat, text) for text in sampling.choices if ask.answer)
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
+        if sampling.max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
+            raise InvalidSampling(
+                f"a choice of {sampling.max_tokens} tokens: a model with sliding windows can take "
+                f"back {BLOCK_TOKENS} at most"
+            )
     max_tokens = sampling.max_tokens if ask.answer else 0
     if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(

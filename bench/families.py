@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvactors.bench.family_args import NOTES
 from kvactors.bench.report import print_json
 from kvactors.core import blas
 
@@ -50,7 +51,20 @@ SMOKE = (
 QUICK = SMOKE[:3]
 LENGTHS = (5, 40, 1, 13, 270)
 TOKENS = 8
-COLUMNS = ("family", "layers", "rows", "batched", "restarted", "float", "kept", "fixed", "why not")
+# Of the logits' deviation; logits of tokens that a model rules out are less than any other.
+TOLERANCE, RULED_OUT = 1e-3, 1e3
+COLUMNS = (
+    "family",
+    "layers",
+    "rows",
+    "logits",
+    "batched",
+    "restarted",
+    "float",
+    "kept",
+    "fixed",
+    "why not",
+)
 
 
 @dataclass
@@ -61,6 +75,7 @@ class Row:
     family: str
     layers: str = ""
     rows: str = ""
+    logits: str = ""
     batched: str = ""
     restarted: str = ""
     float_bytes: int = 0
@@ -132,10 +147,12 @@ def examine(family: str, folder: Path) -> Row:
         row.rows = "batched" if spec.batched else "one by one"
         row.kept_bytes, row.float_bytes = spec.bytes_per_token, spec.float_bytes_per_token
         row.fixed_bytes = spec.bytes_of(1 << 20) - (1 << 20) * spec.bytes_per_token
+        row.logits = "same" if as_mlx_lm(family) else "NO"
         row.batched = "exact" if batch_equals_alone(loaded) else "NO"
         leave_for_restart(loaded, family, folder)
     except (NotBuilt, KvactorsError) as error:
         row.reason = f"{error}".partition("\n")[0]
+    row.reason = row.reason or NOTES.get(family, "")
     return row
 
 
@@ -148,6 +165,33 @@ def load(family: str) -> "LoadedModel":
 
     model = snap_to_grid(build(family))
     return load_model(lambda: (model, PlainTokenizer()), ModelOptions(attention="packed"))
+
+
+def as_mlx_lm(family: str) -> bool:
+    """Whether logits are mlx-lm's far behind what the load-time probe sees: after a long prompt,
+    in two chunks and in steps, with everything in float."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+
+    from kvactors.bench.tiny import build
+    from kvactors.core.arena import Arena
+    from kvactors.core.model import load_model
+    from kvactors.core.options import ModelOptions
+    from kvactors.core.testing import PlainTokenizer
+
+    model = build(family)
+    loaded = load_model(lambda: (model, PlainTokenizer()), ModelOptions(kv_bits=None))
+    arena, caches = Arena(loaded.spec, loaded.policy), make_prompt_cache(model)
+    arena.add_row(0, max(LENGTHS))
+    long = prompt(LENGTHS.index(max(LENGTHS)))
+    for chunk in (long[:200], long[200:], [7], [9]):
+        tokens = mx.array([chunk])
+        both = [arena.forward(model, tokens), model(tokens, cache=caches)]
+        ours, theirs = (mx.maximum(logits[0, -1], -RULED_OUT) for logits in both)
+        arena.evaluate()
+        if not mx.abs(ours - theirs).max() <= TOLERANCE * mx.sqrt(mx.var(theirs)):
+            return False
+    return True
 
 
 def describe(layers: "tuple[LayerSpec, ...]") -> str:
@@ -274,6 +318,7 @@ def render(rows: list[Row]) -> str:
     ]
     exact = sum(row.batched == row.restarted == "exact" for row in rows)
     counts = itertools.groupby(sorted(row.rows for row in rows if row.rows))
+    same = sum(row.logits == "same" for row in rows)
     ways = ", ".join(f"{len(list(group))} {name}" for name, group in counts)
     return "\n".join(
         [
@@ -282,11 +327,12 @@ def render(rows: list[Row]) -> str:
             "",
             "rows: in one batch, or one by one, as plain and latent layers are where sums must not",
             'depend on the batch; with attention="auto" most of those run in one too.',
+            "logits: those of mlx-lm's own caches, in float, behind 270 tokens.",
             "batched, restarted: tokens are those of the agent alone, and after a restart in a new",
             "process. float, kept: bytes of KV for a token. fixed: bytes of windows and states for",
             "an agent.",
             "",
-            f"{exact} of {len(rows)} modules exact; {ways}.",
+            f"{exact} of {len(rows)} modules exact, {same} with mlx-lm's logits; {ways}.",
             "",
             *lines,
             "",

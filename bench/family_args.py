@@ -8,7 +8,7 @@ patterns of layers in which every kind occurs.
 
 from typing import Any
 
-__all__ = ["BROKEN", "COMMON", "NESTED", "OWN", "WINDOW"]
+__all__ = ["COMMON", "NESTED", "NOTES", "OWN", "WINDOW"]
 
 WINDOW = 12
 """Tokens of every sliding window."""
@@ -96,7 +96,7 @@ COMMON: dict[str, Any] = {
     "v_head_dim": 32,
     "index_head_dim": 32,
     "index_n_heads": 2,
-    "index_topk": 2048,
+    "index_topk": 16,
     # states
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -149,6 +149,7 @@ NESTED: dict[str, str] = {
     "mistral3": "ministral3",
     "muse_spark": "muse_spark:TextArgs",
     "pixtral": "llama",
+    "prism_hadamard_qwen35": "qwen3_5:TextModelArgs",
     "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5:TextModelArgs",
     "qwen3_5_moe": "qwen3_5:TextModelArgs",
@@ -178,13 +179,13 @@ _LINEAR = {
     "short_conv_kernel_size": 4,
     "gate_lower_bound": -5.0,
 }
+_PACKED = {"path": "model.layers.0.mlp.shared_expert_gate", "dtype": "float16"}
 _MIXED = ["conv", _FULL, "conv", _FULL]
 
-BROKEN = {
-    "olmo": "mlx-lm's module exits the process unless ai2-olmo is installed",
-    "phi3small": "mlx-lm's own forward, over its own caches, corrupts memory on MLX's CPU build",
+NOTES = {
+    "plamo3": "mlx-lm's window has a token more in prefill than in decoding; here both have it"
 }
-"""Modules that cannot be tried here, and why."""
+"""What is to be said of a family that runs."""
 
 OWN: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1},
@@ -282,6 +283,7 @@ OWN: dict[str, dict[str, Any]] = {
             "long_factor": [1.0] * 16,
         }
     },
+    "minimax_m3_vl": {"index_block_size": 8, "index_topk_blocks": 2},
     "ministral3": {"rope_parameters": _YARN, "layer_types": _PATTERN},
     "mistral4": {"rope_parameters": _YARN},
     "muse_spark": {
@@ -318,6 +320,8 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": _PATTERN,
         "hidden_act": "gelu",
     },
+    # Its forward writes to the logits of tokens 100256 and more.
+    "phi3small": {"vocab_size": 100_352, "ff_intermediate_size": 128},
     "phixtral": {"model_dim": 128, "num_vocab": 128},
     "plamo": {"n_shared_head": 2},
     "plamo2": {"hidden_size_per_head": 32},
@@ -328,10 +332,15 @@ OWN: dict[str, dict[str, Any]] = {
         "share_expert_dim": 64,
         "moe_layers_enum": "1,2,3",
     },
+    "prism_hadamard_qwen35": {
+        "tensor_namespace": "mlx-vlm-qwen3_5",
+        "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+        "modules": [{**_PACKED, "embedding": False, "block": 0}],
+    },
     "recurrent_gemma": {
         "block_types": ["recurrent", "recurrent", "attention"],
         "conv1d_width": 4,
         "logits_soft_cap": 30.0,
     },
 }
-"""What is special to a family, over COMMON; for nested ones of their text model."""
+"""What is special to a family, over COMMON; for nested ones of their text model, or of both."""

@@ -34,6 +34,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"kv_bits": "k8v4", "group_size": 32},
     {"kv_bits": 4, "group_size": 64},
     {"kv_bits": 4, "group_size": 32},
+    {"kv_bits": 4, "group_size": 64, "float_tokens": 256},
 )
 CHUNK = 256
 DOCUMENT = 1024
@@ -50,7 +51,8 @@ class Document:
 @dataclass(slots=True)
 class Quality:
     """One setting against float. `divergence` is the mean KL in nats for a token, `agreement`
-    the share of tokens whose likeliest next one is the same."""
+    the share of tokens whose likeliest next one is the same. Documents of at most `float_tokens`
+    are read in float."""
 
     kv_bits: Any
     group_size: int | None
@@ -59,6 +61,13 @@ class Quality:
     divergence: float = 0.0
     agreement: float = 1.0
     recall: float | None = None
+    float_tokens: int = 0
+
+    @property
+    def label(self) -> str:
+        """What the KV is kept in."""
+        bits = "float" if self.kv_bits is None else str(self.kv_bits)
+        return f"{bits}, float to {self.float_tokens}" if self.float_tokens else bits
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if row is not None:
             rows.append(row)
     for row in rows if worlds else ():
-        row.recall = _recall(options.model, row, worlds)
+        # An agent that outgrows float_tokens is not restored: it begins over.
+        if not row.float_tokens:
+            row.recall = _recall(options.model, row, worlds)
     _print(rows, options, sum(int(document.scored.sum()) for document, _ in plain))
     if options.plot:
         _plot(rows, options.plot)
@@ -105,7 +116,7 @@ def _float(model: str, text: Path | None, limit: int) -> tuple[Quality, Read]:
     loaded = _load(model, {"kv_bits": None})
     documents = _documents(loaded, text, limit)
     read = [(document, _read(loaded, document)) for document in documents]
-    row = Quality(None, None, loaded.spec.bytes_per_token, _perplexity(read))
+    row = Quality(None, None, _bytes_per_token(loaded, documents), _perplexity(read))
     return row, read
 
 
@@ -122,11 +133,23 @@ def _compare(model: str, setting: dict[str, Any], plain: Read) -> Quality | None
     return Quality(
         setting["kv_bits"],
         setting["group_size"],
-        loaded.spec.bytes_per_token,
+        _bytes_per_token(loaded, [document for document, _ in plain]),
         _perplexity(read),
         float(np.concatenate(divergence).mean()),
         float(np.concatenate(agreement).mean()),
+        float_tokens=setting.get("float_tokens", 0),
     )
+
+
+def _form(loaded: "LoadedModel", document: Document) -> "LoadedModel":
+    return loaded.forms[loaded.in_float(len(document.tokens))]
+
+
+def _bytes_per_token(loaded: "LoadedModel", documents: Sequence[Document]) -> int:
+    """Of KV, the mean over all tokens."""
+    lengths = [len(document.tokens) for document in documents]
+    each = [_form(loaded, document).spec.bytes_per_token for document in documents]
+    return sum(b * n for b, n in zip(each, lengths, strict=True)) // sum(lengths)
 
 
 def _documents(loaded: "LoadedModel", text: Path | None, limit: int) -> list[Document]:
@@ -161,7 +184,7 @@ def _read(loaded: "LoadedModel", document: Document) -> np.ndarray:
 
     from kvactors.core.runner import new_arena
 
-    arena, tokens = new_arena(loaded), document.tokens
+    arena, tokens = new_arena(_form(loaded, document)), document.tokens
     arena.add_row(0, len(tokens))
     parts = []
     for start in range(0, len(tokens) - 1, CHUNK):
@@ -195,7 +218,7 @@ def _print(rows: list[Quality], options: argparse.Namespace, tokens: int) -> Non
         columns,
         [
             (
-                "float" if row.kv_bits is None else row.kv_bits,
+                row.label,
                 row.group_size or "-",
                 row.bytes_per_token,
                 row.perplexity,
@@ -216,7 +239,7 @@ def _plot(rows: list[Quality], path: Path) -> None:
     axes = figure.add_subplot()
     for row in rows[1:]:
         axes.plot(row.bytes_per_token, max(row.divergence, 1e-9), "o")
-        label = f"{row.kv_bits}, groups of {row.group_size}"
+        label = f"{row.label}, groups of {row.group_size}"
         axes.annotate(label, (row.bytes_per_token, max(row.divergence, 1e-9)))
     axes.set(xlabel="bytes of KV per token", ylabel="KL from float, nats", yscale="log")
     figure.savefig(path)

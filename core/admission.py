@@ -75,7 +75,8 @@ class Admission:
             raise AdmissionFull(
                 f"{len(self.waiting)} turns wait to be admitted, the most allowed (max_waiting)"
             )
-        need, budget = self._memory.least(_most_tokens(request)), self._memory.budget
+        need = self._memory.least(_most_tokens(request), request.in_float)
+        budget = self._memory.budget
         if need > budget:
             raise MemoryExceeded(
                 f"{request.prompt} tokens and max_tokens {request.sampling.max_tokens} need "
@@ -156,7 +157,9 @@ class Admission:
         if not request.shared or request.agent_id in self._memory.hot:
             return False
         return self._traffic.donor(request) is None and any(
-            other.beginning == request.beginning and other.cached < other.shared
+            other.beginning == request.beginning
+            and other.in_float == request.in_float
+            and other.cached < other.shared
             for other in running
         )
 
@@ -176,7 +179,8 @@ class Admission:
         memory, agent_id = self._memory, request.agent_id
         reserved = [other for other in held if other not in active and other is not request]
         busy = [agent_id, *(other.agent_id for other in held)]
-        need = self._row_bytes(request) + memory.workspace.least(len(request.tokens), len(active))
+        space = memory.workspace[request.in_float]
+        need = self._row_bytes(request) + space.least(len(request.tokens), len(active))
         # What is read for others must find room too when it arrives.
         promised = sum(map(self._row_bytes, reserved))
         blocks = len(request.tokens) + 1
@@ -194,8 +198,8 @@ class Admission:
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
         past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
-        memory = self._memory
-        return 2 * memory.bytes_of(tokens + EXTENT_STEP) + memory.bytes_of(past)
+        bytes_of, in_float = self._memory.bytes_of, request.in_float
+        return 2 * bytes_of(tokens + EXTENT_STEP, in_float) + bytes_of(past, in_float)
 
     def note_cache(self, request: Request) -> None:
         """Note where the agent's KV is when its turn begins, or ends before it began."""

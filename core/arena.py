@@ -126,7 +126,7 @@ class Arena:
             ]
             groups.append({name: mx.stack([part[name] for part in parts]) for name in parts[0]})
         mx.eval(groups)
-        piece = Piece(start, end, tuple(groups))
+        piece = Piece(start, end, tuple(groups), self.spec)
         self._note(row, piece)
         return piece
 

@@ -94,10 +94,10 @@ def attend_together(
     """
     rows, layer = queries.shape[0], pool.layer
     key_side, value_side = layer.sides
-    keys = to_float(pool.keys(1, shared), key_side, PRECISION)
-    values = to_float(pool.values(1, shared), value_side, PRECISION)
+    keys = to_float(pool.keys(1, shared), key_side, PRECISION)[0]
+    values = to_float(pool.values(1, shared), value_side, PRECISION)[0]
     own_keys, own_values = (
-        tuple(array[:, :, shared:] for array in stored)
+        tuple(array[0, :, :, shared:] for array in stored)
         for stored in (pool.keys(rows, extent), pool.values(rows, extent))
     )
 
@@ -141,7 +141,7 @@ def _packed(
     repeats = heads // layer.kv_heads
     # Query heads that share a KV head become rows of one product, not copies of the keys.
     folded = (queries.astype(PRECISION) * scale).reshape(
-        rows, layer.kv_heads, repeats * tokens, dim
+        1, rows, layer.kv_heads, repeats * tokens, dim
     )
     key_side, value_side = layer.sides
     scores = _scores(folded, keys, key_side, unpack)
@@ -150,7 +150,7 @@ def _packed(
     elif mask is not None:
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
-        scores = scores.reshape(rows, layer.kv_heads, repeats * tokens, -1)
+        scores = scores.reshape(1, rows, layer.kv_heads, repeats * tokens, -1)
     weights = _softmax(scores, sinks, tokens)
     out = _weighted(weights, values, value_side, unpack)
     return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
@@ -160,15 +160,17 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
     """Weights of the keys; a sink is one more score of its head, whose weight is dropped."""
     if sinks is None:
         return mx.softmax(scores, axis=-1, precise=True)
-    sink = mx.repeat(sinks.astype(PRECISION).reshape(scores.shape[1], -1), tokens, axis=1)
-    sink = mx.broadcast_to(sink[None, :, :, None], (*scores.shape[:3], 1))
+    sink = mx.repeat(sinks.astype(PRECISION).reshape(scores.shape[-3], -1), tokens, axis=1)
+    sink = mx.broadcast_to(sink[..., None], (*scores.shape[:-1], 1))
     return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
 
 def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
     if side.bits is None or side.group_size is None:
+        if unpack:
+            return queries @ keys[0].astype(PRECISION).swapaxes(-1, -2)
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
-        return (queries[:, :, :, None, :] * keys[0].astype(PRECISION)[:, :, None]).sum(-1)
+        return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
     codes, scales, biases = keys
     if unpack and worth_unpacking(codes, side):
         return scores_of_bytes(queries, codes, scales, biases)
@@ -179,7 +181,9 @@ def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.arr
 
 def _weighted(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx.array:
     if side.bits is None or side.group_size is None:
-        return (weights[..., None] * values[0].astype(PRECISION)[:, :, None]).sum(-2)
+        if unpack:
+            return weights @ values[0].astype(PRECISION)
+        return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
     codes, scales, biases = values
     if unpack and worth_unpacking(codes, side, weights.shape[-2]):
         return sums_of_bytes(weights, codes, scales, biases)
@@ -200,8 +204,8 @@ def _dequantized(
     key_side, value_side = layer.sides
     out = mx.fast.scaled_dot_product_attention(
         queries.astype(PRECISION),
-        to_float(keys, key_side, PRECISION),
-        to_float(values, value_side, PRECISION),
+        to_float(keys, key_side, PRECISION)[0],
+        to_float(values, value_side, PRECISION)[0],
         scale=scale,
         mask=mask,
         sinks=None if sinks is None else sinks.astype(PRECISION),
@@ -317,7 +321,7 @@ def _make_seam(original: Any) -> Any:
     ) -> mx.array:
         attended: mx.array
         if hasattr(keys, "attend"):
-            attended = keys.attend(queries, scale=scale, sinks=sinks)
+            attended = keys.attend(queries, mask, scale=scale, sinks=sinks)
         else:
             # Float arrays of a cache of ours must not be taken for mlx-lm's quantized ones.
             plain = None if hasattr(cache, "attend") else cache

@@ -95,8 +95,8 @@ class BatchQuantizedKVCache(KVLayer):
         if not self._known or length == 0:
             return cache
         pool, one = self.pools[slab], slice(slot, slot + 1)
-        cache.keys = tuple(mx.contiguous(a[one]) for a in pool.keys(slot + 1, length))
-        cache.values = tuple(mx.contiguous(a[one]) for a in pool.values(slot + 1, length))
+        cache.keys = tuple(mx.contiguous(a[0, one]) for a in pool.keys(slot + 1, length))
+        cache.values = tuple(mx.contiguous(a[0, one]) for a in pool.values(slot + 1, length))
         cache.offset = length
         mx.eval(cache.keys, cache.values)
         return cache

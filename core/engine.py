@@ -70,6 +70,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
         too many wait."""
+        request.in_float = self.loaded.in_float(request.prompt)
         self._admission.submit(request)
 
     def prefetch(self, agent_id: str, tokens: list[int]) -> None:
@@ -131,18 +132,17 @@ class Engine:
         self._events += [KVNeeded(agent_id) for agent_id in needed]
         for request in started:
             self._begin(request)
-        rows.decode.arena.table.lean = self._memory.tight
+        rows.set_lean(self._memory.tight)
         prefilling = [request for request in rows.prefills if request.remaining]
-        plan = self._scheduler.plan(prefilling, len(rows.decode))
+        plan = self._scheduler.plan(prefilling, sum(map(len, rows.common)))
         if plan.prefill:
             self._run_prefill(plan.prefill, plan.decode)
         self._hand_over()
         if not rows.prefills:
             self._scheduler.prefill_ended()
-        for batch in rows.decoding:
-            self._pressure.make_growth(batch)
-            if batch.requests:
-                self._run_decode(batch)
+        seconds = sum(map(self._run_decode, filter(self._pressure.make_growth, rows.decoding)))
+        if seconds:
+            self._scheduler.record_decode(seconds)
         for batch in list(rows.suspects):
             rows.rejoin(batch)
         events, self._events = self._events, []
@@ -152,9 +152,7 @@ class Engine:
         """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""
         self._memory.pool.check()
         self._memory.hot.check()
-        self._rows.decode.arena.table.check()
-        for request in self._rows.active:
-            request.check()
+        self._rows.check()
 
     @property
     def in_memory(self) -> frozenset[str]:
@@ -231,7 +229,7 @@ class Engine:
                 self._finish(request, "stop")
             elif request.choices:
                 self._choose(request, batch)
-            elif self._rows.adopt(batch):
+            elif self._rows.begin_alone(request, batch) or self._rows.adopt(batch):
                 continue
             elif request.isolated or self._pressure.make_join(request):
                 self._rows.join(request, batch)
@@ -261,20 +259,22 @@ class Engine:
             cache.borrowed = True
         self._traffic.offer(request)
 
-    def _run_decode(self, batch: DecodeBatch) -> None:
+    def _run_decode(self, batch: DecodeBatch) -> float:
+        """One step of a batch; the seconds that it took, 0 if it failed."""
         begin, self._forward = self._clock(), batch.requests
         try:
             decoded = self._meter.decode(batch)
         except Exception as error:
             self._blame(batch.requests, error)
-            return
-        self._scheduler.record_decode(self._clock() - begin)
+            return 0.0
+        seconds = self._clock() - begin
         for item in decoded:
             try:
                 self._receive(item)
             except Exception as error:
                 # Its own tokenizer or stop strings; the step itself went well.
                 self._abort(item.request, turn_failed(item.request, error))
+        return seconds
 
     def _receive(self, item: Decoded) -> None:
         request = item.request

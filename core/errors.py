@@ -25,6 +25,7 @@
     ├── EngineDied                        the GPU actor is gone; carries the cause
     ├── AdmissionFull                     too many turns wait for the engine
     ├── Undelivered                       a message that no behaviour handled
+    ├── BehaviourFailed                   one that a behaviour began, and did not end
     └── BlockingCall                      a blocking wait on a thread that must not block
 
 What can go wrong on disk stands in `kvactors.actors.errors`, under the same root.
@@ -33,6 +34,7 @@ Messages name the rule that was broken and the numbers.
 
 __all__ = [
     "AdmissionFull",
+    "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
     "EmptyPrompt",
@@ -159,6 +161,10 @@ class AdmissionFull(KvactorsError):
 
 class Undelivered(KvactorsError):
     """A message to an agent that is not there, or has no behaviour that takes it."""
+
+
+class BehaviourFailed(KvactorsError):
+    """The behaviour was restarted, or left with SystemExit and the like, in the middle of it."""
 
 
 class BlockingCall(KvactorsError):

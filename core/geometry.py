@@ -91,6 +91,16 @@ class StepGeometry:
         self.shared = [table.shared(index) if width == 1 else 0 for index in self.slabs]
         self.offset = mx.array([start for starts in self.starts for start in starts])
         self._reaches: dict[int | None, list[Reach]] = {}
+        self._masks: list[mx.array] = []
+
+    def note(self, mask: mx.array) -> mx.array:
+        """A cache gives this mask to the model."""
+        self._masks.append(mask)
+        return mask
+
+    def made(self, mask: mx.array) -> bool:
+        """Whether a cache gave this very mask in this step."""
+        return any(mask is one for one in self._masks)
 
     @property
     def rows(self) -> int:

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import (
 )
 
 from kvactors.core.attention import Call, watch_calls
-from kvactors.core.errors import ModelError, UnsupportedLayer
+from kvactors.core.errors import GroupSizeMismatch, ModelError, UnsupportedLayer
 from kvactors.core.options import ModelOptions
 from kvactors.core.precision import bits_of, check_named
 from kvactors.core.spec import UNUSED, LayerSpec, Side, choose_group_size
@@ -187,10 +187,13 @@ def _attention(
     if window is None and isinstance(watched.cache, RotatingKVCache):
         window = watched.cache.max_size
     dims = [array.shape[-1] for array in (keys, values)]
-    latent = plain and keys.shape[1] == 1 and dims[0] != dims[1] and window is None
+    latent = plain and keys.shape[1] == 1 and all(dims) and dims[0] != dims[1] and window is None
     kind = "latent" if latent else "full" if window is None else "sliding"
     both = zip(dims, bits_of(options.kv_bits, index, kind), strict=True)
-    sides = [_side(dim, bits, options.group_size) for dim, bits in both]
+    try:
+        sides = [_side(dim, bits, options.group_size) for dim, bits in both]
+    except GroupSizeMismatch as error:
+        raise GroupSizeMismatch(f"{watched.name}, {kind}: {error}") from None
     return LayerSpec(
         kind=kind,
         kv_heads=keys.shape[1],

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from kvactors.core.attention import attend, attend_together
+from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.pools import Arrays, Pool, Stored, to_float
 from kvactors.core.slots import SlotTable
@@ -133,10 +134,21 @@ class KVLayer:
         """What `update_and_fetch` returned last, for a layer that shares this one's."""
         return self._floats() if self.layer.plain else (self, self)
 
-    def attend(self, queries: mx.array, *, scale: float, sinks: mx.array | None) -> mx.array:
-        """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim]."""
+    def attend(
+        self, queries: mx.array, mask: Any, *, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim].
+
+        `mask` is the model's: only one that a cache of this step made says no more than the
+        cache knows. Raises UnsupportedLayer for another, such as of chosen keys.
+        """
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
+        if isinstance(mask, mx.array) and not geometry.made(mask):
+            raise UnsupportedLayer(
+                f"attention of a {layer.kind} layer was given a mask of the model's own, which it "
+                "did not show at load: it would need the layer's keys as floats"
+            )
         repeats = queries.shape[1] // layer.kv_heads
         unpack = self.policy.unpacks(geometry.width, repeats)
         packed = unpack or self.policy.packed(geometry.width, repeats)
@@ -163,20 +175,24 @@ class KVLayer:
         geometry = self.geometry
         assert geometry is not None
         if not self._batched:
+            # As mlx-lm's own: a single query that sees every key needs none, even if asked for.
+            if self.layer.window is None and geometry.width == 1:
+                return None
             if self.layer.window is None and not return_array:
-                return None if geometry.width == 1 else "causal"
+                return "causal"
             return self._trimmed_mask(geometry)
         mask = geometry.reaches(self.layer)[0].mask
         if self._masks == "groups":
-            return mask[:, :, None]
-        if self._masks == "added":
+            mask = mask[:, :, None]
+        elif self._masks == "added":
             dtype = getattr(mx, self.layer.dtype)
-            return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
-        return mask
+            mask = mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
+        return geometry.note(mask)
 
     def _trimmed_mask(self, geometry: StepGeometry) -> mx.array:
         """The mask of one row that runs alone, [T, keys]: any shape of scores takes it."""
-        return geometry.reaches(self.layer)[0].mask[0, 0, :, : self._held(geometry)]
+        mask = geometry.reaches(self.layer)[0].mask[0, 0, :, : self._held(geometry)]
+        return geometry.note(mask)
 
     def _held(self, geometry: StepGeometry) -> int:
         """Cells that a row which runs alone has filled after this step."""
@@ -200,7 +216,7 @@ class KVLayer:
         dtype = getattr(mx, self.layer.dtype)
         if side.dim == 0:
             return mx.zeros((rows, self.layer.kv_heads, extent, 0), dtype)
-        return to_float(stored, side).astype(dtype)
+        return to_float(stored, side)[0].astype(dtype)
 
     # -- rows ------------------------------------------------------------------------
 

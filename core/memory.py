@@ -21,12 +21,13 @@ from kvactors.core.workspace import WorkSpace
 
 __all__ = ["Memory"]
 
-# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held.
+# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held. Of
+# KV in float fewer blocks fit than are counted: there, too, bytes are the bound.
 MOST_BLOCKS = 1 << 16
 
 
 class Memory:
-    """Bytes and blocks of all agents, under one budget. `stored`: evicted KV can be read back."""
+    """Bytes and blocks of all agents, under one budget. `workspace`: for each form of KV."""
 
     def __init__(
         self,
@@ -42,10 +43,10 @@ class Memory:
         self.hot = HotCaches(loaded.spec)
         block = loaded.spec.bytes_per_token * BLOCK_TOKENS
         self.pool = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
-        self.workspace = WorkSpace.measure(loaded)
+        self.workspace = [WorkSpace.measure(form) for form in loaded.forms]
         self.backlog = 0
         self.evictions = 0
-        self._spec = loaded.spec
+        self._specs = [form.spec for form in loaded.forms]
         self._eviction = eviction
         self._clock = clock
         self._rows = rows
@@ -66,14 +67,15 @@ class Memory:
         """Bytes that MLX itself counts above the loaded model: what `used` must agree with."""
         return int(mx.get_active_memory()) - self._baseline
 
-    def bytes_of(self, tokens: int) -> int:
-        """Bytes of the KV of one agent that has so many tokens."""
-        return self._spec.bytes_of(tokens)
+    def bytes_of(self, tokens: int, in_float: bool) -> int:
+        """Bytes of the KV of one agent that has so many tokens, in one of the forms."""
+        return self._specs[in_float].bytes_of(tokens)
 
-    def least(self, tokens: int) -> int:
+    def least(self, tokens: int, in_float: bool) -> int:
         """Bytes that a turn takes when it runs alone: its row, the copy of it that is kept when
         it ends, and a decode step."""
-        return 2 * self.bytes_of(tokens) + self.workspace.decode(1, tokens)
+        space = self.workspace[in_float]
+        return 2 * self.bytes_of(tokens, in_float) + space.decode(1, tokens)
 
     @property
     def room(self) -> int:

@@ -6,7 +6,7 @@ probing forward, and what cannot be supported is refused here with the reason. G
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ DEFAULT_CONTEXT = 32_768
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that passed its probes, and everything derived from it."""
+    """A model that passed its probes, and everything derived from it. `floats` is the same model
+    for agents whose turns begin with at most `float_tokens` tokens: their KV is kept in float."""
 
     name: str
     model: Any
@@ -44,6 +45,19 @@ class LoadedModel:
     fingerprint: str
     tokenizer_id: str
     layout: str
+    float_tokens: int = 0
+    floats: "LoadedModel | None" = None
+
+    @property
+    def forms(self) -> tuple["LoadedModel", ...]:
+        """The forms that KV is kept in: as `kv_bits` says and, if there is one, in float."""
+        return (self,) if self.floats is None else (self, self.floats)
+
+    def in_float(self, tokens: int) -> bool:
+        """Whether a turn that begins with so many tokens, its prompt among them, is run over KV
+        in float: which of `forms`. It depends on the ledger alone, so that an agent's KV is the
+        same whether it stayed in memory, was restored or is computed again."""
+        return self.floats is not None and tokens <= self.float_tokens
 
 
 def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
@@ -59,6 +73,8 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     chat = ChatFormat(tokenizer, options.template_kwargs)
     tokenizer_id = fingerprint.tokenizer_identity(tokenizer)
     described = layout(spec)
+    floats = spec.in_float()
+    float_tokens = 0 if floats == spec else options.float_tokens
     identity = fingerprint.fingerprint(
         format=FORMAT_VERSION,
         name=options.name,
@@ -68,9 +84,14 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
         tokenizer=tokenizer_id,
         template=str(getattr(tokenizer, "chat_template", None)),
         template_kwargs=options.template_kwargs,
+        **({"float_tokens": float_tokens} if float_tokens else {}),
     )
     policy = _policy(spec, options)
-    return LoadedModel(name, model, chat, spec, policy, identity, tokenizer_id, described)
+    loaded = LoadedModel(name, model, chat, spec, policy, identity, tokenizer_id, described)
+    if not float_tokens:
+        return loaded
+    form = replace(loaded, spec=floats, policy=_policy(floats, options), layout=layout(floats))
+    return replace(loaded, float_tokens=float_tokens, floats=form)
 
 
 def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
@@ -86,6 +107,12 @@ def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tupl
     target = locate(source)
     try:
         model, tokenizer = mlx_load(target)[:2]
+    except SystemExit as error:
+        # Some modules of mlx-lm exit the process where another package is missing.
+        raise ModelError(
+            f"cannot load {str(source)!r}: mlx-lm's module of its family needs a package that is "
+            "not installed, whose name it printed"
+        ) from error
     except Exception as error:
         where = "this directory" if Path(target).exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error

@@ -30,6 +30,7 @@ class ModelOptions:
     """What AgentSystem passes on; see there for the meaning. Raises InvalidConfig."""
 
     kv_bits: KVBits = 4
+    float_tokens: int = 0
     group_size: int | None = None
     context: int | None = None
     dtype: str = "auto"
@@ -40,6 +41,10 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_bits(self.kv_bits)
+        if type(self.float_tokens) is not int or self.float_tokens < 0:
+            raise InvalidConfig(
+                f"float_tokens must be an int of at least 0 tokens: {self.float_tokens!r}"
+            )
         if self.dtype not in _DTYPES:
             raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
         if self.context is not None and (not isinstance(self.context, int) or self.context < 2):

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.pools import Arrays
+from kvactors.core.spec import ModelCacheSpec
 
 __all__ = ["LONGEST_PIECE", "Piece", "cut_piece", "join_pieces", "thin_out"]
 
@@ -27,7 +28,7 @@ _names = count()
 class Piece:
     """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
 
-    `groups[g]` holds the arrays of the spec's layer group g: [layers, sides, kv_heads, tokens,
+    `groups[g]` holds the arrays of `spec`'s layer group g: [layers, sides, kv_heads, tokens,
     width], or for windows and states the checkpoint at `end`, or nothing. `name` is the piece's
     own, among all of the process.
     """
@@ -35,6 +36,7 @@ class Piece:
     start: int
     end: int
     groups: tuple[Arrays, ...]
+    spec: ModelCacheSpec
     name: int = field(default_factory=_names.__next__)
 
     @property
@@ -48,36 +50,34 @@ class Piece:
         return all(self.groups)
 
 
-def cut_piece(piece: Piece, start: int, end: int, by_token: Sequence[bool]) -> Piece:
-    """Tokens [start, end) of a piece, copied; its checkpoint only if it ends there too.
-
-    `by_token` says for each group whether it has something of each token.
-    """
+def cut_piece(piece: Piece, start: int, end: int) -> Piece:
+    """Tokens [start, end) of a piece, copied; its checkpoint only if it ends there too."""
     if (start, end) == (piece.start, piece.end):
         return piece
     window = slice(start - piece.start, end - piece.start)
     groups = []
-    for group, cuttable in zip(piece.groups, by_token, strict=True):
+    for group, cuttable in zip(piece.groups, piece.spec.by_token, strict=True):
         if cuttable:
             cut = {name: mx.contiguous(array[:, :, :, window]) for name, array in group.items()}
             groups.append(cut)
         else:
             groups.append(group if end == piece.end else {})
     mx.eval(groups)
-    return Piece(start, end, tuple(groups))
+    return Piece(start, end, tuple(groups), piece.spec)
 
 
-def join_pieces(pieces: Iterable[Piece], start: int, end: int, by_token: Sequence[bool]) -> Piece:
-    """Tokens [start, end) of contiguous pieces as one."""
+def join_pieces(pieces: Iterable[Piece], start: int, end: int) -> Piece:
+    """Tokens [start, end) of contiguous pieces, of one spec, as one."""
     parts = [
-        cut_piece(piece, max(start, piece.start), min(end, piece.end), by_token)
+        cut_piece(piece, max(start, piece.start), min(end, piece.end))
         for piece in pieces
         if piece.start < end and start < piece.end
     ]
     if len(parts) == 1:
         return parts[0]
     groups = []
-    for index, joinable in enumerate(by_token):
+    spec = parts[0].spec
+    for index, joinable in enumerate(spec.by_token):
         last = parts[-1].groups[index]
         groups.append(
             {n: mx.concatenate([p.groups[index][n] for p in parts], axis=3) for n in last}
@@ -85,12 +85,10 @@ def join_pieces(pieces: Iterable[Piece], start: int, end: int, by_token: Sequenc
             else last
         )
     mx.eval(groups)
-    return Piece(start, end, tuple(groups))
+    return Piece(start, end, tuple(groups), spec)
 
 
-def thin_out(
-    pieces: Sequence[Piece], shared: int, by_token: Sequence[bool]
-) -> tuple[list[Piece], int]:
+def thin_out(pieces: Sequence[Piece], shared: int) -> tuple[list[Piece], int]:
     """The pieces with fewer checkpoints, if they have many; and up to where they are as before.
 
     Those whose checkpoint goes are joined, with shorter ones before them too: so a token is
@@ -107,8 +105,9 @@ def thin_out(
         if start - before > min(end - start, LONGEST_PIECE):
             break
         first, start = first - 1, before
-    joined = join_pieces(pieces[first : last + 1], start, end, by_token)
+    joined = join_pieces(pieces[first : last + 1], start, end)
     groups = tuple(
-        group if cuttable else {} for group, cuttable in zip(joined.groups, by_token, strict=True)
+        group if cuttable else {}
+        for group, cuttable in zip(joined.groups, joined.spec.by_token, strict=True)
     )
-    return [*pieces[:first], Piece(start, end, groups), *pieces[last + 1 :]], start
+    return [*pieces[:first], Piece(start, end, groups, joined.spec), *pieces[last + 1 :]], start

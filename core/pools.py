@@ -146,7 +146,8 @@ class Pool:
             self.arrays[name] = flat.reshape(shape)
 
     def keys(self, rows: int, extent: int) -> Stored:
-        """The first `extent` keys of the first `rows` slots, as stored."""
+        """The first `extent` keys of the first `rows` slots, as stored: [1, rows, kv_heads, extent,
+        width]. The axis in front spares an operation for each array."""
         return self._stored("k.", 0, rows, extent)
 
     def values(self, rows: int, extent: int) -> Stored:
@@ -156,9 +157,10 @@ class Pool:
     def _stored(self, prefix: str, index: int, rows: int, extent: int) -> Stored:
         keys, values = self.layer.sides
         if keys == values:
-            return tuple(array[index, :rows, :, :extent] for array in self.arrays.values())
+            side = slice(index, index + 1)
+            return tuple(array[side, :rows, :, :extent] for array in self.arrays.values())
         return tuple(
-            array[0, :rows, :, :extent]
+            array[:, :rows, :, :extent]
             for name, array in self.arrays.items()
             if name.startswith(prefix)
         )

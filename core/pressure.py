@@ -31,7 +31,8 @@ class Pressure:
         their own turn gave way; `fixed` chunks are not shortened."""
         if len(chunks) > 1 and self._fits(lambda: self._cost(chunks)):
             return chunks
-        space, tokens, request = self._memory.workspace, chunks[0].tokens, chunks[0].request
+        tokens, request = chunks[0].tokens, chunks[0].request
+        space = self._memory.workspace[request.in_float]
         least = space.chunk(min(tokens, LEAST_CHUNK), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._rows.prefills:
@@ -43,16 +44,19 @@ class Pressure:
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         """Bytes of a forward that begins several rows of a common width: of its work space,
         and of what the rows are wider than was promised to each alone."""
-        bytes_of, targets = self._memory.bytes_of, [chunk.request.target for chunk in chunks]
-        wider = sum(bytes_of(max(targets)) - bytes_of(target) for target in targets)
+        memory, in_float = self._memory, chunks[0].request.in_float
+        bytes_of, targets = memory.bytes_of, [chunk.request.target for chunk in chunks]
+        widest = bytes_of(max(targets), in_float)
+        wider = sum(widest - bytes_of(target, in_float) for target in targets)
         width = max(chunk.tokens for chunk in chunks)
-        return wider + self._memory.workspace.chunk(width, len(chunks), max(targets))
+        return wider + memory.workspace[in_float].chunk(width, len(chunks), max(targets))
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
-        arena, memory = self._rows.decode.arena, self._memory
+        arena, memory = self._rows.common[request.in_float].arena, self._memory
         batch = self._rows.prefill_batch([request])
-        promised = memory.bytes_of(arena.table.extent(len(request.tokens) + 1))
+        extent = arena.table.extent(len(request.tokens) + 1)
+        promised = memory.bytes_of(extent, request.in_float)
         while request in self._rows.prefills:
             if self._fits(lambda: arena.take_bytes(batch.arena, batch.row(request)) - promised):
                 return True
@@ -60,11 +64,12 @@ class Pressure:
                 return True
         return False
 
-    def make_growth(self, batch: DecodeBatch) -> None:
-        """Room for a batch's next step."""
+    def make_growth(self, batch: DecodeBatch) -> bool:
+        """Room for a batch's next step; whether any of its turns still runs."""
         while batch.requests and not self._growth_fits(batch):
             if not self._give_way():
-                return
+                break
+        return bool(batch.requests)
 
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes the agent's hot cache."""
@@ -79,14 +84,16 @@ class Pressure:
         """Room for what `keep` copies."""
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
-        bytes_of = self._memory.bytes_of
-        return self._fits(lambda: bytes_of(max(have, request.cached)) - bytes_of(have))
+        bytes_of, in_float = self._memory.bytes_of, request.in_float
+        kept = max(have, request.cached)
+        return self._fits(lambda: bytes_of(kept, in_float) - bytes_of(have, in_float))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
         longest = arena.table.extent(max(arena.table.lengths) + 1)
         shared = sum(map(arena.table.shared, range(len(arena.table.slabs))))
-        space = memory.workspace.decode(len(batch), longest, shared)
+        form = memory.workspace[batch.requests[0].in_float]
+        space = form.decode(len(batch), longest, shared)
         # One step ahead: a token is in flight that `tokens` does not have yet.
         return all(
             memory.make_blocks(r.agent_id, len(r.tokens) + 2, self._busy) for r in batch.requests

@@ -3,7 +3,8 @@
 Some families are silently wrong when the rows of a batch stand at different positions, or
 take only one form of mask. So ragged rows are run together over some steps, with everything
 in float, and compared with mlx-lm's own caches, one row at a time. The first plan that agrees
-is used: in a batch, else row by row. A model that agrees with none is refused. GPU thread.
+is used: in a batch, else row by row. A model that agrees with none is refused, and so is one
+that mlx-lm itself cannot run. GPU thread.
 """
 
 import logging
@@ -15,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.core.arena import Arena
-from kvactors.core.errors import ProbeFailed
+from kvactors.core.errors import ModelError, ProbeFailed
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.spec import UNUSED, ModelCacheSpec
 
@@ -31,7 +32,8 @@ _STEPS = ([1], [2], [3, 1, 2])
 
 
 def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> ModelCacheSpec:
-    """The spec, with the first plan whose logits are those of mlx-lm. Raises ProbeFailed.
+    """The spec, with the first plan whose logits are those of mlx-lm. Raises ProbeFailed,
+    ModelError.
 
     `exact`: results must not depend on the batch. Where attention is plain that takes rows one
     by one, since its sums depend on how far the batch is padded.
@@ -64,8 +66,12 @@ def _plans(spec: ModelCacheSpec, exact: bool) -> Iterator[ModelCacheSpec]:
         layer if layer.kind == "recurrent" else replace(layer, plain=True) for layer in spec.layers
     )
     variants = [spec] if spec.layers == plain else [spec, replace(spec, layers=plain)]
+    if _indexed(spec):
+        # Where keys are chosen the mask says which: only the model's own attention reads it.
+        yield replace(spec, layers=plain, batched=False)
+        return
     for variant in variants:
-        if variant.plain and (exact or _indexed(variant)):
+        if variant.plain and exact:
             continue
         for masks in ("rows", "groups", "added") if variant.plain else ("rows",):
             yield replace(variant, masks=masks)
@@ -88,9 +94,8 @@ def _describe(plan: ModelCacheSpec) -> str:
 
 def _compare(model: Any, plan: ModelCacheSpec, expected: list[list[mx.array]]) -> str | None:
     """What is wrong with a plan, if anything."""
-    in_float = replace(plan, layers=tuple(layer.float_layer() for layer in plan.layers))
     try:
-        found = _together(model, in_float)
+        found = _together(model, plan.in_float())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     tolerance = max(TOLERANCE.get(layer.dtype, 0.0) for layer in plan.layers)
@@ -109,8 +114,13 @@ def _compare(model: Any, plan: ModelCacheSpec, expected: list[list[mx.array]]) -
 def _alone(model: Any, prompt: list[int]) -> list[mx.array]:
     """Last logits of each step over mlx-lm's own caches."""
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([prompt]), cache=caches))
-    logits = [_last(model(mx.array([step]), cache=caches)) for step in _STEPS]
+    try:
+        mx.eval(model(mx.array([prompt]), cache=caches))
+        logits = [_last(model(mx.array([step]), cache=caches)) for step in _STEPS]
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot run over mlx-lm's own caches: {type(error).__name__}: {error}"
+        ) from error
     return [row[0] for row in logits]
 
 
@@ -134,6 +144,8 @@ def _together(model: Any, spec: ModelCacheSpec) -> list[list[mx.array]]:
 
 
 def _last(logits: mx.array) -> mx.array:
+    """The last logits of each row, 0 for tokens that the model rules out."""
     rows = logits[:, -1].astype(mx.float32)
+    rows = mx.where(rows == -mx.inf, 0.0, rows)
     mx.eval(rows)
     return rows

@@ -44,7 +44,7 @@ class Request:
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
-    of them is the answer.
+    of them is the answer. `in_float` says in which form its KV is (LoadedModel.forms).
     """
 
     agent_id: str
@@ -61,6 +61,7 @@ class Request:
     submitted_at: float = 0.0
     priority: int = 0
     passing: bool = False
+    in_float: bool = False
     shared: int = 0
     beginning: str = ""
     preempted: int = 0

@@ -48,7 +48,7 @@ def _split(start: int, end: int, shared: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True, eq=False)
 class HotCache:
-    """`pieces` hold the KV of `tokens`, from the first on.
+    """`pieces` hold the KV of `tokens`, from the first on, all in one form.
 
     `saved_ends` are the ends of the ranges that the store has or was given, ascending;
     `unwritten` counts the bytes of those still on their way. The first `shared` tokens
@@ -93,8 +93,11 @@ class HotCache:
 
     def slices(self, ranges: Iterable[tuple[int, int]]) -> list[Piece]:
         """Pieces of exactly these ranges."""
-        by_token = self.spec.by_token
-        return [join_pieces(self.pieces, start, end, by_token) for start, end in ranges]
+        return [join_pieces(self.pieces, start, end) for start, end in ranges]
+
+    def in_form(self, spec: ModelCacheSpec) -> bool:
+        """Whether a row of this spec can begin with it."""
+        return all(piece.spec is spec for piece in self.pieces[:1])
 
     def aligned(self, tokens: int) -> int:
         """Where a beginning of so many tokens can end that others share."""
@@ -154,13 +157,13 @@ class HotCaches:
         cache.tokens = tokens
         return cache
 
-    def keep_common(self, agent_id: str, tokens: Sequence[int]) -> int:
-        """Cut the agent's cache to what it has in common with `tokens`, and can go on from; how
-        much that is."""
+    def keep_common(self, agent_id: str, tokens: Sequence[int], spec: ModelCacheSpec) -> int:
+        """Cut the agent's cache to what it has in common with `tokens`, and a row of this spec
+        can go on from; how much that is."""
         cache = self._caches.get(agent_id)
         if cache is None:
             return 0
-        common = cache.reusable(common_prefix(cache.tokens, tokens))
+        common = cache.reusable(common_prefix(cache.tokens, tokens)) if cache.in_form(spec) else 0
         if common < cache.end:
             self._replace(cache, self._first(cache.pieces, common))
             cache.tokens = cache.tokens[:common]
@@ -193,7 +196,7 @@ class HotCaches:
             return
         if self._spec.checkpointed:
             new = [arena.export(row, *part) for part in _split(cache.end, end, cache.shared)]
-            pieces, same = thin_out([*cache.pieces, *new], cache.shared, self._spec.by_token)
+            pieces, same = thin_out([*cache.pieces, *new], cache.shared)
             cache.limit_saved(same)
         else:
             start, closed = block_floor(cache.end), block_floor(end)
@@ -244,7 +247,7 @@ class HotCaches:
     def _first(self, pieces: Iterable[Piece], tokens: int) -> list[Piece]:
         """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""
         return [
-            cut_piece(piece, piece.start, min(piece.end, tokens), self._spec.by_token)
+            cut_piece(piece, piece.start, min(piece.end, tokens))
             for piece in pieces
             if piece.start < tokens
         ]

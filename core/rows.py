@@ -1,4 +1,8 @@
-"""The rows of all turns that run: prefilling, decoding together, or suspects alone. GPU thread."""
+"""The rows of all turns that run: prefilling, decoding together, or suspects alone. GPU thread.
+
+Turns decode together with those whose KV has the same form: a step with turns of both forms is
+two forwards.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -9,16 +13,19 @@ from kvactors.core.runner import DecodeBatch, PrefillBatch
 
 __all__ = ["Rows"]
 
+# Steps until a first token is cached: one is launched before the one ahead of it is read.
+FIRST_STEPS = 2
+
 
 class Rows:
-    """Which batch holds which turn. A turn that was admitted has no batch, and no row, before
-    its first chunk runs."""
+    """Which batch holds which turn; `common` are those of each form. A turn that was admitted has
+    no batch, and no row, before its first chunk runs."""
 
     def __init__(self, loaded: LoadedModel, pieces: Callable[[Request], Sequence[Piece]]) -> None:
         self.prefills: dict[Request, PrefillBatch | None] = {}
-        self.decode = DecodeBatch(loaded)
+        self.common = [DecodeBatch(form) for form in loaded.forms]
         self.suspects: list[DecodeBatch] = []
-        self._loaded = loaded
+        self._forms = loaded.forms
         self._pieces = pieces
 
     @property
@@ -28,8 +35,8 @@ class Rows:
 
     @property
     def decoding(self) -> list[DecodeBatch]:
-        """The common batch, then those of suspects."""
-        return [self.decode, *self.suspects]
+        """The common batches, then those of suspects."""
+        return [*self.common, *self.suspects]
 
     @property
     def nbytes(self) -> int:
@@ -37,14 +44,19 @@ class Rows:
         batches = {*self.prefills.values(), *self.decoding} - {None}
         return sum(batch.arena.nbytes for batch in batches if batch)
 
-    def promised_bytes(self, bytes_of: Callable[[int], int]) -> int:
+    def promised_bytes(self, bytes_of: Callable[[int, bool], int]) -> int:
         """Bytes of the rows that admitted turns will still take: their own, and its copy
         among the decoding ones."""
-        extent = self.decode.arena.table.extent
-        return sum(
-            bytes_of(extent(len(request.tokens) + 1)) * (2 if batch is None else 1)
-            for request, batch in self.prefills.items()
-        )
+        total, extent = 0, self.common[0].arena.table.extent
+        for request, batch in self.prefills.items():
+            row = bytes_of(extent(len(request.tokens) + 1), request.in_float)
+            total += row * (2 if batch is None else 1)
+        return total
+
+    def set_lean(self, lean: bool) -> None:
+        """Whether the common batches take no spare room from now on."""
+        for batch in self.common:
+            batch.arena.table.lean = lean
 
     def shrink(self) -> None:
         """Give back the spare room of the decoding batches."""
@@ -59,10 +71,10 @@ class Rows:
         return next((batch for batch in self.decoding if request in batch.requests), None)
 
     def prefill_batch(self, requests: Sequence[Request]) -> PrefillBatch:
-        """The batch of the first of these, or a new one for all of them."""
+        """The batch of the first of these, or a new one for all of them, which have one form."""
         batch = self.prefills[requests[0]]
         if batch is None:
-            batch = PrefillBatch(self._loaded)
+            batch = PrefillBatch(self._forms[requests[0].in_float])
             for request in requests:
                 batch.add(request, self._pieces(request))
                 self.prefills[request] = batch
@@ -70,23 +82,33 @@ class Rows:
 
     def join(self, request: Request, batch: PrefillBatch) -> None:
         """A prefilled turn goes on to decode; a suspect alone."""
-        target = self.decode
+        target = self.common[request.in_float]
         if request.isolated:
-            target = DecodeBatch(self._loaded)
+            target = DecodeBatch(self._forms[request.in_float])
             self.suspects.append(target)
         target.join(request, batch.arena, batch.row(request))
         del self.prefills[request]
         batch.remove(request)
 
+    def begin_alone(self, request: Request, batch: PrefillBatch) -> bool:
+        """Let a turn of one token decode that by itself, if the model has states. It has none yet,
+        which some models take for more than zeros, and rows together have all a state or none."""
+        if request.cached or not self._loaded.spec.recurrent:
+            return False
+        request.isolated, request.probation = True, max(request.probation, FIRST_STEPS)
+        self.join(request, batch)
+        return True
+
     def adopt(self, batch: PrefillBatch) -> bool:
         """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""
-        if not self.decode.idle:
+        target = self.common[batch.requests[0].in_float]
+        if not target.idle:
             return False
         if any(r.remaining or r.isolated or r.choices or not r.generate for r in batch.requests):
             return False
         for request in batch.requests:
             del self.prefills[request]
-        self.decode.adopt(batch)
+        target.adopt(batch)
         return True
 
     def rejoin(self, batch: DecodeBatch) -> None:
@@ -98,7 +120,7 @@ class Rows:
                 return
             row = batch.cut(request)
             request.isolated = False
-            self.decode.join(request, batch.arena, row)
+            self.common[request.in_float].join(request, batch.arena, row)
         self.suspects.remove(batch)
 
     def remove(self, request: Request) -> None:
@@ -111,10 +133,18 @@ class Rows:
 
     def discard(self, requests: Sequence[Request]) -> None:
         """Drop these turns, and every batch that a failed step of theirs may have spoilt."""
-        for request in requests:
+        gone = set(requests)
+        for request in gone:
             self.prefills.pop(request, None)
-        if any(request in self.decode.requests for request in requests):
-            self.decode = DecodeBatch(self._loaded)
-        self.suspects = [
-            batch for batch in self.suspects if not set(batch.requests) & set(requests)
+        self.common = [
+            DecodeBatch(form) if gone.intersection(batch.requests) else batch
+            for form, batch in zip(self._forms, self.common, strict=True)
         ]
+        self.suspects = [batch for batch in self.suspects if not gone.intersection(batch.requests)]
+
+    def check(self) -> None:
+        """Prove the bookkeeping: the slots, and the lengths of every turn."""
+        for batch in self.decoding:
+            batch.arena.table.check()
+        for request in self.active:
+            request.check()

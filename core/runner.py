@@ -120,7 +120,7 @@ class PrefillBatch:
 
     def _cut(self) -> None:
         for row, request in enumerate(self.requests):
-            self.arena.table.set_length(row, request.cached)
+            self.arena.cut(row, request.cached)
 
     def remove(self, request: Request) -> None:
         """Drop a request's row."""

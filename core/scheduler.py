@@ -27,8 +27,9 @@ class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
     prefills, or `patience` of its steps for the prefill where those are longer; `max_wait` plans
     that may pass a prefill over before it goes first.
-    `reproducible`: chunks end at multiples of the block. `checkpointed`: they are no longer
-    than one, and stop where a shared beginning ends."""
+    `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
+    gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
+    they stop where a shared beginning ends."""
 
     target_latency: float = 0.1
     patience: float = 2.5
@@ -88,7 +89,8 @@ class Scheduler:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
             budget = self.chunk_size(first.cached, self.config.first_chunk, decode)
-            chunks += self._pack(ordered[1:], size, budget)
+            alike = [other for other in ordered[1:] if other.in_float == first.in_float]
+            chunks += self._pack(alike, size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
             request.passed_over = 0 if id(request) in chosen else request.passed_over + 1
@@ -136,8 +138,13 @@ class Scheduler:
 
     def _due(self, request: Request) -> int:
         """Tokens to the next place where a chunk must end."""
-        if self.config.checkpointed and request.cached < request.shared < request.target:
-            return request.shared - request.cached
+        config, cached = self.config, request.cached
+        fixed = config.checkpointed or config.reproducible
+        if fixed and cached < request.shared < request.target:
+            return request.shared - cached
+        if config.reproducible and request.decoded:
+            # A turn that begins again: what it had decoded is fed as it was then.
+            return max(1, request.prompt - 1 - cached)
         return request.remaining
 
     def _affordable(self) -> int:

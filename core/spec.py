@@ -130,9 +130,11 @@ class ModelCacheSpec:
     @property
     def float_bytes_per_token(self) -> int:
         """The same in the model's own float dtype."""
-        return sum(
-            layer.float_layer().bytes_per_token() for layer in self.layers if not layer.checkpointed
-        )
+        return self.in_float().bytes_per_token
+
+    def in_float(self) -> "ModelCacheSpec":
+        """The same with everything kept in float."""
+        return replace(self, layers=tuple(layer.float_layer() for layer in self.layers))
 
     @cached_property
     def checkpointed(self) -> bool:

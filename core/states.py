@@ -1,7 +1,8 @@
 """Recurrent layers: a state of fixed size per row, in float, as mlx-lm's ArraysCache holds it.
 
-A state cannot be cut, but decoding runs one step ahead of what was read: the state before the
-last step of one token is kept, so that a row can be put back by it. GPU thread only.
+A state cannot be cut, but decoding runs one step ahead of what was read, and an answer that
+was only scored leaves again: the state before the last step is kept, so that a row can be put
+back by it. GPU thread only.
 """
 
 from typing import Any
@@ -64,7 +65,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         self.geometry = geometry
         for slab in geometry.slabs:
             states = self.now[slab]
-            self.before[slab] = None if states is None or geometry.width > 1 else list(states)
+            self.before[slab] = None if states is None else list(states)
 
     def grow(self, slab: int, length: int) -> None:
         """One more slot at the end of a slab."""
@@ -114,9 +115,12 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         if back == 0:
             return
         before, now = self.before[slab], self.now[slab]
-        assert back == 1, f"a recurrent layer cannot be cut by {back} tokens"
-        assert before is not None
-        assert now is not None
+        assert self.geometry is not None
+        assert back == self.geometry.width, f"a recurrent layer cannot be cut by {back} tokens"
+        if before is None or now is None:
+            assert len(self.table.slabs[slab].lengths) == 1, "rows without a state begin alone"
+            self.now[slab] = None
+            return
         self.now[slab] = [
             _with_row(state, slot, old[slot : slot + 1])
             for state, old in zip(now, before, strict=True)
@@ -152,6 +156,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
             old = kept[slab]
             if old is None and kept is self.before:
                 continue
+            assert old is not None or rows == 1, "rows without a state begin alone"
             old = old or self._zeros(rows)
             kept[slab] = [
                 _with_row(state, slot, new) for state, new in zip(old, states, strict=True)

@@ -102,7 +102,8 @@ def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
 
     Weights are rounded to 1/128 and clipped to 1, inputs are rounded to 1/256 and clipped to
     8 on every call: products then fit into float32's 24 bits even when hundreds are summed.
-    Experts, convolutions and the embedding as an output layer count as linear layers.
+    Whatever has a matrix of weights counts: experts and their gates, latent projections,
+    convolutions, and the embedding as an output layer.
     """
     for _, module in model.named_modules():
         if _is_linear(module):
@@ -116,9 +117,11 @@ def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:
 
 
 def _is_linear(module: Any) -> bool:
-    """A linear layer of MLX, or of mlx-lm: for experts, for heads."""
-    named = type(module).__name__ in ("SwitchLinear", "MultiLinear")
-    return named or isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding)
+    """Whether a module multiplies by a matrix of floats. Norms of each head have one too."""
+    weight = module.get("weight")
+    if not isinstance(weight, mx.array) or "Norm" in type(module).__name__:
+        return False
+    return weight.ndim > 1 and mx.issubdtype(weight.dtype, mx.floating)
 
 
 @functools.cache

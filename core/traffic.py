@@ -14,6 +14,7 @@ from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
+from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.transcript import tokens_hash
 from kvactors.core.wire import from_raw, to_raw
 
@@ -43,8 +44,9 @@ class Traffic:
         self._stored = stored
         # Agents whose KV is read ahead of a turn, and the tokens that they remember.
         self._ahead: dict[str, list[int]] = {}
-        # Who has a beginning in memory, by its hash.
-        self._donors: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        # Who has a beginning in memory, by its hash and form.
+        self._donors: defaultdict[tuple[str, bool], dict[str, None]] = defaultdict(dict)
+        self._layouts = {form.spec: form.layout for form in loaded.forms}
 
     # -- from the store ----------------------------------------------------------------
 
@@ -66,7 +68,8 @@ class Traffic:
         memory = self._memory
         if not self._stored or agent_id in memory.hot or agent_id in self.asked:
             return False
-        if not memory.make_room(memory.bytes_of(len(tokens)), [agent_id]):
+        in_float = self._loaded.in_float(len(tokens))
+        if not memory.make_room(memory.bytes_of(len(tokens), in_float), [agent_id]):
             return False
         if not memory.make_blocks(agent_id, len(tokens), [agent_id]):
             return False
@@ -83,13 +86,13 @@ class Traffic:
         if request is not None:
             self.restored.add(agent_id)
             past = request.tokens[: request.prompt - request.fresh]
-            if not self._adopt(agent_id, past, stored):
+            if not self._adopt(agent_id, past, stored, request.in_float):
                 self._unknown.add(agent_id)
             elif not request.preempted:
                 request.cache_state = "warm"
             request.restored_at = self._clock() - asked_at
         elif ahead is not None:
-            self._adopt(agent_id, ahead, stored)
+            self._adopt(agent_id, ahead, stored, self._loaded.in_float(len(ahead)))
             self._memory.settle(agent_id)
 
     def forget(self, agent_id: str) -> None:
@@ -108,17 +111,20 @@ class Traffic:
         self.restored.discard(agent_id)
         self._unknown.discard(agent_id)
 
-    def _adopt(self, agent_id: str, known: list[int], stored: Sequence[ExportedKV]) -> bool:
-        """Make stored KV hot, as far as it belongs to the agent's own beginning."""
+    def _adopt(
+        self, agent_id: str, known: list[int], stored: Sequence[ExportedKV], in_float: bool
+    ) -> bool:
+        """Make stored KV hot, as far as it belongs to the agent's own beginning and has the form
+        that its turn needs."""
         pieces: list[Piece] = []
-        groups = len(self._loaded.spec.groups())
+        form = self._loaded.forms[in_float]
         for part in stored:
             end = pieces[-1].end if pieces else 0
-            if part.start != end or part.end > len(known) or part.layout != self._loaded.layout:
+            if part.start != end or part.end > len(known) or part.layout != form.layout:
                 break
             if part.tokens_hash != tokens_hash(known[: part.end]):
                 break
-            pieces.append(from_raw(part.tensors, part.start, part.end, groups))
+            pieces.append(from_raw(part.tensors, part.start, part.end, form.spec))
         while pieces and not pieces[-1].whole:
             pieces.pop()
         if not pieces:
@@ -141,7 +147,7 @@ class Traffic:
                 piece.start,
                 piece.end,
                 tokens_hash(cache.tokens[: piece.end]),
-                self._loaded.layout,
+                self._layouts[piece.spec],
                 to_raw(piece),
             )
             for piece in cache.slices(ranges)
@@ -166,22 +172,24 @@ class Traffic:
     def offer(self, request: Request) -> None:
         """Let others begin with this turn's system prompt, whose KV is in memory now."""
         if request.shared:
-            self._donors[request.beginning][request.agent_id] = None
+            self._donors[request.beginning, request.in_float][request.agent_id] = None
 
     def donor(self, request: Request) -> str | None:
-        """An agent whose hot cache has this turn's system prompt."""
-        if not request.shared or request.beginning not in self._donors:
+        """An agent whose hot cache has this turn's system prompt, in its form."""
+        key = request.beginning, request.in_float
+        if not request.shared or key not in self._donors:
             return None
-        donors, beginning = self._donors[request.beginning], request.tokens[: request.shared]
+        donors, beginning = self._donors[key], request.tokens[: request.shared]
         for agent_id in list(donors):
             cache = self._memory.hot.get(agent_id)
-            if cache is not None and cache.tokens[: request.shared] == beginning:
+            fits = cache is not None and cache.in_form(self._spec(request))
+            if cache is not None and fits and cache.tokens[: request.shared] == beginning:
                 if not self._loaded.spec.checkpointed:
                     return agent_id
                 if cache.reusable(request.shared) == request.shared:
                     return agent_id
             del donors[agent_id]
-        del self._donors[request.beginning]
+        del self._donors[key]
         return None
 
     def prepare(self, request: Request) -> None:
@@ -190,7 +198,7 @@ class Traffic:
         memory, agent_id = self._memory, request.agent_id
         cache = memory.hot.get(agent_id)
         had = cache.end if cache else 0
-        common = memory.hot.keep_common(agent_id, self._reusable(request))
+        common = memory.hot.keep_common(agent_id, self._reusable(request), self._spec(request))
         if common < had:
             memory.pool.shrink(agent_id, block_floor(common))
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
@@ -200,6 +208,10 @@ class Traffic:
             memory.pool.free(agent_id)
             memory.pool.share(donor, agent_id, cache.end)
             self.counts["shared_tokens"] += cache.end
+
+    def _spec(self, request: Request) -> ModelCacheSpec:
+        """Of the form that the turn's KV is in."""
+        return self._loaded.forms[request.in_float].spec
 
     def _reusable(self, request: Request) -> list[int]:
         """The tokens that the turn may begin with. The last one is fed by the first step, and

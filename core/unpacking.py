@@ -21,8 +21,8 @@ LEAST_QUERIES = 6
 
 
 def worth_unpacking(codes: mx.array, side: Side, queries: int = LEAST_QUERIES) -> bool:
-    """Whether codes [rows, kv_heads, keys, width] have the form, and are enough."""
-    rows, heads, keys, _ = codes.shape
+    """Whether codes [..., rows, kv_heads, keys, width] have the form, and are enough."""
+    *_, rows, heads, keys, _ = codes.shape
     form = side.bits == 4 and side.group_size == side.dim
     return form and rows * heads * keys >= LEAST_KEYS and queries >= LEAST_QUERIES
 

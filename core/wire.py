@@ -69,14 +69,14 @@ def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
     )
 
 
-def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, groups: int) -> Piece:
+def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCacheSpec) -> Piece:
     """Arrays of tokens [start, end) from bytes, evaluated."""
-    found: list[Arrays] = [{} for _ in range(groups)]
+    found: list[Arrays] = [{} for _ in spec.groups()]
     for name, dtype, shape, data in tensors:
         group, _, array_name = name.partition(".")
         found[int(group[1:])][array_name] = _from_bytes(data, _NAMES[dtype], shape)
     mx.eval(found)
-    return Piece(start, end, tuple(found))
+    return Piece(start, end, tuple(found), spec)
 
 
 def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:

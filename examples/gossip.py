@@ -32,6 +32,13 @@ CITIES = (
 )
 SHORT = Sampling(max_tokens=20)
 UNKNOWN = "I do not know."
+# Each sign of the matrix: its colour in the picture, and what it says.
+SIGNS = {
+    "#": ("#2f6db3", "told, and knows it"),
+    "-": ("#e0a030", "told, and does not know it"),
+    "!": ("#c03030", "not told, and claims to know"),
+    ".": ("#dddddd", "not told, and says so"),
+}
 
 
 @dataclass(frozen=True)
@@ -101,19 +108,31 @@ def draw(matrix: list[str], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
 
-    figure, axes = pyplot.subplots(figsize=(1 + 0.4 * len(matrix), 1 + 0.4 * len(matrix)))
+    count = len(matrix)
+    places = range(count)
+    figure, axes = pyplot.subplots(figsize=(3.2 + 0.5 * count, 1.6 + 0.45 * count))
     axes.imshow(
-        [["#-!.".index(sign) for sign in row] for row in matrix],
-        cmap=ListedColormap(["#2f6db3", "#e0a030", "#c03030", "#eeeeee"]),
+        [[list(SIGNS).index(sign) for sign in row] for row in matrix],
+        cmap=ListedColormap([colour for colour, _ in SIGNS.values()]),
         vmin=0,
-        vmax=3,
+        vmax=len(SIGNS) - 1,
     )
-    axes.set_xlabel("fact")
-    axes.set_ylabel("agent")
-    axes.set_title("blue: told and known, grey: neither")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    axes.set_xticks(places, [said(n) for n in places], rotation=40, ha="right")
+    axes.set_yticks(places, [names(n) for n in places])
+    axes.set_xticks([n - 0.5 for n in places], minor=True)
+    axes.set_yticks([n - 0.5 for n in places], minor=True)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0)
+    axes.set_title("Who knows what, once no message is left", loc="left")
+    axes.legend(
+        handles=[Patch(color=colour, label=text) for colour, text in SIGNS.values()],
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1),
+        frameon=False,
+    )
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def main() -> None:

@@ -16,15 +16,33 @@ blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
+from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.bench.tiny import build  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
 from kvactors.core.options import ModelOptions  # noqa: E402
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
+from kvactors.core.workspace import WorkSpace  # noqa: E402
+from kvactors.persistence.atomic import Files  # noqa: E402
 from kvactors.persistence.store import Store  # noqa: E402
 
 LoadGrid = Callable[..., LoadedModel]
+
+# Families whose layers, or pairs of layers, are alike.
+ALIKE = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "falcon_h1",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "mamba2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+)
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +65,13 @@ def load_grid() -> LoadGrid:
 
 @pytest.fixture(scope="session")
 def load_family() -> LoadGrid:
-    """Loads a tiny grid model of a family of mlx-lm; models are cached by their arguments."""
+    """Loads a tiny grid model of a family of mlx-lm, of two layers where those are of all its
+    kinds; models are cached by their arguments."""
     cache: dict[Any, LoadedModel] = {}
 
     def load(family: str, **changes: Any) -> LoadedModel:
+        if family in ALIKE:
+            changes = {"num_hidden_layers": 2, **changes}
         key = (family, tuple(sorted(changes.items())))
         if key not in cache:
             model = snap_to_grid(build(family, **changes))
@@ -63,12 +84,22 @@ def load_family() -> LoadGrid:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
-    """An engine over a loaded model, by default with room for everything."""
+    """An engine over a loaded model, by default with room for everything. The work space of a
+    model is measured once, not for each of its engines."""
+    measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
+    measure = WorkSpace.measure
+
+    def once(loaded: LoadedModel) -> WorkSpace:
+        if id(loaded) not in measured:
+            measured[id(loaded)] = loaded, measure(loaded)
+        return measured[id(loaded)][1]
 
     def make(
         loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
     ) -> Engine:
-        return Engine(loaded, EngineConfig(max_batch, budget, stored))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WorkSpace, "measure", once)
+            return Engine(loaded, EngineConfig(max_batch, budget, stored))
 
     return make
 
@@ -106,12 +137,22 @@ def heard() -> Iterator[Callable[[str], threading.Event]]:
 
 @pytest.fixture
 def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
-    """Starts systems over random tiny models; those still running are stopped at the end."""
+    """Starts systems over random tiny models, with a `disk` or `timer` of test doubles if given;
+    those still running are stopped at the end."""
     systems: list[AgentSystem] = []
 
-    def start(model: Any = None, **options: Any) -> AgentSystem:
+    def start(
+        model: Any = None,
+        disk: Files | None = None,
+        timer: VirtualTimer | None = None,
+        **options: Any,
+    ) -> AgentSystem:
         options.setdefault("store", tmp_path / "store")
         system = AgentSystem(model=model or tiny_llama(), **options)
+        if disk is not None:
+            use_disk(system, disk)
+        if timer is not None:
+            use_timer(system, timer)
         system.start()
         systems.append(system)
         return system

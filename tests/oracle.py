@@ -110,6 +110,9 @@ def _fill(cache: Any, layer: LayerSpec, arrays: Any, position: int, length: int)
         return
     sides = []
     for place, (prefix, side) in enumerate(zip("kv", layer.sides, strict=True)):
+        if side.dim == 0:
+            sides.append(mx.zeros((1, layer.kv_heads, length, 0)))
+            continue
         own = [array for name, array in arrays.items() if name.startswith(f"{prefix}.")]
         stored = [array[position, 0] for array in own] or [
             array[position, place] for array in arrays.values()

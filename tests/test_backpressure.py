@@ -17,38 +17,24 @@ from kvactors.actors import (
     Sampling,
     TurnTimeout,
 )
+from kvactors.actors.testing import FaultyModel
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.events import Aborted, Finished, KVNeeded
 from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
-from kvactors.core.testing import Faulty, PlainTokenizer, make_request, tiny_model
+from kvactors.core.testing import make_request
 
 WAIT = 60
 SHORT = Sampling(max_tokens=6)
 OpenSystem = Callable[..., AgentSystem]
 
 
-class Held:
-    """A model whose steps wait for a gate once told so."""
-
-    name = "held"
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.model: Any = None
-
-    def __call__(self) -> tuple[Any, PlainTokenizer]:
-        self.model = Faulty(tiny_model(seed=3))
-        return self.model, PlainTokenizer()
-
-
-def hold(system: AgentSystem, held: Held) -> Agent:
-    """An agent whose turn holds the engine in the middle of a step."""
-    first = system.spawn("first")
-    held.model.arm(hold=held.gate)
+def hold(system: AgentSystem, held: FaultyModel) -> tuple[Agent, threading.Event]:
+    """An agent whose turn holds the engine in the middle of a step, until the event is set."""
+    first, gate = system.spawn("first"), held.hold()
     first.ask([1], sampling=SHORT)
-    assert held.model.reached.wait(WAIT)
-    return first
+    assert held.reached.wait(WAIT)
+    return first, gate
 
 
 # -- where a turn can be when its end comes --------------------------------------------
@@ -167,11 +153,11 @@ def test_a_full_admission_queue_refuses_with_the_numbers(
 
 
 def test_what_the_engine_refuses_fails_that_turn_alone(open_system: OpenSystem) -> None:
-    held = Held()
+    held = FaultyModel(seed=3)
     system = open_system(held, store=False, max_batch=1, max_waiting=1)
-    hold(system, held)
+    _, gate = hold(system, held)
     futures = [system.spawn(f"{n}").ask([1], sampling=SHORT) for n in range(4)]
-    held.gate.set()
+    gate.set()
 
     refused = 0
     for future in futures:
@@ -186,10 +172,10 @@ def test_what_the_engine_refuses_fails_that_turn_alone(open_system: OpenSystem) 
 
 @pytest.mark.parametrize("when_full", ["refuse", "drop_oldest", "block"])
 def test_an_agents_lane_holds_what_its_policy_says(open_system: OpenSystem, when_full: Any) -> None:
-    held = Held()
+    held = FaultyModel(seed=3)
     lane = LanePolicy(2, when_full, timeout=0.01)
     system = open_system(held, store=False, prompt_lane=lane)
-    first = hold(system, held)
+    first, gate = hold(system, held)
     futures = [first.ask([number], sampling=SHORT) for number in (2, 3)]
 
     if when_full == "drop_oldest":
@@ -199,7 +185,7 @@ def test_an_agents_lane_holds_what_its_policy_says(open_system: OpenSystem, when
     else:
         with pytest.raises(MailboxFull, match="2 prompts wait"):
             first.ask([4], sampling=SHORT)
-    held.gate.set()
+    gate.set()
 
     for future in futures:
         assert future.get(timeout=WAIT).token_ids

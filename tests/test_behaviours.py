@@ -311,7 +311,7 @@ def test_blocking_work_runs_elsewhere(system: AgentSystem) -> None:
     async def work(me: AgentBehaviour) -> str:
         return await me.run_blocking(lambda: threading.current_thread().name)  # type: ignore[no-any-return]
 
-    assert run(system, work).startswith("kvactors-helper")
+    assert run(system, work).startswith("kvactors-blocking")
 
 
 def test_a_full_mailbox_holds_a_sender_back_or_refuses(system: AgentSystem) -> None:
@@ -354,7 +354,7 @@ def test_stopping_the_system_ends_behaviours_in_the_middle(open_system: OpenSyst
     async def wait(me: AgentBehaviour) -> None:
         me.later(3600, "never")
         never.set()
-        await me.ask("does", None)  # Itself: it waits for ever.
+        await me.ask("does", None, timeout=3600)  # Itself, which is busy.
 
     waiting = system.spawn("does", behaviour=Does()).request(wait)
     assert never.wait(WAIT)

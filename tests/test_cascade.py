@@ -94,7 +94,7 @@ def test_it_is_the_attention_over_each_rows_keys(
     got = np.array(attend_together(queries, pool, extent, shared, mask, 0.2, packed))
 
     stored_keys, stored_values = (
-        np.array(to_float(stored, layer.sides[0])).astype(np.float64)
+        np.array(to_float(stored, layer.sides[0])[0]).astype(np.float64)
         for stored in (pool.keys(rows, extent), pool.values(rows, extent))
     )
     for row, length in enumerate(lengths):

@@ -124,7 +124,7 @@ def test_what_never_comes_ends_with_the_timeout(open_system: OpenSystem) -> None
     class Waits(AgentBehaviour):
         async def on_message(self, message: Any, sender: Agent | None) -> None:
             self.every(1, None)
-            await self.ask(self.agent, None)  # Itself: for ever.
+            await self.ask(self.agent, None, timeout=1e9)  # Itself: it is busy.
 
     waiting = system.spawn("a", behaviour=Waits()).request(None)
 

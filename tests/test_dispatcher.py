@@ -1,6 +1,7 @@
 """Pooled actors: pykka's semantics on few threads, two lanes, and no message left waiting."""
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from pykka._envelope import Envelope
 from kvactors.actors import dispatcher as module
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, SystemActor
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.mailbox import LanePolicy, Mailbox, MailboxFull
 from kvactors.actors.timer import Timer
 from kvactors.core.errors import BlockingCall, InvalidConfig
 
@@ -133,18 +134,64 @@ def test_every_one_of_200_000_asks_that_race_stop_is_answered(pool: Dispatcher) 
     assert not unanswered.acquire(blocking=False)
 
 
+def test_a_message_that_comes_after_the_mailbox_was_closed_is_answered(pool: Dispatcher) -> None:
+    actor = Recorder(pool)
+    ref = actor.begin()
+    ref.ask("handled", timeout=WAIT)
+    future: ReplyFuture[Any] = ReplyFuture()
+    ref.stop(timeout=WAIT)
+
+    # As from a sender that saw the actor alive.
+    actor.actor_inbox.put(Envelope("late", reply_to=future))
+
+    with pytest.raises(pykka.ActorDeadError):
+        future.get(timeout=WAIT)
+
+
+def test_a_message_that_comes_while_the_actor_goes_to_sleep_wakes_it(pool: Dispatcher) -> None:
+    inbox, woken = Mailbox(), []
+
+    class Sneaks(deque[Any]):
+        """A lane that gets a message just after it was found empty for the last time."""
+
+        looks = 0
+
+        def __len__(self) -> int:
+            self.looks += 1
+            if self.looks == 2:
+                self.append("late")
+                woken.append(not inbox._scheduled)
+                return 0
+            return super().__len__()
+
+    inbox.bind(Recorder(pool))
+    inbox._system = Sneaks()
+
+    assert inbox.get() is None
+    # So `put` wakes the actor, and nothing is left lying.
+    assert woken == [True]
+
+
 def test_a_flooded_mailbox_delays_others_by_at_most_a_batch() -> None:
     one = Dispatcher("one", 1)
     actor = Recorder(one)
     flooded, other = actor.begin(), Recorder.start(one)
-    gate = threading.Event()
-    flooded.tell(lambda _actor: gate.wait(WAIT))
+    assert other.ask("started", timeout=WAIT) == ["started"]
+    gate, entered = threading.Event(), threading.Event()
+
+    def hold(_: Recorder) -> None:
+        entered.set()
+        gate.wait(WAIT)
+
+    flooded.tell(hold)
+    assert entered.wait(WAIT)
     for number in range(1000):
         flooded.tell(number)
     seen = other.ask(lambda _other: len(actor.seen), block=False)
     gate.set()
 
-    assert seen.get(timeout=WAIT) <= module.BATCH
+    # The message that held it up was the first of its batch.
+    assert seen.get(timeout=WAIT) == module.BATCH - 1
     one.close(WAIT)
 
 

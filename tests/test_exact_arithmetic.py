@@ -110,7 +110,7 @@ def test_attention_agrees_with_float64_numpy(
 def stored(arrays: tuple[mx.array, ...], layer: LayerSpec) -> np.ndarray:
     """What the pool holds, in float."""
     if layer.bits is None:
-        return np.array(arrays[0][0].astype(mx.float32))
+        return np.array(arrays[0][0, 0].astype(mx.float32))
     codes, scales, biases = arrays
     wide = mx.dequantize(
         codes,
@@ -119,7 +119,7 @@ def stored(arrays: tuple[mx.array, ...], layer: LayerSpec) -> np.ndarray:
         group_size=layer.group_size,
         bits=layer.bits,
     )
-    return np.array(wide[0])
+    return np.array(wide[0, 0])
 
 
 def test_packed_and_dequantized_agree_on_a_chunk() -> None:

@@ -171,10 +171,7 @@ def test_restored_kv_is_byte_identical_to_what_was_saved(
         make_engine(loaded, stored=True), [(0, make_request("a", [], first, SAMPLING))]
     )["a"]
 
-    pieces = [
-        from_raw(part.tensors, part.start, part.end, len(loaded.spec.groups()))
-        for part in end.exported
-    ]
+    pieces = [from_raw(part.tensors, part.start, part.end, loaded.spec) for part in end.exported]
     engine = make_engine(loaded, stored=True)
     request = make_request("a", end.request.tokens, second, SAMPLING)
     engine.submit(request)

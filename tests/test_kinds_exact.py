@@ -2,6 +2,7 @@
 cancelled, evicted and restored equal alone, bit for bit (design, What "exact" means)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from kvactors.core.model import LoadedModel
 from kvactors.core.request import Request
 from kvactors.core.runner import new_arena
 from kvactors.core.sampling import Sampling
-from kvactors.core.testing import make_request, run_engine
+from kvactors.core.testing import Faulty, make_request, run_engine
 
 LoadFamily = Callable[..., LoadedModel]
 MakeEngine = Callable[..., Engine]
@@ -28,6 +29,7 @@ KINDS = {
     "sinks": "gpt_oss",
     "soft-capped": "gemma2",
     "latent": "deepseek_v3",
+    "chosen keys": "deepseek_v32",
     "shared": "gemma3n",
     "shared, of windows": "gemma4_text",
     "experts": "qwen3_moe",
@@ -39,10 +41,10 @@ KINDS = {
     "window and state in one layer": "baichuan_m1",
     "window and state": "recurrent_gemma",
 }
-RECURRENT = [family for kind, family in KINDS.items() if kind in list(KINDS)[10:]]
 SAMPLING = Sampling(max_tokens=9)
-# Around the window, around a block, and where the ring of a window is full.
-LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 255, 256, 257, 316)
+# Around the window, around a block, and where the ring of a window is full; the first token of
+# one is taken while others decode.
+LENGTHS = (255, 1, WINDOW - 1, WINDOW, WINDOW + 1, 256, 257, 316)
 
 every_kind = pytest.mark.parametrize("family", KINDS.values(), ids=KINDS.keys())
 
@@ -209,7 +211,7 @@ def test_agents_that_leave_a_small_memory_and_come_back_answer_the_same(
     loaded = load_family(family)
     prompts = prompts_of((300, 310, 320, 280), seed=7)
     roomy = make_engine(loaded, stored=True)
-    budget = roomy._memory.workspace.least(350, 1) + 4 * loaded.spec.bytes_of(350)
+    budget = roomy._memory.workspace[0].least(350, 1) + 4 * loaded.spec.bytes_of(350)
     small = make_engine(loaded, stored=True, budget=budget)
     said: dict[str, list[list[int]]] = {"roomy": [], "small": []}
 
@@ -243,3 +245,54 @@ def run_over_store(
                 stored[agent] = [*kept, *exported]
                 engine.saved(agent, exported[-1].end, sum(p.nbytes for p in exported), True)
         engine.check()
+
+
+fixed_chunks = pytest.mark.parametrize("family", ["deepseek_v3", "gemma2", "mamba2", "qwen3_next"])
+
+
+@fixed_chunks
+def test_a_beginning_that_agents_share_leaves_the_cache_that_each_would_have_alone(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    beginning, *ends = prompts_of((100, 30, 200), seed=8)
+
+    def request(name: str, end: list[int]) -> Request:
+        asked = make_request(name, [], [*beginning, *end], SAMPLING)
+        asked.shared, asked.beginning = len(beginning), "the same"
+        return asked
+
+    alone = run_engine(make_engine(loaded, stored=True), [(0, request("b", ends[1]))])["b"]
+    engine = make_engine(loaded, stored=True)
+    shared = run_engine(engine, [(0, request("a", ends[0])), (1, request("b", ends[1]))])["b"]
+
+    assert (alone.request.kept, shared.request.kept) == (0, len(beginning))
+    assert shared.request.generated == alone.request.generated
+    assert [part.tensors for part in shared.exported] == [part.tensors for part in alone.exported]
+
+
+@fixed_chunks
+def test_a_turn_that_begins_again_decodes_what_it_would_have(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str
+) -> None:
+    loaded = load_family(family)
+    prompts = prompts_of((300, 40), seed=9)
+    budgets = [Sampling(max_tokens=n) for n in (9, 12)]
+
+    def requests() -> list[Request]:
+        return [make_request(f"{i}", [], prompts[i], budgets[i]) for i in range(2)]
+
+    alone = [run_engine(make_engine(loaded, stored=True), [(0, r)]) for r in requests()]
+    faulty = Faulty(loaded.model)
+    engine = make_engine(replace(loaded, model=faulty), stored=True)
+
+    def fail(step: int) -> None:
+        if step == 8:
+            faulty.arm(step=0)
+
+    together = run_engine(engine, [(0, request) for request in requests()], fail)
+
+    for name, expected in zip("01", alone, strict=True):
+        end = together[name]
+        assert end.request.generated == expected[name].request.generated
+        assert [p.tensors for p in end.exported] == [p.tensors for p in expected[name].exported]

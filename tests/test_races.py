@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling, SystemStopped, TurnFailed, TurnTimeout
-from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
+from kvactors.actors.testing import FaultyModel
+from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
 from kvactors.persistence.store import Store
 
 OpenSystem = Callable[..., AgentSystem]
@@ -15,36 +16,19 @@ SHORT = Sampling(max_tokens=8)
 WAIT = 60
 
 
-class Held:
-    """A model whose steps wait for a gate."""
-
-    name = "held"
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.model: Any = None
-
-    def __call__(self) -> tuple[Any, PlainTokenizer]:
-        self.model = Faulty(tiny_model(seed=3))
-        return self.model, PlainTokenizer()
-
-    def hold(self) -> None:
-        self.model.arm(hold=self.gate)
-
-
 def test_forgetting_an_agent_fails_its_queued_prompts_and_the_system_goes_idle(
     open_system: OpenSystem,
 ) -> None:
-    held = Held()
+    held = FaultyModel(seed=3)
     system = open_system(held)
     alice = system.spawn("alice")
-    held.hold()
+    gate = held.hold()
     futures = [alice.ask([1 + i], sampling=SHORT) for i in range(3)]
-    assert held.model.reached.wait(WAIT)
+    assert held.reached.wait(WAIT)
 
     forgetting = threading.Thread(target=system.forget, args=("alice",))
     forgetting.start()
-    held.gate.set()
+    gate.set()
     forgetting.join(WAIT)
 
     for future in futures[1:]:
@@ -145,18 +129,18 @@ def test_cancel_right_after_ask_cancels_that_turn(open_system: OpenSystem) -> No
 def test_a_turn_cancelled_before_it_is_admitted_still_tells_a_hot_agent_from_a_cold_one(
     open_system: OpenSystem,
 ) -> None:
-    held = Held()
+    held = FaultyModel(seed=3)
     system = open_system(held, store=False, max_batch=1)
     alice, bob, carol = (system.spawn(name) for name in ("alice", "bob", "carol"))
     alice.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
-    held.hold()
+    gate = held.hold()
     running = bob.ask([1, 2, 3], sampling=SHORT)
-    assert held.model.reached.wait(WAIT)
+    assert held.reached.wait(WAIT)
     waiting = [agent.ask([4], sampling=SHORT) for agent in (alice, carol)]
     for agent in (alice, carol):
         agent.cancel()
 
-    held.gate.set()
+    gate.set()
 
     replies = [future.get(timeout=WAIT) for future in (running, *waiting)]
     assert [reply.cache for reply in replies] == ["cold", "hot", "cold"]
@@ -212,12 +196,12 @@ def test_closing_a_stream_from_another_thread_ends_its_reader(open_system: OpenS
 
 
 def test_stop_with_a_stuck_step_ends_near_its_timeout(open_system: OpenSystem) -> None:
-    held = Held()
+    held = FaultyModel(seed=3)
     system = open_system(held, store=False)
     alice = system.spawn("alice")
-    held.hold()
+    gate = held.hold()
     future = alice.ask([1], sampling=SHORT)
-    assert held.model.reached.wait(WAIT)
+    assert held.reached.wait(WAIT)
 
     stopping = threading.Thread(target=system.stop, args=(0.2,))
     stopping.start()
@@ -225,4 +209,4 @@ def test_stop_with_a_stuck_step_ends_near_its_timeout(open_system: OpenSystem) -
     assert not stopping.is_alive()
     with pytest.raises(SystemStopped):
         future.get(timeout=WAIT)
-    held.gate.set()
+    gate.set()

@@ -118,7 +118,7 @@ def reaches(patch: pytest.MonkeyPatch, change: Callable[[geometry.Reach], mx.arr
 
 
 def a_stale_cell_is_seen(patch: pytest.MonkeyPatch) -> None:
-    reaches(patch, lambda found: mx.arange(found.extent) <= found.at[:, None, :, None] + 1)
+    reaches(patch, lambda found: mx.arange(found.extent) <= found.cells.at[:, None, :, None] + 1)
 
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
@@ -128,8 +128,9 @@ def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
 def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
     true = pools.Pool.write
 
-    def write(self: Any, keys: Any, values: Any, at: Any, start: int | None) -> None:
-        true(self, keys, values, mx.broadcast_to(at.max(axis=0), at.shape), start)
+    def write(self: Any, keys: Any, values: Any, cells: pools.Cells) -> None:
+        longest = mx.broadcast_to(cells.at.max(axis=0), cells.at.shape)
+        true(self, keys, values, pools.Cells(longest, cells.start))
 
     patch.setattr(pools.Pool, "write", write)
 
@@ -137,8 +138,8 @@ def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
 def tokens_written_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     true = pools.Pool.write
 
-    def write(self: Any, keys: Any, values: Any, at: Any, start: int | None) -> None:
-        true(self, keys[::-1], values, at, start)
+    def write(self: Any, keys: Any, values: Any, cells: pools.Cells) -> None:
+        true(self, keys[::-1], values, cells)
 
     patch.setattr(pools.Pool, "write", write)
 
@@ -186,7 +187,7 @@ def keys_and_values_swapped_on_export(patch: pytest.MonkeyPatch) -> None:
     def export(self: Any, *args: int) -> Any:
         piece = true(self, *args)
         groups = tuple({n: a[:, ::-1] for n, a in group.items()} for group in piece.groups)
-        return pieces.Piece(piece.start, piece.end, groups)
+        return pieces.Piece(piece.start, piece.end, groups, piece.spec)
 
     patch.setattr(arena.Arena, "export", export)
 

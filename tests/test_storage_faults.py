@@ -1,7 +1,6 @@
 """What an agent's owner sees when the disk is full, slow, or lies."""
 
 import errno
-import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -10,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed, SaveQueueFull
+from kvactors.actors.testing import FailingFiles, HoldingFiles
 from kvactors.core.errors import InvalidConfig
-from kvactors.persistence.store import Store
-from kvactors.persistence.testing import FailingFiles, HoldingFiles
 
 OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
@@ -21,12 +19,11 @@ WAIT = 60
 
 @pytest.mark.parametrize("path", ["*ledger.log", "*seg-*", "*manifest*"])
 def test_on_a_full_disk_the_reply_arrives_and_a_later_save_makes_up_for_it(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch, path: str
+    open_system: OpenSystem, path: str
 ) -> None:
     full = FailingFiles(name="*", path=path, code=errno.ENOSPC)
     full.armed = False
-    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=full))
-    system = open_system()
+    system = open_system(disk=full)
     alice = system.spawn("alice")
     alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
 
@@ -49,12 +46,9 @@ def test_on_a_full_disk_the_reply_arrives_and_a_later_save_makes_up_for_it(
     assert warm.usage.reused_tokens == len(transcript.token_ids) - 1
 
 
-def test_decode_steps_go_on_while_a_save_is_held_back(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decode_steps_go_on_while_a_save_is_held_back(open_system: OpenSystem) -> None:
     slow = HoldingFiles(path="*ledger.log")
-    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=slow))
-    system = open_system()
+    system = open_system(disk=slow)
     alice, bob = system.spawn("alice"), system.spawn("bob")
 
     held = alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
@@ -159,9 +153,8 @@ def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
 ) -> None:
     full = FailingFiles(name="*", path="*", code=errno.ENOSPC)
     full.armed = False
-    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=full))
     monkeypatch.setattr("kvactors.actors.persistence.FIRST_PAUSE", 0.01)
-    system = open_system(max_unsaved=400)
+    system = open_system(disk=full, max_unsaved=400)
     alice = system.spawn("alice")
     full.armed = True
 
@@ -184,12 +177,9 @@ def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
     assert open_system().spawn("alice").transcript() == transcript
 
 
-def test_a_slow_disk_holds_no_more_than_it_may(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_holds_no_more_than_it_may(open_system: OpenSystem) -> None:
     slow = HoldingFiles(path="*ledger.log")
-    monkeypatch.setattr("kvactors.actors.system.Store", functools.partial(Store, files=slow))
-    system = open_system(max_unsaved=100_000)
+    system = open_system(disk=slow, max_unsaved=100_000)
     alice = system.spawn("alice")
 
     def talk() -> None:

@@ -10,6 +10,7 @@ from kvactors.actors import (
     Agent,
     AgentBehaviour,
     AgentSystem,
+    BehaviourFailed,
     DeadLetter,
     Sampling,
     Supervision,
@@ -60,7 +61,8 @@ def system(open_system: Callable[..., AgentSystem]) -> AgentSystem:
 
 
 def fail(agent: Agent, error: Any) -> None:
-    with pytest.raises(type(error) if isinstance(error, BaseException) else ValueError):
+    own = type(error) if isinstance(error, Exception) else ValueError
+    with pytest.raises(BehaviourFailed if isinstance(error, SystemExit) else own):
         agent.request(error).get(timeout=WAIT)
 
 

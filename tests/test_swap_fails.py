@@ -162,7 +162,7 @@ def test_what_cannot_be_a_swap_is_refused_and_changes_nothing(open_grid: OpenSys
         AgentSystem(FIRST, store=False).swap_model(SECOND)
 
     def on_a_pool_thread() -> None:
-        mark_pool_thread()
+        mark_pool_thread(shared=True)
         system.swap_model(SECOND)
 
     assert isinstance(Background(on_a_pool_thread).end(), BlockingCall)

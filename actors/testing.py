@@ -1,0 +1,109 @@
+"""Test doubles for a system of agents: a model, a disk and a clock that do as a test says.
+
+    model, timer = FaultyModel(), VirtualTimer()
+    system = AgentSystem(model, store)
+    use_disk(system, FailingFiles(name="sync"))
+    use_timer(system, timer)
+    with system:
+        ...
+        model.arm(step=3, error=RuntimeError("on purpose"))
+        timer.let_pass(60)
+
+What fails is what a user sees fail: turns, futures and messages behave as they do on a broken
+device, a full disk, or a day later. The kinds of disk nest: each wraps another one.
+"""
+
+import functools
+import threading
+from typing import Any
+
+from kvactors.actors.deterministic import VirtualTimer
+from kvactors.actors.system import AgentSystem
+from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.atomic import Files
+from kvactors.persistence.testing import (
+    CountingFiles,
+    FailingFiles,
+    HoldingFiles,
+    KillAt,
+    LyingFiles,
+    PowerLossFiles,
+)
+
+__all__ = [
+    "CountingFiles",
+    "FailingFiles",
+    "FaultyModel",
+    "HoldingFiles",
+    "KillAt",
+    "LyingFiles",
+    "PowerLossFiles",
+    "VirtualTimer",
+    "use_disk",
+    "use_timer",
+]
+
+
+class FaultyModel:
+    """For `AgentSystem(model=...)`: small, random by `seed`, exact in any order of sums, and
+    well until told otherwise.
+
+    Loads MLX on the GPU thread only. Any thread may tell it, once the system has started; a
+    model that is loaded again is well.
+    """
+
+    name = "faulty-model"
+
+    def __init__(self, *, seed: int = 1) -> None:
+        self._seed = seed
+        self._model: Any = None
+
+    def __call__(self) -> tuple[Any, Any]:
+        """A new copy of the same model, and its tokenizer: characters are tokens."""
+        from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+
+        self._model = Faulty(snap_to_grid(tiny_model(seed=self._seed)))
+        return self._model, PlainTokenizer()
+
+    def arm(
+        self,
+        *,
+        poison: int | None = None,
+        step: int | None = None,
+        error: BaseException | None = None,
+        hold: threading.Event | None = None,
+        lie: float = 0.0,
+    ) -> None:
+        """Raise `error` whenever the token `poison` is fed, or once, in the `step`-th forward
+        from now (from 0); hold every forward until `hold` is set; add `lie` to all logits.
+        Takes the place of what it was told before."""
+        self._model.arm(poison=poison, step=step, error=error, hold=hold, lie=lie)
+
+    def hold(self) -> threading.Event:
+        """Hold every forward until the event returned is set; `reached` tells of the first."""
+        gate = threading.Event()
+        self.arm(hold=gate)
+        return gate
+
+    @property
+    def reached(self) -> threading.Event:
+        """Set when a forward is being held."""
+        reached: threading.Event = self._model.reached
+        return reached
+
+
+def use_disk(system: AgentSystem, files: Files) -> None:
+    """Let a system write through these. Before it starts; raises InvalidConfig."""
+    if system._state != "new" or system._open_store is None:
+        raise InvalidConfig("another disk is for a system that has a store and has not started")
+    system._open_store = functools.partial(system._open_store, files=files)
+
+
+def use_timer(system: AgentSystem, timer: VirtualTimer) -> None:
+    """Let timeouts, `later`, `every`, pauses and the watchdog of a system go by this clock.
+    Before it starts; raises InvalidConfig."""
+    if system._state != "new" or system._crew.seed is not None:
+        raise InvalidConfig(
+            "another clock is for a system that has not started; deterministic ones have their own"
+        )
+    system._crew.timer = timer
