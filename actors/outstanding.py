@@ -7,13 +7,8 @@ import threading
 import time
 
 from kvactors.actors.errors import SaveQueueFull
-<<<<<<< HEAD
-from kvactors.actors.futures import check_may_block, drive
-from kvactors.actors.reply import Ticket, turn_ended
-=======
 from kvactors.actors.futures import check_outside_of_actors, drive
-from kvactors.actors.reply import Ticket
->>>>>>> main
+from kvactors.actors.reply import Ticket, turn_ended
 from kvactors.core.errors import KvactorsError
 from kvactors.core.trace import Tracer, TurnQueued
 

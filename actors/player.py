@@ -15,12 +15,8 @@ from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.supervision import Restarts, Supervision
-<<<<<<< HEAD
-from kvactors.core.errors import SystemStopped
-from kvactors.core.trace import Fault
-=======
 from kvactors.core.errors import BehaviourFailed, SystemStopped
->>>>>>> main
+from kvactors.core.trace import Fault
 
 if TYPE_CHECKING:
     from kvactors.actors.behaviour_context import Context
