@@ -93,7 +93,7 @@ class Rows:
     def begin_alone(self, request: Request, batch: PrefillBatch) -> bool:
         """Let a turn of one token decode that by itself, if the model has states. It has none yet,
         which some models take for more than zeros, and rows together have all a state or none."""
-        if request.cached or not self._loaded.spec.recurrent:
+        if request.cached or not self._forms[request.in_float].spec.recurrent:
             return False
         request.isolated, request.probation = True, max(request.probation, FIRST_STEPS)
         self.join(request, batch)
