@@ -31,6 +31,8 @@ from kvactors.actors.messages import (
 from kvactors.actors.model_messages import Adopt, Pause
 from kvactors.actors.reply import Rewound, make_reply
 from kvactors.actors.turns import (
+    log_answer,
+    log_prompt,
     make_answer,
     most_tokens,
     retokenized_tokens,
@@ -45,7 +47,7 @@ from kvactors.core.transcript import Transcript, Turn
 
 __all__ = ["AgentActor"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 WARN_AT = 0.8
 
@@ -143,6 +145,7 @@ class AgentActor(SystemActor):
             ask.ticket.reject(failure)
             return
         self._warn(request)
+        log_prompt(request, running.draft, with_text=self.wiring.log_text)
         self._running = running
         self.actor_inbox.open_to_prompts = False
         ask.ticket.chat = self.transcript.chat
@@ -215,6 +218,7 @@ class AgentActor(SystemActor):
         self.wiring.save(self.agent_id, record, ask.ticket, finished.exported)
         self._end()
         text = answer[0].text if answer else ""
+        log_answer(finished, text, with_text=self.wiring.log_text)
         ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket, retokenized))
 
     def _rewind(self, message: Rewind) -> None:

@@ -82,11 +82,18 @@ def demo(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     model: Model = "default",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a trace of both processes here, for https://ui.perfetto.dev."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it as a timeline here (needs kvactors[plot]).")
+    ] = None,
 ) -> None:
     """Tell agents facts, end the process, restore them in another one, and ask."""
     from kvactors.actors.cli_demo import run_demo
 
-    raise typer.Exit(run_demo(agents, store, model, as_json=json))
+    raise typer.Exit(run_demo(agents, store, model, trace, plot, as_json=json))
 
 
 @app.command()
@@ -118,19 +125,19 @@ def stress_part(agents: int, seconds: float, seed: int, faults: str, folder: Pat
 
 
 @app.command("demo-tell", hidden=True)
-def demo_tell(agents: int, store: Path, model: str) -> None:
+def demo_tell(agents: int, store: Path, model: str, trace: Path | None = None) -> None:
     """First process of the demo."""
     from kvactors.actors.cli_demo_phases import tell
 
-    tell(agents, store, model)
+    tell(agents, store, model, trace)
 
 
 @app.command("demo-ask", hidden=True)
-def demo_ask(agents: int, store: Path, model: str) -> None:
+def demo_ask(agents: int, store: Path, model: str, trace: Path | None = None) -> None:
     """Second process of the demo; prints its entries as JSON."""
     from kvactors.actors.cli_demo_phases import ask
 
-    typer.echo(ask(agents, store, model))
+    typer.echo(ask(agents, store, model, trace))
 
 
 @app.command()
@@ -239,6 +246,17 @@ def rm(
     from kvactors.actors.cli_care import remove_agent
 
     remove_agent(agent, store)
+
+
+@app.command()
+def top(
+    store: StoreDir = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
+) -> None:
+    """Watch a running system: agents by tier, tokens/s, queues, memory, turns."""
+    from kvactors.actors.cli_top import run_top
+
+    run_top(store, once=once)
 
 
 @app.command()

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from kvactors.actors.chrome_trace import Trace, merge, write
 from kvactors.actors.cli_console import complain, err, out, printable
+from kvactors.core.errors import InvalidConfig
 
 __all__ = ["run_demo"]
 
@@ -35,16 +37,41 @@ class _Ended:
     output: str
 
 
-def run_demo(agents: int, store: Path | None, model: str, *, as_json: bool) -> int:
+def run_demo(
+    agents: int,
+    store: Path | None,
+    model: str,
+    trace: Path | None = None,
+    plot: Path | None = None,
+    *,
+    as_json: bool,
+) -> int:
     """Run both processes and print; 0 if every agent was warm, else 1.
 
-    Raises typer.Exit with the status of a process that failed: it has said why.
+    `trace`, `plot`: files for what both did. Raises typer.Exit with the status of a process
+    that failed: it has said why; InvalidConfig if nothing can be drawn.
     """
-    with _folder(store) as folder:
-        told = _run("demo-tell", agents, folder, model)
+    draw = None if plot is None else _painter()
+    traced = trace is not None or plot is not None
+    with _folder(store) as folder, tempfile.TemporaryDirectory(prefix="kvactors-trace-") as parts:
+        tells, asks = (Path(parts, name) if traced else None for name in ("tell", "ask"))
+        told = _run("demo-tell", agents, folder, model, tells)
         err.print(f"Agents told their facts: {agents}, in process {told.pid}, which has ended.")
-        asked = _run("demo-ask", agents, folder, model)
+        asked = _run("demo-ask", agents, folder, model, asks)
         err.print(f"Restored and asked: {agents}, in process {asked.pid}.\n")
+        if tells and asks:
+            whole = merge(
+                {
+                    f"first process ({told.pid}): tells": json.loads(tells.read_bytes()),
+                    f"second process ({asked.pid}): restores": json.loads(asks.read_bytes()),
+                }
+            )
+    if trace is not None:
+        write(whole, trace)
+        err.print(f"The trace is in {trace}: open it at https://ui.perfetto.dev.", soft_wrap=True)
+    if draw is not None and plot is not None:
+        draw(whole, plot)
+        err.print(f"The timeline is in {plot}.", soft_wrap=True)
     entries = json.loads(asked.output)
     if as_json:
         sys.stdout.write(json.dumps({"model": model, "agents": entries}) + "\n")
@@ -65,10 +92,20 @@ def _folder(store: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _run(phase: str, agents: int, store: Path, model: str) -> _Ended:
+def _painter() -> Callable[[Trace, Path], None]:
+    """What draws a timeline. Raises InvalidConfig without matplotlib, before any work."""
+    try:
+        from kvactors.actors.timeline import draw_timeline
+    except ImportError:
+        raise InvalidConfig("--plot needs matplotlib: pip install 'kvactors[plot]'") from None
+    return draw_timeline
+
+
+def _run(phase: str, agents: int, store: Path, model: str, trace: Path | None) -> _Ended:
     """Run a phase as a process of its own; what it prints on stdout comes back."""
     # -P: a directory named kvactors in the working directory is not this package.
     command = [sys.executable, "-P", "-c", _START, phase]
+    command += [] if trace is None else ["--trace", str(trace)]
     with subprocess.Popen(
         [*command, "--", str(agents), str(store), model], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -22,7 +22,7 @@ from kvactors.core.transcript import Transcript, Turn
 
 __all__ = ["Planner", "Running"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 HEADING = "Summary of our conversation so far: "
 

@@ -22,11 +22,12 @@ from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.timer import Timer
 from kvactors.core import blas
 from kvactors.core.errors import EngineDied, SystemStopped
+from kvactors.core.trace import Tracer
 from kvactors.persistence.store import Store
 
 __all__ = ["Crew"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 POOL_THREADS = 2
 # Python threads that compute starve the GPU thread of the GIL; a shorter switch interval
@@ -39,13 +40,15 @@ class Crew:
     """One GPU actor, at most one persistence actor, the threads that agents share."""
 
     def __init__(self) -> None:
-        self.outstanding = Outstanding()
+        self.tracer = Tracer()
+        self.outstanding = Outstanding(self.tracer)
         self.timer: Timer = Timer()
         self.vitals = Vitals()
         # Seconds that a step may take before it is reported.
         self.watchdog = 60.0
         # Of deterministic mode.
         self.seed: int | None = None
+        self.log_text = False
         self._reported = False
         self.gpu: Any = None
         self.persistence: Any = None
@@ -68,13 +71,15 @@ class Crew:
             self.timer = VirtualTimer()
             gpu_thread = self.pool = SeededDispatcher(self.seed, self.timer, mlx_dispatcher())
             self._dispatchers.append(self.pool)
-        self.gpu = GpuActor.start(self._engine_died, on_progress, self.vitals, gpu_thread)
+        self.gpu = GpuActor.start(
+            self._engine_died, on_progress, self.vitals, gpu_thread, self.tracer
+        )
         if open_store is not None:
             writer = self.pool
             if self.seed is None:
                 writer = self._dispatcher("kvactors-persistence", 1)
             self.persistence = PersistenceActor.start(
-                writer, open_store, self.gpu, self.outstanding, self.timer.after
+                writer, open_store, self.gpu, self.outstanding, self.timer.after, self.tracer
             )
             self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))

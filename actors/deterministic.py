@@ -20,7 +20,7 @@ from kvactors.actors.timer import Timer
 
 __all__ = ["CountingClock", "SeededDispatcher", "VirtualTimer"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 
 class CountingClock:

@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.health import Vitals
@@ -26,6 +26,7 @@ from kvactors.actors.messages import (
     NewTokens,
     Prefetch,
     ReadStats,
+    ReadTurns,
     Restored,
     Saved,
     Step,
@@ -38,13 +39,14 @@ from kvactors.actors.model_messages import EncodeFloats, LoadModel, SwapModel, S
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
+from kvactors.core.trace import Fault, RestoreBegan, RestoreEnded, Tracer
 
 if TYPE_CHECKING:
     from kvactors.core.engine import Engine
 
 __all__ = ["GpuActor", "mlx_dispatcher"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 # A device that fails more often than this is given up.
 REBUILDS = Supervision("restart", backoff=0, most=5, window=60)
@@ -78,6 +80,7 @@ class GpuActor(SystemActor):
         on_progress: OnProgress | None = None,
         vitals: Vitals | None = None,
         dispatcher: Dispatcher | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher or mlx_dispatcher()
@@ -91,6 +94,7 @@ class GpuActor(SystemActor):
         self._launch: Launch | None = None
         self._rebuilds = Restarts(REBUILDS)
         self._vitals = vitals or Vitals()
+        self._tracer = tracer or Tracer()
 
     def on_receive(self, message: Any) -> Any:
         """Handle one message. What breaks the engine itself builds it anew, or ends the actor."""
@@ -104,6 +108,8 @@ class GpuActor(SystemActor):
                 raise
         finally:
             self._vitals.step_ended()
+            if self._engine is not None:
+                self._vitals.hot_bytes = self._engine.hot_bytes
         return None if isinstance(message, Tick) else self.on_receive(message)
 
     def on_stop(self) -> None:
@@ -140,9 +146,7 @@ class GpuActor(SystemActor):
         elif isinstance(message, Cancel):
             engine.cancel(message.agent_id, message.serial, message.error)
         elif isinstance(message, Restored):
-            # What was asked for another model may come late.
-            if message.fingerprint == self._fingerprint:
-                engine.provide(message.agent_id, message.stored)
+            self._restored(engine, message)
         elif isinstance(message, Saved):
             engine.saved(message.agent_id, message.end, message.nbytes, message.ok)
         elif isinstance(message, Prefetch):
@@ -154,6 +158,8 @@ class GpuActor(SystemActor):
             self._agents.pop(message.agent_id, None)
         elif isinstance(message, ReadStats):
             return engine.stats(), engine.in_memory
+        elif isinstance(message, ReadTurns):
+            return engine.turns()
         elif isinstance(message, Check):
             engine.check()
         elif isinstance(message, EncodeFloats):
@@ -173,7 +179,7 @@ class GpuActor(SystemActor):
         return self._model.fingerprint
 
     def _load(self, launch: Launch) -> ModelInfo:
-        self._model, self._engine = launch()
+        self._model, self._engine = launch(self._tracer)
         self._launch = launch
         return self._model
 
@@ -207,6 +213,7 @@ class GpuActor(SystemActor):
         if engine is None or launch is None or self._rebuilds.next(time.monotonic()) is None:
             return False
         logger.error("the engine is built anew after: %s", error, exc_info=error)
+        self._fault(error)
         vitals.state, vitals.error = "rebuilding", f"{type(error).__name__}: {error}"
         traceback.clear_frames(error.__traceback__)
         events, turns, backlog = engine.abandon()
@@ -215,7 +222,7 @@ class GpuActor(SystemActor):
         del engine
         self._let_go()
         try:
-            info, rebuilt = launch()
+            info, rebuilt = launch(self._tracer)
             if info.fingerprint != self._fingerprint:
                 raise ModelError("the model that was loaded again is another one")
         except Exception as failure:
@@ -267,8 +274,24 @@ class GpuActor(SystemActor):
             finished.reject()
 
     def _load_kv(self, agent_id: str) -> None:
+        if self._tracer.on:
+            self._tracer.tell(RestoreBegan(time.perf_counter(), agent_id))
         if not send(self._persistence, LoadKV(agent_id, self._fingerprint)):
             self.actor_ref.tell(Restored(agent_id, self._fingerprint, ()))
+
+    def _restored(self, engine: "Engine", message: Restored) -> None:
+        # What was asked for another model may come late.
+        if message.fingerprint == self._fingerprint:
+            engine.provide(message.agent_id, message.stored)
+        if self._tracer.on:
+            nbytes, now = sum(part.nbytes for part in message.stored), time.perf_counter()
+            tier: Literal["warm", "cold"] = "warm" if message.stored else "cold"
+            self._tracer.tell(RestoreEnded(now, message.agent_id, nbytes, tier))
+
+    def _fault(self, error: BaseException) -> None:
+        if self._tracer.on:
+            fault = Fault(time.perf_counter(), "device", "", type(error).__name__)
+            self._tracer.tell(fault)
 
     def _tell(self, agent_id: str, message: Any) -> bool:
         agent = self._agents.get(agent_id)
@@ -279,6 +302,7 @@ class GpuActor(SystemActor):
         died.__cause__ = error
         traceback.clear_frames(error.__traceback__)
         self._engine = None
+        self._fault(error)
         self._vitals.state, self._vitals.error = "dead", str(died)
         self.actor_stopped.set()
         self._died(died)

@@ -32,6 +32,7 @@ class Vitals:
         self.state: State = "ok"
         self.rebuilds = 0
         self.error = ""
+        self.hot_bytes = 0
         self._step_began = 0.0
 
     def step_begins(self) -> None:

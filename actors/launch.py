@@ -14,6 +14,7 @@ from kvactors.core.eviction import EvictionPolicy, least_recently_used
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
+from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:
     from kvactors.core.engine import Engine
@@ -76,8 +77,9 @@ class Launch:
         if not callable(self.source):
             locate(self.source)
 
-    def __call__(self) -> "tuple[ModelInfo, Engine]":
-        """The loaded model's description and its engine. Raises ModelError, InvalidConfig."""
+    def __call__(self, tracer: Tracer) -> "tuple[ModelInfo, Engine]":
+        """The loaded model's description and its engine, which tells `tracer` of its work.
+        Raises ModelError, InvalidConfig."""
         blas.preload()
         import mlx.core as mx
         from mlx_lm.utils import maybe_set_recommended_wired_limit
@@ -108,7 +110,7 @@ class Launch:
             str(mx.default_device()),
             budget,
         )
-        return info, Engine(loaded, config, self.clock)
+        return info, Engine(loaded, config, self.clock, tracer)
 
 
 def callable_name(source: object) -> str | None:

@@ -33,6 +33,7 @@ __all__ = [
     "Prompt",
     "ReadLedger",
     "ReadStats",
+    "ReadTurns",
     "Restored",
     "Rewind",
     "SaveTurn",
@@ -236,6 +237,11 @@ class Forget:
 @dataclass(frozen=True, slots=True)
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTurns:
+    """To the GPU actor, by ask: the turns that run or wait there, and how far they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import time
 
 from kvactors.actors.errors import SaveQueueFull
 from kvactors.actors.futures import check_outside_of_actors, drive
-from kvactors.actors.reply import Ticket
+from kvactors.actors.reply import Ticket, turn_ended
 from kvactors.core.errors import KvactorsError
+from kvactors.core.trace import Tracer, TurnQueued
 
 __all__ = ["MAX_UNSAVED", "Outstanding"]
 
@@ -19,7 +20,8 @@ MAX_UNSAVED = 512 * 2**20
 class Outstanding:
     """The tickets of turns and saves that are not settled yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer or Tracer()
         self._changed = threading.Condition()
         self._turns: dict[int, Ticket] = {}
         self._saves: dict[int, Ticket] = {}
@@ -45,6 +47,7 @@ class Outstanding:
 
     def begin_turn(self, ticket: Ticket) -> None:
         """Accept a turn. Raises what `refuse` was given, if it was."""
+        ticket.on_end = self._end_turn
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
@@ -53,10 +56,15 @@ class Outstanding:
                     f"{self.unsaved} bytes wait for the disk, more than max_unsaved "
                     f"{self.max_unsaved}: turns are taken again when it has written them"
                 )
+            if self._tracer.on:
+                queued = TurnQueued(time.perf_counter(), ticket.agent_id, ticket.serial)
+                self._tracer.tell(queued)
             self._turns[ticket.serial] = ticket
-        ticket.on_end = self._end_turn
 
     def _end_turn(self, ticket: Ticket) -> None:
+        # Told before it counts as ended: who waits for that has heard of it all.
+        if self._tracer.on:
+            self._tracer.tell(turn_ended(ticket))
         with self._changed:
             self._turns.pop(ticket.serial, None)
             self._changed.notify_all()
@@ -109,6 +117,12 @@ class Outstanding:
     def idle(self) -> bool:
         """Whether nothing is outstanding."""
         return not (self._turns or self._saves or self._work)
+
+    def catch_up(self) -> None:
+        """Wait until every turn whose asker has its answer counts as ended."""
+        with self._changed:
+            while any(ticket.reply.done for ticket in self._turns.values()):
+                self._changed.wait(1.0)
 
     def turns(self) -> list[Ticket]:
         """The turns that wait or run."""

@@ -8,6 +8,7 @@ with the agent's next save or by themselves when the disk is back.
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
@@ -26,12 +27,13 @@ from kvactors.actors.messages import (
 )
 from kvactors.actors.outstanding import Outstanding
 from kvactors.core.events import ExportedKV
+from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
 from kvactors.persistence.errors import StoreError
 from kvactors.persistence.store import Save, Store
 
 __all__ = ["PersistenceActor"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 # Seconds until the disk is tried again; twice as long each time.
 FIRST_PAUSE = 0.25
@@ -53,6 +55,7 @@ class PersistenceActor(SystemActor):
         gpu: Any,
         outstanding: Outstanding,
         after: Callable[[float, Callable[[], object]], None],
+        tracer: Tracer,
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
@@ -63,6 +66,7 @@ class PersistenceActor(SystemActor):
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
         self._after = after
+        self._tracer = tracer
         self._pause = 0.0
 
     def on_receive(self, message: Any) -> Any:
@@ -157,6 +161,11 @@ class PersistenceActor(SystemActor):
             return
         saves = [self._coalesce(agent_id, turns) for agent_id, turns in gathered.items()]
 
+        if self._tracer.on:
+            now = perf_counter()
+            for agent_id, turns in gathered.items():
+                nbytes = sum(turn.nbytes for turn in turns)
+                self._tracer.tell(SaveBegan(now, agent_id, nbytes))
         unwritten, open_saves = {save.agent_id for save in saves}, dict(gathered)
 
         def durable(save: Save) -> None:
@@ -174,6 +183,8 @@ class PersistenceActor(SystemActor):
             self._settle(open_saves.pop(save.agent_id), error)
 
         def evicted(agent_id: str, fingerprint: str) -> None:
+            if self._tracer.on:
+                self._tracer.tell(Evicted(perf_counter(), agent_id, 0, "disk"))
             # The engine may hold this KV and think it is on disk: its next save is of all.
             if any(save.fingerprint == fingerprint for save in saves):
                 self._tell_gpu(Saved(agent_id, 0, 0, False))
@@ -209,6 +220,9 @@ class PersistenceActor(SystemActor):
 
     def _settle(self, turns: list[SaveTurn], error: BaseException | None) -> None:
         """Settle the futures of a save that ended, and tell the GPU actor."""
+        save, nbytes = turns[-1].save, sum(turn.nbytes for turn in turns)
+        if self._tracer.on:
+            self._tell_saved(save.agent_id, nbytes, error)
         reason = None if error is None else public(error)
         for turn in turns:
             if reason is None:
@@ -217,14 +231,18 @@ class PersistenceActor(SystemActor):
                 turn.ticket.durable.reject(reason)
                 turn.ticket.cached.reject(reason)
             self._outstanding.end_save(turn.ticket)
-        save = turns[-1].save
         ends = [part.end for turn in turns for part in turn.save.segments]
         end = max(ends, default=0)
         if reason is not None:
             end = self._extent(save)
             logger.warning("saving %r failed: %s", save.agent_id, reason)
-        nbytes = sum(turn.nbytes for turn in turns)
         self._tell_gpu(Saved(save.agent_id, end, nbytes, reason is None))
+
+    def _tell_saved(self, agent_id: str, nbytes: int, error: BaseException | None) -> None:
+        now = perf_counter()
+        self._tracer.tell(SaveEnded(now, agent_id, nbytes, error is None))
+        if error is not None:
+            self._tracer.tell(Fault(now, "disk", agent_id, type(error).__name__))
 
     def _extent(self, save: Save) -> int:
         """Tokens of KV that the store has; 0 if it cannot even tell."""

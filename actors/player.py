@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvactors.actors.behaviour import AgentBehaviour
@@ -15,6 +16,7 @@ from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import BehaviourFailed, SystemStopped
+from kvactors.core.trace import Fault
 
 if TYPE_CHECKING:
     from kvactors.actors.behaviour_context import Context
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildFailed", "Deliver", "Player", "StopBehaviour"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 MakeBehaviour = Callable[[], AgentBehaviour]
 
@@ -212,6 +214,9 @@ class Player(SystemActor):
         self._runs.pop(run, None)
         if not self._stage.closed:
             logger.error("the behaviour of %r raised", self.agent.agent_id, exc_info=error)
+            if self._stage.tracer.on:
+                name, kind = self.agent.agent_id, type(error).__name__
+                self._stage.tracer.tell(Fault(perf_counter(), "behaviour", name, kind))
             self._supervise(run, error)
         self._stage.failed(run.deliver, error)
 

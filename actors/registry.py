@@ -244,7 +244,13 @@ class Registry:
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
         crew = self._crew
         wiring = Wiring(
-            crew.gpu, crew.persistence, crew.outstanding, self.info, crew.pool, self._isolated
+            crew.gpu,
+            crew.persistence,
+            crew.outstanding,
+            self.info,
+            crew.pool,
+            self._isolated,
+            crew.log_text,
         )
         actor = AgentActor(agent_id, transcript, wiring, policy)
         actor.actor_inbox.lane = self._prompt_lane

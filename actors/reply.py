@@ -4,13 +4,14 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kvactors.actors.futures import ReplyFuture
 from kvactors.core.events import Finished
 from kvactors.core.prefix import MatchKind
 from kvactors.core.template import ChatFormat
+from kvactors.core.trace import TurnEnded
 
 __all__ = [
     "FinishReason",
@@ -21,6 +22,7 @@ __all__ = [
     "Usage",
     "make_reply",
     "next_serial",
+    "turn_ended",
 ]
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -122,15 +124,16 @@ class Ticket:
 
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
-        self.reply.resolve(value)
-        self._end()
+        if self.reply.resolve(value):
+            self._end()
 
     def reject(self, error: BaseException) -> None:
         """The turn ended without one; nothing of it will be on disk."""
-        self.reply.reject(error)
+        first = self.reply.reject(error)
         self.durable.reject(error)
         self.cached.reject(error)
-        self._end()
+        if first:
+            self._end()
 
     def _end(self) -> None:
         if self.on_end is not None:
@@ -142,6 +145,17 @@ class Ticket:
             self.tokens.put(tokens)
             if self.on_push is not None:
                 self.on_push()
+
+
+def turn_ended(ticket: Ticket) -> TurnEnded:
+    """What is told of a ticket that was just settled: no text, and of an error its class."""
+    error, usage, timing = ticket.reply.error, dict[str, int](), dict[str, float]()
+    reason, cache = "done" if error is None else type(error).__name__, ""
+    if error is None and isinstance(reply := ticket.reply.get(), Reply):
+        reason, cache = reply.finish_reason, reply.cache
+        usage, timing = asdict(reply.usage), asdict(reply.timing)
+    now, failed = time.perf_counter(), error is not None
+    return TurnEnded(now, ticket.agent_id, ticket.serial, reason, failed, cache, usage, timing)
 
 
 def make_reply(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEAD_LETTERS", "Stage"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 DEAD_LETTERS = "dead letters"
 MOST_LETTERS = 1000
@@ -50,6 +50,7 @@ class Stage:
         self.outstanding = outstanding
         self.closed = False
         self.journal: Journal | None = None
+        self.tracer = system._crew.tracer
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
         self._system = system
         self._lock = threading.RLock()

@@ -25,7 +25,7 @@ from kvactors.actors.parameters import (
     check_seconds,
     check_storage,
 )
-from kvactors.actors.society import Society
+from kvactors.actors.seeing import Seeing
 from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
@@ -50,7 +50,7 @@ def default_store() -> Path:
     return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
-class AgentSystem(Society):
+class AgentSystem(Seeing):
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -88,6 +88,8 @@ class AgentSystem(Society):
             time, reproducibly (`kvactors.actors.deterministic`); use it from one thread.
         watchdog: seconds that a step may take before `health()` and the log say that it hangs.
         journal: a new file for what behaviours are told, think and send (`kvactors.actors.replay`).
+        log_text: let lines of the log at level DEBUG say what agents are told and answer; without
+            it the log has ids and numbers.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`.
     """
@@ -121,6 +123,7 @@ class AgentSystem(Society):
         max_unsaved: int | str = MAX_UNSAVED,
         deterministic: bool = False,
         seed: int = 0,
+        log_text: bool = False,
     ) -> None:
         check_parameters(
             model,
@@ -142,6 +145,7 @@ class AgentSystem(Society):
             share_segments=isolation != "strict",
         )
         self._open_store = opener if stored else None
+        self._store_path = path if stored else None
         self._on_progress = progress
         self._journal = journal
         self._crew.outstanding.max_unsaved = parse_bytes("max_unsaved", max_unsaved)
@@ -169,6 +173,7 @@ class AgentSystem(Society):
             clock=CountingClock() if deterministic else time.perf_counter,
         )
         self._crew.seed = seed if deterministic else None
+        self._crew.log_text = log_text
         self._life = threading.RLock()
 
     # -- life --------------------------------------------------------------------------
@@ -201,6 +206,8 @@ class AgentSystem(Society):
                 self._stage.journal = Journal(self._journal)
             self._state = "running"
             _running.add(self)
+            self._begin_telemetry()
+            self._open_monitor(self._store_path)
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
@@ -225,6 +232,7 @@ class AgentSystem(Society):
                 with self._lock:
                     self._state = "stopped"
                     agents = [agent._actor.actor_ref for agent in self._agents.values()]
+                self._close_monitor()
                 left = None if deadline is None else max(1.0, deadline - time.monotonic())
                 self._crew.stop(agents, left)
                 if self._stage.journal is not None:

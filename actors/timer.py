@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 __all__ = ["Timer"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 # Seconds; what a condition may wait is bounded by the platform.
 LONGEST_WAIT = 3600.0

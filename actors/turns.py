@@ -1,5 +1,6 @@
 """What a prompt makes of a transcript, what the engine gets of it, and the answer's turn."""
 
+import logging
 from dataclasses import replace
 
 from kvactors.actors.messages import Ask
@@ -13,10 +14,14 @@ from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
 from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
 
+logger = logging.getLogger(__name__)
+
 # Tokens of a system prompt from which on it is worth waiting for who prefills it.
 LEAST_SHARED = 64
 
 __all__ = [
+    "log_answer",
+    "log_prompt",
     "make_answer",
     "make_draft",
     "make_request",
@@ -111,6 +116,30 @@ def make_answer(
     generated = finished.request.generated
     stop = () if ask.sampling.choices else ask.sampling.stop
     return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+
+
+def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:
+    """A line of the log for a turn that begins; what it says only if asked."""
+    if logger.isEnabledFor(logging.DEBUG):
+        words = f": {[turn.text for turn in draft.turns]!r}" if with_text else ""
+        new = request.fresh
+        logger.debug("%r: turn %d adds %d tokens%s", request.agent_id, request.turn, new, words)
+
+
+def log_answer(finished: Finished, text: str, *, with_text: bool) -> None:
+    """A line of the log for a turn that ended; what it says only if asked."""
+    if logger.isEnabledFor(logging.DEBUG):
+        request, words = finished.request, f": {text!r}" if with_text else ""
+        logger.debug(
+            "%r: turn %d ends (%s) after %d tokens, began %s with %d%s",
+            request.agent_id,
+            request.turn,
+            finished.reason,
+            request.decoded,
+            request.cache_state,
+            request.kept,
+            words,
+        )
 
 
 def _choice(chat: ChatFormat, text: str) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ class Wiring:
     """The threads that agents share."""
     isolated: bool
     """Whether agents with the same system prompt hold its KV each for itself."""
+    log_text: bool
+    """Whether what is said may stand in the log."""
 
     def tell_gpu(self, message: Any) -> None:
         """Tell the GPU actor. A dead one has failed every ticket: there is nobody to tell."""

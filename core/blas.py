@@ -11,7 +11,7 @@ import sys
 
 __all__ = ["advise", "preload"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
 _loaded: bool | None = None

@@ -7,19 +7,13 @@ and again while it is `busy`, and passes the events on. Owned by one thread.
 import time
 from collections.abc import Callable, Sequence
 
+from kvactors.core import status
 from kvactors.core.admission import Admission, EngineConfig
 from kvactors.core.errors import TurnFailed
-from kvactors.core.events import (
-    Aborted,
-    Event,
-    ExportedKV,
-    Finished,
-    KVNeeded,
-    Progress,
-    Tokens,
-)
+from kvactors.core.events import Aborted, Event, ExportedKV, Finished, KVNeeded, Progress, Tokens
 from kvactors.core.failure import PROBATION, is_fatal, suspect, turn_failed
 from kvactors.core.memory import Memory
+from kvactors.core.meter import Meter
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
 from kvactors.core.pressure import Pressure
@@ -27,6 +21,7 @@ from kvactors.core.request import Request
 from kvactors.core.rows import Rows
 from kvactors.core.runner import DecodeBatch, Decoded, PrefillBatch
 from kvactors.core.scheduler import Chunk, Scheduler, SchedulerConfig
+from kvactors.core.trace import Tracer
 from kvactors.core.traffic import Traffic
 
 __all__ = ["Engine", "EngineConfig"]
@@ -40,11 +35,16 @@ class Engine:
         loaded: LoadedModel,
         config: EngineConfig,
         clock: Callable[[], float] = time.perf_counter,
+        tracer: Tracer | None = None,
     ) -> None:
         self.loaded = loaded
         self._clock = clock
+        tracer = tracer or Tracer()
+        self._meter = Meter(tracer)
         self._rows = Rows(loaded, self._pieces_of)
-        self._memory = Memory(loaded, config.memory_budget, config.eviction, clock, self._rows)
+        self._memory = Memory(
+            loaded, config.memory_budget, config.eviction, clock, self._rows, tracer
+        )
         self._traffic = Traffic(loaded, self._memory, clock, stored=config.stored)
         self._admission = Admission(config, self._memory, self._traffic, clock)
         self._pressure = Pressure(self._rows, self._memory, self._admission.put_back)
@@ -161,27 +161,22 @@ class Engine:
 
     def stats(self) -> dict[str, int]:
         """Counts, bytes and tokens, for AgentSystem.stats()."""
-        memory, active = self._memory, self._rows.active
+        waiting = len(self._admission.waiting)
         return {
-            "waiting": len(self._admission.waiting),
-            "prefilling": len(self._rows.prefills),
-            "decoding": len(active) - len(self._rows.prefills),
-            "active_agents": len(active),
-            "active_tokens": sum(request.cached for request in active),
-            "active_bytes": self._rows.nbytes,
-            "hot_agents": len(self.in_memory) - len(active),
-            "hot_tokens": memory.hot.tokens({request.agent_id for request in active}),
-            # With what active agents began with: it stays beside their rows.
-            "hot_bytes": memory.hot.nbytes,
-            "backlog_bytes": memory.backlog,
-            "budget_bytes": memory.budget,
-            "mlx_bytes": memory.active,
-            "blocks_used": memory.pool.used_blocks,
-            "blocks_total": memory.pool.total,
-            "evictions": memory.evictions,
+            **status.count(self._rows, self._memory, waiting, self.in_memory),
             "preemptions": self._pressure.preemptions,
+            **self._meter.counts,
             **self._traffic.counts,
         }
+
+    def turns(self) -> tuple[status.RunningTurn, ...]:
+        """The turns that run and some that wait, and how far they are."""
+        return status.turns(self._rows, self._admission.waiting, self._traffic.asked)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of KV in memory of agents that do not run, and of those running began with."""
+        return self._memory.hot.nbytes
 
     @property
     def _fixed_chunks(self) -> bool:
@@ -199,6 +194,7 @@ class Engine:
         # A turn that begins again may have lost some of what it began with.
         request.kept = min(request.kept, request.cached)
         self._rows.prefills[request] = None
+        self._meter.started(request)
 
     def _run_prefill(self, planned: Sequence[Chunk], decoding: bool) -> None:
         chunks = self._pressure.within_memory(planned, fixed=self._fixed_chunks)
@@ -207,7 +203,7 @@ class Engine:
         batch = self._rows.prefill_batch([chunk.request for chunk in chunks])
         begin, self._forward = self._clock(), batch.requests
         try:
-            computed = batch.run(chunks)
+            computed = self._meter.prefill(batch, chunks)
         except Exception as error:
             self._blame(batch.requests, error)
             return
@@ -242,10 +238,8 @@ class Engine:
         """Score the next choice, one in each step; then draw."""
         self._forward = batch.requests
         try:
-            if len(request.scores) < len(request.choices):
-                batch.score_choice(request)
+            if not self._meter.choose(batch, request):
                 return
-            batch.take_choice(request)
         except Exception as error:
             self._blame(batch.requests, error)
             return
@@ -269,7 +263,7 @@ class Engine:
         """One step of a batch; the seconds that it took, 0 if it failed."""
         begin, self._forward = self._clock(), batch.requests
         try:
-            decoded = batch.step()
+            decoded = self._meter.decode(batch)
         except Exception as error:
             self._blame(batch.requests, error)
             return 0.0
@@ -307,6 +301,7 @@ class Engine:
         if is_fatal(error):
             raise error
         suspects = list(requests)
+        self._meter.failed(suspects, error)
         self._rows.discard(suspects)
         for request in suspects:
             if len(suspects) == 1:

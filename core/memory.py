@@ -7,6 +7,7 @@ next forward needs. The budget bounds the sum. GPU thread only.
 """
 
 from collections.abc import Callable, Iterable
+from time import perf_counter
 
 import mlx.core as mx
 
@@ -15,6 +16,7 @@ from kvactors.core.eviction import EvictionPolicy
 from kvactors.core.model import LoadedModel
 from kvactors.core.residency import HotCaches
 from kvactors.core.rows import Rows
+from kvactors.core.trace import Evicted, Tracer
 from kvactors.core.workspace import WorkSpace
 
 __all__ = ["Memory"]
@@ -34,8 +36,10 @@ class Memory:
         eviction: EvictionPolicy,
         clock: Callable[[], float],
         rows: Rows,
+        tracer: Tracer,
     ) -> None:
         self.budget = budget
+        self._tracer = tracer
         self.hot = HotCaches(loaded.spec)
         block = loaded.spec.bytes_per_token * BLOCK_TOKENS
         self.pool = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
@@ -104,11 +108,13 @@ class Memory:
         if done():
             return True
         idle = self.hot.idle(busy)
-        known = {agent.agent_id for agent in idle}
+        known = {agent.agent_id: agent.nbytes for agent in idle}
         for agent_id in self._eviction(idle, self._clock()):
             if agent_id in known:
                 self.forget(agent_id)
                 self.evictions += 1
+                if self._tracer.on:
+                    self._tracer.tell(Evicted(perf_counter(), agent_id, known[agent_id], "memory"))
                 if done():
                     return True
         return False

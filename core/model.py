@@ -27,7 +27,7 @@ from kvactors.core.wire import FORMAT_VERSION, layout
 
 __all__ = ["LoadedModel", "load_model", "locate"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 32_768
 

@@ -22,7 +22,7 @@ from kvactors.core.spec import UNUSED, ModelCacheSpec
 
 __all__ = ["choose_plan"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 # Deviations of the logits. A row read at a wrong position moves them by whole ones.
 TOLERANCE = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.3}

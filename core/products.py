@@ -18,7 +18,7 @@ from kvactors.core.spec import LayerSpec
 
 __all__ = ["probe_products"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 # Kernels change with these; wrong ones were seen at such shapes (mlx #3480, #4250).
 _KEYS = (1023, 1024, 4096)

@@ -20,7 +20,7 @@ from kvactors.core.wire import from_raw, to_raw
 
 __all__ = ["Traffic"]
 
-logger = logging.getLogger("kvactors")
+logger = logging.getLogger(__name__)
 
 
 class Traffic:

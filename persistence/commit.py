@@ -14,7 +14,7 @@ from kvactors.persistence.segment import Segment
 
 __all__ = ["CommitPart", "DirSyncs", "Meter", "Save", "rounds", "run_steps"]
 
-_log = logging.getLogger("kvactors")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

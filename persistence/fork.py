@@ -19,7 +19,7 @@ from kvactors.persistence.usage import Key
 
 __all__ = ["fork"]
 
-_log = logging.getLogger("kvactors")
+_log = logging.getLogger(__name__)
 
 
 def fork(ledgers: Ledgers, kv: KvFolders, meter: Meter, parent_id: str, child_id: str) -> None:

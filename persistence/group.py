@@ -15,7 +15,7 @@ from kvactors.persistence.usage import Key
 
 __all__ = ["Done", "Evicted", "Failed", "Reports", "commit_group", "nobody"]
 
-_log = logging.getLogger("kvactors")
+_log = logging.getLogger(__name__)
 
 Done = Callable[[Save], None]
 Failed = Callable[[Save, str, BaseException], None]

@@ -36,7 +36,7 @@ from kvactors.persistence.usage import DiskUsage, Key, measure_folder
 
 __all__ = ["Eviction", "KvFolders"]
 
-_log = logging.getLogger("kvactors")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from kvactors.persistence.usage import Key
 
 __all__ = ["settle_names", "sweep_agent"]
 
-_log = logging.getLogger("kvactors")
+_log = logging.getLogger(__name__)
 
 
 def settle_names(files: Files, agents: Path, kv: KvFolders) -> None:

@@ -47,7 +47,7 @@ DEFAULT_MAX_DISK = 64 << 30
 ASKED = 8
 """Ledgers whose key is looked at when a store is opened."""
 
-_log = logging.getLogger("kvactors")
+_log = logging.getLogger(__name__)
 
 
 class Store:

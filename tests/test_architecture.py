@@ -35,7 +35,9 @@ TENSOR_FREE = (
     "kvactors.core.scheduler",
     "kvactors.core.slots",
     "kvactors.core.spec",
+    "kvactors.core.status",
     "kvactors.core.template",
+    "kvactors.core.trace",
     "kvactors.core.transcript",
 )
 LONGEST_FILE = 350
