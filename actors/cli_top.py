@@ -27,7 +27,7 @@ __all__ = ["run_top"]
 PATIENCE = 10.0
 LONGEST_LINE = 1 << 20
 SHOWN_TURNS = 24
-BAR = 24
+BAR = 12
 STATES = {"ok": "green", "rebuilding": "yellow", "stalled": "red", "dead": "red"}
 PHASES = {"decode": "green", "prefill": "blue", "restoring": "magenta", "waiting": "dim"}
 

@@ -116,7 +116,7 @@ class GpuActor(SystemActor):
         """Free the model and every cache on the thread that owns them."""
         import mlx.core as mx
 
-        self._engine = None
+        self._drop_engine()
         mx.clear_cache()
 
     def _receive(self, message: Any) -> Any:
@@ -201,10 +201,15 @@ class GpuActor(SystemActor):
     def _let_go(self) -> None:
         import mlx.core as mx
 
-        self._engine = None
+        self._drop_engine()
         # The engine's parts refer to each other.
         gc.collect()
         mx.clear_cache()
+
+    def _drop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.release()
+        self._engine = None
 
     def _rebuild(self, error: BaseException) -> bool:
         """A fatal error: load the model again and go on with the turns that are left. False if
@@ -301,7 +306,7 @@ class GpuActor(SystemActor):
         died = EngineDied(f"the GPU actor died: {type(error).__name__}: {error}")
         died.__cause__ = error
         traceback.clear_frames(error.__traceback__)
-        self._engine = None
+        self._drop_engine()
         self._fault(error)
         self._vitals.state, self._vitals.error = "dead", str(died)
         self.actor_stopped.set()

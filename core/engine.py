@@ -124,6 +124,10 @@ class Engine:
         self._memory.backlog = backlog
         self._admission.resume(turns)
 
+    def release(self) -> None:
+        """Nothing runs any more, nor will."""
+        self._memory.release()
+
     def step(self) -> list[Event]:
         """Run one plan: some prefill, one decode step. Returns what happened."""
         self._end_cancelled()

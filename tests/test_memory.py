@@ -249,3 +249,21 @@ def test_ranges_cover_what_is_new_and_end_where_a_shared_beginning_does(
         assert all(stop - start <= 1024 for start, stop in stored)
         assert not any(start < shared < stop for start, stop in stored if stop % 256 == 0)
         saved = end
+
+
+def test_mlx_holds_no_more_than_the_budget_ahead_of_what_it_computes(
+    open_system: OpenSystem,
+) -> None:
+    before = memory_limit()
+    system = open_system(grid, store=False, memory_budget=8 << 20)
+    within = memory_limit() - mx.get_active_memory()
+    system.stop(timeout=WAIT)
+
+    assert 8 << 20 >= within > 7 << 20
+    assert memory_limit() == before
+
+
+def memory_limit() -> int:
+    limit = int(mx.set_memory_limit(1 << 50))
+    mx.set_memory_limit(limit)
+    return limit

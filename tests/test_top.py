@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors import monitor as monitors
 from kvactors.actors.cli import app
+from kvactors.actors.cli_console import out
 from kvactors.actors.monitor import MOST_CLIENTS, Monitor, socket_path
 from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
@@ -75,7 +76,7 @@ def lines(client: socket.socket) -> Generator[dict[str, Any], None, None]:
 
 
 def top(store: Path, *options: str) -> Any:
-    return RUNNER.invoke(app, ["top", "--store", str(store), *options], env={"COLUMNS": "120"})
+    return RUNNER.invoke(app, ["top", "--store", str(store), *options])
 
 
 # -- the socket ----------------------------------------------------------------------------
@@ -225,7 +226,11 @@ def test_an_engine_that_is_busy_keeps_nobody_from_seeing_that(
 # -- the command ---------------------------------------------------------------------------
 
 
-def test_once_prints_one_screen(open_system: OpenSystem, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_once_prints_one_screen(
+    open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(out, "_width", width)
     held = Held(open_system)
     for name in ("bob", "car\x1b[2Jol"):
         held.system.spawn(name).ask([1] * 50, sampling=Sampling(max_tokens=3)).get(timeout=WAIT)
