@@ -249,7 +249,7 @@ class AgentActor(SystemActor):
             parent = self.agent_id
             try:
                 stored = self.wiring.persistence.ask(
-                    WithStore(lambda store: store.fork(parent, child)), block=False
+                    WithStore(lambda store: store.fork(parent, child), parent), block=False
                 )
             except ActorDeadError:
                 gone = SystemStopped("the persistence actor is dead: nothing can be forked")
