@@ -246,3 +246,19 @@ def test_what_the_disk_refused_is_written_before_it_is_forked_or_exported(
     system.stop(timeout=WAIT)
     again = open_system()
     assert [again.spawn(name).transcript() for name in ("alice", "bob")] == told
+
+
+def test_a_fork_whose_kv_had_no_room_on_disk_is_saved_whole_at_its_next_turn(
+    open_system: OpenSystem,
+) -> None:
+    # Without links a fork needs as much room as its parent has.
+    copying = FailingFiles(name="link", code=errno.EPERM)
+    system = open_system(disk=copying, max_disk=150_000)
+    system.spawn("alice").ask([1] * 200, sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+
+    for child in ("bob", "carol"):
+        reply = system.spawn(child, from_="alice").ask([2], sampling=SHORT).get(timeout=WAIT)
+        assert reply.cache == "hot"
+        assert reply.cached.get(timeout=WAIT) is True
+
+    assert copying.failed
