@@ -49,7 +49,7 @@ SMOKE = (
 """One family for each kind of layer."""
 
 QUICK = SMOKE[:3]
-LENGTHS = (5, 40, 1, 13, 270)
+LENGTHS = (5, 40, 1, 2, 13, 270)
 TOKENS = 8
 # Of the logits' deviation; logits of tokens that a model rules out are less than any other.
 TOLERANCE, RULED_OUT = 1e-3, 1e3

@@ -5,6 +5,7 @@ was only scored leaves again: the state before the last step is kept, so that a 
 back by it. GPU thread only.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -47,7 +48,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         states = self.now[self._slab]
         if states is None:
             states = self.now[self._slab] = [None] * len(self.layer.states)
-        states[index] = value
+        states[index] = _filled_up(value, self.layer.states[index][0])
 
     def make_mask(self, *_args: Any, **_kwargs: Any) -> None:
         """None: every row takes every token of a step."""
@@ -167,6 +168,12 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return [
             mx.zeros((rows, *shape), dtype=getattr(mx, dtype)) for shape, dtype in self.layer.states
         ]
+
+
+def _filled_up(state: mx.array, shape: Sequence[int]) -> mx.array:
+    """A state of the last inputs has fewer of them at first: as if zeros had come before."""
+    missing = [full - size for full, size in zip(shape, state.shape[1:], strict=True)]
+    return mx.pad(state, [(0, 0), *((count, 0) for count in missing)]) if any(missing) else state
 
 
 def _with_row(state: mx.array, slot: int, row: mx.array) -> mx.array:

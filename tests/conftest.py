@@ -1,6 +1,7 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +27,9 @@ from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny
 from kvactors.core.workspace import WorkSpace  # noqa: E402
 from kvactors.persistence.atomic import Files  # noqa: E402
 from kvactors.persistence.store import Store  # noqa: E402
+
+# A job that a shell runs in the background ignores Ctrl-C, and so would every process it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LoadGrid = Callable[..., LoadedModel]
 

@@ -13,6 +13,7 @@ from kvactors.bench.growth import Growth, draw
 from kvactors.bench.regime import CannotRun, Regime, run
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.suite import REGIMES
+from kvactors.core.testing import tiny_llama
 
 
 def three_pairs(_setup: Setup) -> Iterator[tuple[float, float]]:
@@ -83,7 +84,7 @@ def test_growth_has_an_order_and_a_place_where_it_breaks(
 
 
 def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path: Path) -> None:
-    setup, found = Setup(QUICK), []
+    setup, found = Setup(QUICK, tiny_llama()), []
     for curve in CURVES:
         if (curve.value, curve.size) in {("memory", "tokens"), ("operations", "agents")}:
             sizes, values = zip(*curve.measure(setup, curve.sizes[:3]), strict=True)

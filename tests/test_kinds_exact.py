@@ -64,8 +64,19 @@ def ask(
 def test_rows_that_join_and_leave_at_any_step_do_not_change_each_other(
     load_family: LoadFamily, make_engine: MakeEngine, family: str
 ) -> None:
-    loaded = load_family(family)
-    prompts = prompts_of(LENGTHS)
+    rows_are_as_alone(load_family(family), make_engine, LENGTHS)
+
+
+def test_a_state_of_the_last_inputs_joins_before_it_has_all_of_them(
+    load_family: LoadFamily, make_engine: MakeEngine
+) -> None:
+    rows_are_as_alone(load_family("longcat_flash_ngram"), make_engine, (9, 1, 2, 3))
+
+
+def rows_are_as_alone(
+    loaded: LoadedModel, make_engine: MakeEngine, lengths: tuple[int, ...]
+) -> None:
+    prompts = prompts_of(lengths)
     budgets = [Sampling(max_tokens=6 + i) for i in range(len(prompts))]
     expected = [
         ask(make_engine(loaded), [], prompt, sampling).request.generated

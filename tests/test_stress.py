@@ -17,7 +17,7 @@ from kvactors.core.transcript import Turn
 @pytest.mark.slow
 def test_a_short_run_with_every_fault_violates_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    arguments = ["--agents", "6", "--minutes", "0.45", "--faults", "all", "--seed", "3"]
+    arguments = ["--agents", "6", "--minutes", "1", "--faults", "all", "--seed", "3"]
 
     ended = CliRunner().invoke(app, ["stress", *arguments, "--report", str(report)])
 
