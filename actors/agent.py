@@ -23,6 +23,7 @@ from kvactors.actors.messages import (
     NewTokens,
     Prefetch,
     Rewind,
+    Saved,
     Step,
     TurnAborted,
     TurnFinished,
@@ -44,6 +45,7 @@ from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
 from kvactors.core.transcript import Transcript, Turn
+from kvactors.persistence.store import Store
 
 __all__ = ["AgentActor"]
 
@@ -244,18 +246,22 @@ class AgentActor(SystemActor):
         child's."""
         if message.ticket.reply.done:
             return
-        stored, child = None, message.child
-        if self.wiring.persistence is not None and self.transcript.turns:
-            parent = self.agent_id
+        stored, parent, child, wiring = None, self.agent_id, message.child, self.wiring
+
+        def fork(store: Store) -> None:
+            store.fork(parent, child)
+            # The parent's KV may not have been saved, or there was no room for the child's.
+            extent = store.kv_extent(child, wiring.model.fingerprint)
+            wiring.tell_gpu(Saved(child, extent, 0, False))
+
+        wiring.tell_gpu(ForkCache(parent, child))
+        if wiring.persistence is not None and self.transcript.turns:
             try:
-                stored = self.wiring.persistence.ask(
-                    WithStore(lambda store: store.fork(parent, child)), block=False
-                )
+                stored = wiring.persistence.ask(WithStore(fork, parent), block=False)
             except ActorDeadError:
                 gone = SystemStopped("the persistence actor is dead: nothing can be forked")
                 message.ticket.reject(gone)
                 return
-        self.wiring.tell_gpu(ForkCache(self.agent_id, child))
         message.ticket.durable.resolve(stored is not None)
         message.ticket.cached.resolve(stored is not None)
         message.ticket.resolve((self.transcript.copy(), stored))

@@ -56,7 +56,7 @@ class Exchange(Registry):
         `format`: "archive" (all there is, to move the agent), "q4-flat", "q4-blocks",
         "fp16-flat" or "mlx-lm" (tokens and KV under this model). `on_step(done, steps)` is
         called while it is written. Saves of other agents wait meanwhile. Raises
-        ExportRejected, LedgerUnreadable, InvalidInput, OSError.
+        ExportRejected, LedgerUnreadable, SaveFailed, InvalidInput, OSError.
         """
         check_id(agent_id)
         check_format(format)
@@ -80,7 +80,7 @@ class Exchange(Registry):
                 on_step=on_step,
             )
 
-        self._with_store(work)
+        self._with_store(work, agent_id)
 
     def import_agent(
         self,
@@ -186,10 +186,10 @@ class Exchange(Registry):
             for name, (kept, width) in layer.widths().items()
         }
 
-    def _with_store(self, work: Callable[[Store], None]) -> None:
+    def _with_store(self, work: Callable[[Store], None], agent_id: str = "") -> None:
         if self._crew.persistence is None:
             raise InvalidConfig("import and export need a store, and this system has store=False")
-        self._crew.ask(self._crew.persistence, WithStore(work))
+        self._crew.ask(self._crew.persistence, WithStore(work, agent_id))
 
 
 def _target(info: ModelInfo, layout: tuple[LayerLayout, ...]) -> Target:

@@ -24,6 +24,7 @@ __all__ = [
     "must_not_wait",
     "remove_driver",
     "resolved",
+    "runs_actors",
 ]
 
 T = TypeVar("T")
@@ -38,9 +39,14 @@ def mark_pool_thread(*, shared: bool) -> None:
     _thread.runs_actors, _thread.shared = True, shared
 
 
+def runs_actors() -> bool:
+    """Whether the calling thread runs actors, and callbacks of what they settle."""
+    return getattr(_thread, "runs_actors", False)
+
+
 def check_outside_of_actors() -> None:
     """Raise BlockingCall on any thread that runs actors: what it runs would wait for itself."""
-    if getattr(_thread, "runs_actors", False):
+    if runs_actors():
         raise BlockingCall("waiting for everything to end, inside of what must end, never ends")
 
 

@@ -90,9 +90,9 @@ class Mailbox:
 
     def bind(self, actor: "PooledActor") -> None:
         """Start delivering to an actor; its start is the first thing it handles."""
-        self._actor = actor
         with self._lock:
-            self._scheduled = True
+            # Together: between the two a put would queue the actor once more.
+            self._actor, self._scheduled = actor, True
         actor.dispatcher.schedule(actor)
 
     def put(self, envelope: Any, /) -> None:

@@ -342,3 +342,5 @@ class WithStore:
 
     work: Callable[[Store], Any]
     """Runs on the persistence actor's thread."""
+    agent_id: str = ""
+    """Who must be in the store with all turns; SaveFailed if the disk refuses some."""

@@ -125,15 +125,21 @@ class Monitor:
                 due = time.monotonic() + INTERVAL
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        with suppress(OSError):
+        try:
             client, _ = self._listener.accept()
-            if len(self._clients) >= MOST_CLIENTS:
-                client.close()
-                return
-            client.setblocking(False)
+        except OSError:
+            # No descriptors are left, perhaps: whoever knocks would keep this thread busy.
+            time.sleep(LEAST_INTERVAL)
+            return
+        if len(self._clients) >= MOST_CLIENTS:
+            client.close()
+            return
+        client.setblocking(False)
+        # macOS refuses it for one that has gone already.
+        with suppress(OSError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-            self._clients.add(client)
-            selector.register(client, selectors.EVENT_READ)
+        self._clients.add(client)
+        selector.register(client, selectors.EVENT_READ)
 
     def _send(self, selector: selectors.BaseSelector, line: bytes) -> None:
         for client in list(self._clients):

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
-from kvactors.actors.errors import public
+from kvactors.actors.errors import SaveFailed, public
 from kvactors.actors.messages import (
     CountStored,
     Flush,
@@ -144,6 +144,11 @@ class PersistenceActor(SystemActor):
     def _work(self, message: WithStore) -> Any:
         self._flush()
         try:
+            if message.agent_id in self._unwritten:
+                self._retry_unwritten()
+                self._tell_unwritten()
+            if message.agent_id in self._unwritten:
+                raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
             return message.work(self._opened())
         except StoreError as error:
             raise public(error) from error
@@ -231,10 +236,11 @@ class PersistenceActor(SystemActor):
                 turn.ticket.durable.reject(reason)
                 turn.ticket.cached.reject(reason)
             self._outstanding.end_save(turn.ticket)
-        ends = [part.end for turn in turns for part in turn.save.segments]
-        end = max(ends, default=0)
+        parts = [part for turn in turns for part in turn.save.segments]
+        end = max((part.end for part in parts), default=0)
         if reason is not None:
-            end = self._extent(save)
+            # What is stored from where these were to begin is what they should have replaced.
+            end = min([self._extent(save), *(part.start for part in parts)])
             logger.warning("saving %r failed: %s", save.agent_id, reason)
         self._tell_gpu(Saved(save.agent_id, end, nbytes, reason is None))
 

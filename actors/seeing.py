@@ -60,6 +60,10 @@ class Seeing(Society):
             # Not installed, or older than what is needed.
             logger.debug("OpenTelemetry is told nothing: %s", error)
             return
+        except Exception:
+            # What the program, or its environment, sets up may raise anything.
+            logger.exception("OpenTelemetry is told nothing")
+            return
         self._crew.tracer.listen(telemetry, steps=False)
 
     def _open_monitor(self, store: Path | None) -> None:

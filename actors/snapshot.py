@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pykka import ActorDeadError, Timeout
 
 from kvactors.actors.messages import CountStored, ReadStats, ReadTurns
+from kvactors.core.errors import KvactorsError
+from kvactors.persistence.errors import StoreError
 
 if TYPE_CHECKING:
     from kvactors.actors.society import Society
@@ -20,7 +22,7 @@ PATIENCE = 1.0
 
 def take_snapshot(system: "Society") -> dict[str, Any]:
     """How a system is. `stats` and `turns` are None while the engine is too busy to say, or
-    dead. Raises SystemStopped."""
+    dead; what is stored is left out while the store cannot say. Raises SystemStopped."""
     crew, health, info = system._crew, system.health(), system.info
     stats, turns = None, None
     engine = _ask(crew.gpu, ReadStats())
@@ -45,5 +47,5 @@ def take_snapshot(system: "Society") -> dict[str, Any]:
 def _ask(actor: Any, message: Any) -> Any:
     try:
         return actor.ask(message, timeout=PATIENCE)
-    except (ActorDeadError, Timeout):
+    except (ActorDeadError, Timeout, KvactorsError, StoreError, OSError):
         return None

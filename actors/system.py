@@ -198,12 +198,12 @@ class AgentSystem(Seeing):
                 raise SystemStopped(f"a system starts once; this one is {self._state}")
             try:
                 self._info = self._crew.start(self._launch, self._open_store, self._on_progress)
+                if self._journal is not None:
+                    self._stage.journal = Journal(self._journal)
             except BaseException:
                 self._state = "stopped"
                 self._crew.stop(())
                 raise
-            if self._journal is not None:
-                self._stage.journal = Journal(self._journal)
             self._state = "running"
             _running.add(self)
             self._begin_telemetry()

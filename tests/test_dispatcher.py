@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pykka
@@ -398,3 +399,30 @@ def test_a_timer_calls_back_in_the_order_of_the_moments() -> None:
     assert done.wait(WAIT)
     assert called == ["first", "second"]
     timer.close()
+
+
+def test_a_message_that_comes_while_an_actor_is_bound_queues_it_once() -> None:
+    class Sender:
+        """A lock that is taken by somebody else first, who sends a message."""
+
+        def __init__(self) -> None:
+            self.inner, self.sent = threading.Lock(), False
+
+        def __enter__(self) -> None:
+            if not self.sent:
+                self.sent = True
+                mailbox.put(Envelope("early"))
+            self.inner.acquire()
+
+        def __exit__(self, *_: Any) -> None:
+            self.inner.release()
+
+    queued, mailbox = list[Any](), Mailbox()
+    actor: Any = SimpleNamespace(dispatcher=SimpleNamespace(schedule=queued.append))
+    lock: Any = Sender()
+    mailbox._lock = lock
+
+    mailbox.bind(actor)
+
+    assert queued == [actor]
+    assert mailbox.get().message == "early"

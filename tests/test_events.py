@@ -4,7 +4,9 @@ import errno
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,21 @@ def test_a_listener_that_raises_is_not_called_again_and_harms_nobody(
     assert reply.usage.generated_tokens == 6
     assert len(calls) == 1
     assert logged.is_set()
+
+
+def test_a_trace_may_end_in_the_callback_of_an_answer(open_system: OpenSystem) -> None:
+    system, ended = open_system(grid, store=False), threading.Event()
+    held = ExitStack()
+    recorder = held.enter_context(system.trace())
+
+    def end(_: Any) -> None:
+        held.close()
+        ended.set()
+
+    system.spawn("alice").ask([1, 2], sampling=SHORT).on_done(end)
+
+    assert ended.wait(WAIT)
+    assert of(recorder, TurnQueued)
 
 
 # -- a system ------------------------------------------------------------------------------

@@ -141,3 +141,14 @@ messages = st.recursive(
 @given(messages)
 def test_messages_come_back_as_they_were(message: Any) -> None:
     assert unpack(pack(message), [Offer, Colour]) == message
+
+
+def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
+    open_system: Callable[..., AgentSystem], tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_system(journal=tmp_path / "missing" / "journal")
+
+    # The store is not locked any more.
+    system = open_system(journal=tmp_path / "journal")
+    assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)

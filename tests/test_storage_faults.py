@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed, SaveQueueFull
-from kvactors.actors.testing import FailingFiles, HoldingFiles
+from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer
 from kvactors.core.errors import InvalidConfig
 
 OpenSystem = Callable[..., AgentSystem]
@@ -195,3 +195,70 @@ def test_a_slow_disk_holds_no_more_than_it_may(open_system: OpenSystem) -> None:
     assert alice.ask([1], sampling=SHORT).get(timeout=WAIT).durable.get(timeout=WAIT) is True
     assert system.wait_idle(WAIT)
     assert system.health().unsaved_bytes == 0
+
+
+def test_after_a_rewind_one_failed_save_of_kv_keeps_no_later_one_from_the_disk(
+    open_system: OpenSystem,
+) -> None:
+    full = FailingFiles(name="*", path="*seg-*")
+    full.armed = False
+    system = open_system(disk=full)
+    alice = system.spawn("alice")
+    for prompt in ([1] * 290, [2] * 10):
+        alice.ask(prompt, sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+    # What is stored now reaches further than what the next turn saves.
+    alice.rewind(to_token=100).get(timeout=WAIT)
+
+    full.armed = True
+    lost = alice.ask([3] * 10, sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(SaveFailed, match="No space left"):
+        lost.cached.get(timeout=WAIT)
+    full.armed = False
+
+    reply = alice.ask([4], sampling=SHORT).get(timeout=WAIT)
+    assert reply.cached.get(timeout=WAIT) is True
+
+
+def test_what_the_disk_refused_is_written_before_it_is_forked_or_exported(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    full, never = FailingFiles(name="append", path="*ledger.log"), VirtualTimer()
+    full.armed = False
+    # No time passes: nothing is written again by itself.
+    system = open_system(disk=full, timer=never)
+    alice = system.spawn("alice")
+    alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT).durable.get(timeout=WAIT)
+    full.armed = True
+    lost = alice.ask([3], sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(SaveFailed):
+        lost.durable.get(timeout=WAIT)
+
+    with pytest.raises(SaveFailed, match="refused turns of 'alice'"):
+        system.spawn("bob", from_="alice")
+    with pytest.raises(SaveFailed, match="refused turns of 'alice'"):
+        system.export_agent("alice", tmp_path / "alice.kva")
+    full.armed = False
+    bob = system.spawn("bob", from_="alice")
+    bob.ask([4], sampling=SHORT).get(timeout=WAIT).durable.get(timeout=WAIT)
+
+    told = [agent.transcript() for agent in (alice, bob)]
+    assert system.health().storage == "ok"
+    system.stop(timeout=WAIT)
+    again = open_system()
+    assert [again.spawn(name).transcript() for name in ("alice", "bob")] == told
+
+
+def test_a_fork_whose_kv_had_no_room_on_disk_is_saved_whole_at_its_next_turn(
+    open_system: OpenSystem,
+) -> None:
+    # Without links a fork needs as much room as its parent has.
+    copying = FailingFiles(name="link", code=errno.EPERM)
+    system = open_system(disk=copying, max_disk=150_000)
+    system.spawn("alice").ask([1] * 200, sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+
+    for child in ("bob", "carol"):
+        reply = system.spawn(child, from_="alice").ask([2], sampling=SHORT).get(timeout=WAIT)
+        assert reply.cache == "hot"
+        assert reply.cached.get(timeout=WAIT) is True
+
+    assert copying.failed

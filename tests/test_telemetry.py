@@ -196,3 +196,17 @@ def test_without_the_package_nothing_listens_and_nothing_is_imported(
     assert not system._crew.tracer.on
     assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
     assert "kvactors.actors.telemetry" not in sys.modules
+
+
+def test_a_provider_that_cannot_be_loaded_keeps_no_system_from_starting(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no such provider")
+
+    monkeypatch.setattr("opentelemetry.metrics.get_meter", broken)
+
+    system = open_system(grid, store=False)
+
+    assert "OpenTelemetry is told nothing" in caplog.text
+    assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)

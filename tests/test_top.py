@@ -1,5 +1,6 @@
 """`kvactors top`: its socket, its screen, and clients that are hostile, slow or late."""
 
+import errno
 import json
 import os
 import signal
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from kvactors.actors.cli import app
 from kvactors.actors.cli_console import out
 from kvactors.actors.monitor import MOST_CLIENTS, Monitor, socket_path
 from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.persistence.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no unix sockets here")
 
@@ -221,6 +225,51 @@ def test_an_engine_that_is_busy_keeps_nobody_from_seeing_that(
     assert seen["outstanding_turns"] == 1
     assert "busy" in screen.stdout
     assert asked.get(timeout=WAIT).usage.generated_tokens == 3
+
+
+def test_a_store_that_cannot_say_what_it_has_keeps_nobody_from_seeing_the_rest(
+    open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise OSError("input/output error")
+
+    Held(open_system)
+    monkeypatch.setattr(Store, "counts", broken)
+
+    with connect(socket_path(tmp_path / "store")) as client:
+        seen = next(lines(client))["stats"]
+
+    assert seen["active_agents"] == 0
+    assert "warm_agents" not in seen
+
+
+def test_while_there_are_no_descriptors_the_monitor_waits(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, bind = list[float](), Monitor._bind
+
+    class Full:
+        def __init__(self, inner: socket.socket) -> None:
+            self.inner, self.fileno, self.close = inner, inner.fileno, inner.close
+
+        def accept(self) -> Any:
+            if len(pauses) < 2:
+                raise OSError(errno.EMFILE, "too many open files")
+            return self.inner.accept()
+
+    def bound(self: Any) -> None:
+        bind(self)
+        self._listener = Full(self._listener)
+
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr(monitors, "time", clock)
+    monkeypatch.setattr(Monitor, "_bind", bound)
+    monitor = Monitor(short / "top.sock", dict)
+    with connect(monitor.path) as client:
+        assert next(lines(client)) == {}
+    monitor.close()
+
+    assert pauses == [monitors.LEAST_INTERVAL] * 2
 
 
 # -- the command ---------------------------------------------------------------------------
