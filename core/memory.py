@@ -11,6 +11,7 @@ from time import perf_counter
 
 import mlx.core as mx
 
+from kvactors.core import limit
 from kvactors.core.blocks import BLOCK_TOKENS, BlockPool
 from kvactors.core.eviction import EvictionPolicy
 from kvactors.core.model import LoadedModel
@@ -51,13 +52,11 @@ class Memory:
         self._clock = clock
         self._rows = rows
         self._baseline = mx.get_active_memory()
-        # MLX builds ahead of what it computes, on a busy machine far ahead, and what is built
-        # holds memory: beyond this it waits for what runs. For the whole process.
-        self._other_limit = mx.set_memory_limit(self._baseline + budget)
+        limit.allow(self, self._baseline + budget)
 
     def release(self) -> None:
-        """The engine ends: MLX's limit is what it was."""
-        mx.set_memory_limit(self._other_limit)
+        """The engine has ended."""
+        limit.withdraw(self)
 
     @property
     def used(self) -> int:

@@ -263,6 +263,18 @@ def test_mlx_holds_no_more_than_the_budget_ahead_of_what_it_computes(
     assert memory_limit() == before
 
 
+def test_systems_that_overlap_leave_the_limit_as_it_was(open_system: OpenSystem) -> None:
+    before = memory_limit()
+    first = open_system(grid, store=False, memory_budget=8 << 20)
+    second = open_system(grid, store=False, memory_budget=16 << 20)
+    first.stop(timeout=WAIT)
+    alone = memory_limit() - mx.get_active_memory()
+    second.stop(timeout=WAIT)
+
+    assert alone > 15 << 20
+    assert memory_limit() == before
+
+
 def memory_limit() -> int:
     limit = int(mx.set_memory_limit(1 << 50))
     mx.set_memory_limit(limit)

@@ -1,0 +1,37 @@
+"""MLX's own limit of memory, which is the process's: that of the engines that run in it.
+
+MLX builds ahead of what it computes, on a busy machine far ahead, and what is built holds memory.
+At its limit it waits for what runs before it builds more.
+"""
+
+import threading
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+
+__all__ = ["allow", "withdraw"]
+
+_lock = threading.Lock()
+_allowed: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+_usual: list[int] = []
+"""The limit while no engine runs, once it was changed."""
+
+
+def allow(engine: object, nbytes: int) -> None:
+    """Let the process have so many bytes while this engine runs; with several, what the one that
+    needs most asks for. Any thread."""
+    with _lock:
+        _allowed[engine] = nbytes
+        before = mx.set_memory_limit(max(_allowed.values()))
+        if not _usual:
+            _usual.append(before)
+
+
+def withdraw(engine: object) -> None:
+    """The engine has ended. Without one the limit is what it was. Any thread."""
+    with _lock:
+        _allowed.pop(engine, None)
+        if _allowed:
+            mx.set_memory_limit(max(_allowed.values()))
+        elif _usual:
+            mx.set_memory_limit(_usual.pop())
