@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from kvactors.core.errors import InvalidInput
+from kvactors.core.errors import InvalidConfig, InvalidInput
 
 if TYPE_CHECKING:
     from kvactors.actors.reply import Reply
@@ -36,7 +36,10 @@ class Journal:
     """Appends records. Any thread."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).open("wb")  # noqa: SIM115  # Closed by `close`.
+        try:
+            self._file = Path(path).open("xb")  # noqa: SIM115  # Closed by `close`.
+        except FileExistsError as error:
+            raise InvalidConfig(f"{path} exists: a journal is of one run, in a new file") from error
         self._lock = threading.Lock()
         self._begin = time.monotonic()
 

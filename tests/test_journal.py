@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvactors.actors import Agent, AgentBehaviour, AgentSystem, InvalidInput, Sampling, replay
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    AgentSystem,
+    InvalidConfig,
+    InvalidInput,
+    Sampling,
+    replay,
+)
 from kvactors.actors.journal import pack, read_journal, unpack
 
 WAIT = 60
@@ -141,6 +149,17 @@ messages = st.recursive(
 @given(messages)
 def test_messages_come_back_as_they_were(message: Any) -> None:
     assert unpack(pack(message), [Offer, Colour]) == message
+
+
+def test_a_journal_of_an_earlier_run_is_not_written_over(
+    open_system: Callable[..., AgentSystem], tmp_path: Path
+) -> None:
+    (tmp_path / "journal").write_bytes(b"what was said")
+
+    with pytest.raises(InvalidConfig, match="exists"):
+        open_system(store=False, journal=tmp_path / "journal")
+
+    assert (tmp_path / "journal").read_bytes() == b"what was said"
 
 
 def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
