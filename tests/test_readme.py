@@ -38,6 +38,7 @@ def test_every_error_is_in_the_table() -> None:
     raised = [kind for kind in public if inspect.isclass(kind) and issubclass(kind, KvactorsError)]
     names = {kind.__name__ for kind in raised} | set(errors.__all__)
 
+    assert set(errors.__all__) <= set(kvactors.actors.__all__)
     # TurnError only groups two that are named.
     assert [name for name in sorted(names - {"TurnError"}) if f"`{name}`" not in README] == []
 
