@@ -1,6 +1,7 @@
 """`kvactors stress`: runs the stress test in processes of its own, kills some, shows a table."""
 
 import json
+import logging
 import random
 import signal
 import subprocess
@@ -8,7 +9,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +115,10 @@ def _chosen(faults: str) -> frozenset[str]:
 
 def run_part(agents: int, seconds: float, seed: int, faults: str, folder: Path) -> None:
     """Work for some seconds, say so, settle, prove everything."""
-    import logging
-
     from kvactors.actors.stress import Stress
     from kvactors.actors.stress_oracle import replay_alone
 
+    # This process has nothing else to log.
     logging.getLogger("kvactors").setLevel(logging.CRITICAL)
     log, chosen = folder / "durable.log", _chosen(faults)
     stress = Stress(seed, agents, chosen, folder / "store", log if "kill" in chosen else None)
@@ -168,14 +169,23 @@ def explore(seeds: str) -> bool:
     return True
 
 
-def _interleaving(seed: int) -> Sequence[str]:
-    import logging
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """What is injected would fill the log."""
+    logger = logging.getLogger("kvactors")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
+
+def _interleaving(seed: int) -> Sequence[str]:
     from kvactors.actors.stress import Stress
     from kvactors.actors.stress_oracle import replay_alone
 
-    logging.getLogger("kvactors").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="kvactors-stress-") as folder:
+    with _without_log(), tempfile.TemporaryDirectory(prefix="kvactors-stress-") as folder:
         stress = Stress(
             seed,
             EXPLORED_AGENTS,

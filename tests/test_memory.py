@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
+from kvactors.core import limit
 from kvactors.core.engine import Engine
 from kvactors.core.errors import ContextExceeded, InvalidConfig, MemoryExceeded
 from kvactors.core.eviction import IdleAgent, least_recently_used, least_worth
@@ -251,6 +253,14 @@ def test_ranges_cover_what_is_new_and_end_where_a_shared_beginning_does(
         saved = end
 
 
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no other test's engine were alive."""
+    monkeypatch.setattr(limit, "_allowed", WeakKeyDictionary())
+    monkeypatch.setattr(limit, "_usual", [])
+
+
+@pytest.mark.usefixtures("no_engine")
 def test_mlx_holds_no_more_than_the_budget_ahead_of_what_it_computes(
     open_system: OpenSystem,
 ) -> None:
@@ -263,6 +273,7 @@ def test_mlx_holds_no_more_than_the_budget_ahead_of_what_it_computes(
     assert memory_limit() == before
 
 
+@pytest.mark.usefixtures("no_engine")
 def test_systems_that_overlap_leave_the_limit_as_it_was(open_system: OpenSystem) -> None:
     before = memory_limit()
     first = open_system(grid, store=False, memory_budget=8 << 20)
@@ -276,6 +287,6 @@ def test_systems_that_overlap_leave_the_limit_as_it_was(open_system: OpenSystem)
 
 
 def memory_limit() -> int:
-    limit = int(mx.set_memory_limit(1 << 50))
-    mx.set_memory_limit(limit)
-    return limit
+    found = int(mx.set_memory_limit(1 << 50))
+    mx.set_memory_limit(found)
+    return found
