@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -19,6 +20,7 @@ from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.bench.tiny import build  # noqa: E402
+from kvactors.core import limit  # noqa: E402
 from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import LoadedModel, load_model  # noqa: E402
@@ -47,6 +49,13 @@ ALIKE = (
     "qwen3_moe",
     "qwen3_next",
 )
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no other test's engine were alive: MLX's limit is that of the largest."""
+    monkeypatch.setattr(limit, "_allowed", WeakKeyDictionary())
+    monkeypatch.setattr(limit, "_usual", [])
 
 
 @pytest.fixture(scope="session")

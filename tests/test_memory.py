@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
-from kvactors.core import limit
 from kvactors.core.engine import Engine
 from kvactors.core.errors import ContextExceeded, InvalidConfig, MemoryExceeded
 from kvactors.core.eviction import IdleAgent, least_recently_used, least_worth
@@ -53,6 +51,7 @@ def test_a_chunk_is_the_longest_that_fits(asked: int, cached: int, room: int) ->
     assert most == asked or space.chunk(most + 1, 1, cached + most + 1) > room
 
 
+@pytest.mark.usefixtures("no_engine")
 def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSystem) -> None:
     budget, done = 8 << 20, list[int]()
     system = open_system(
@@ -70,6 +69,7 @@ def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSy
     assert len(done) < 100
 
 
+@pytest.mark.usefixtures("no_engine")
 def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
     open_system: OpenSystem,
 ) -> None:
@@ -251,13 +251,6 @@ def test_ranges_cover_what_is_new_and_end_where_a_shared_beginning_does(
         assert all(stop - start <= 1024 for start, stop in stored)
         assert not any(start < shared < stop for start, stop in stored if stop % 256 == 0)
         saved = end
-
-
-@pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no other test's engine were alive."""
-    monkeypatch.setattr(limit, "_allowed", WeakKeyDictionary())
-    monkeypatch.setattr(limit, "_usual", [])
 
 
 @pytest.mark.usefixtures("no_engine")
