@@ -21,7 +21,7 @@ __all__ = ["LEAST_CHUNK", "WorkSpace"]
 _CHUNKS = ((64, 64), (64, 1024), (128, 1024))
 _DECODE_KEYS = 512
 # Peaks are not exactly linear, and MLX builds somewhat ahead of what it computes (bench/LOG.md).
-_SAFETY = 2.0
+_SAFETY, _DECODE_SAFETY = 2.0, 2.4
 # Tokens of a chunk that idle agents leave for, and other turns give way to.
 LEAST_CHUNK = 32
 
@@ -45,7 +45,7 @@ class WorkSpace:
         peaks = [_peak(loaded, tokens, keys) for tokens, keys in _CHUNKS]
         factors = np.maximum(0.0, np.linalg.solve(needs, peaks)) * _SAFETY
         token, pair, key = (float(factor) for factor in factors)
-        return cls(token, pair, key, _SAFETY * _peak(loaded, 1, _DECODE_KEYS) / _DECODE_KEYS)
+        return cls(token, pair, key, _DECODE_SAFETY * _peak(loaded, 1, _DECODE_KEYS) / _DECODE_KEYS)
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
