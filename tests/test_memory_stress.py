@@ -24,7 +24,7 @@ from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
 OpenSystem = Callable[..., AgentSystem]
 FULL = bool(os.environ.get("KVACTORS_FULL"))
 WAIT = 3000 if FULL else 60
-AGENTS, TURN = (200, 1000) if FULL else (12, 200)
+AGENTS, TURN = (200, 1000) if FULL else (12, 280)
 WORLDS = 60 if FULL else 12
 ROOM = 10
 BYTES_PER_TOKEN = 320
