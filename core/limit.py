@@ -5,16 +5,30 @@ At its limit it waits for what runs before it builds more.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-__all__ = ["allow", "withdraw"]
+__all__ = ["allow", "reached", "withdraw"]
 
 _lock = threading.Lock()
 _allowed: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 _usual: list[int] = []
 """The limit while no engine runs, once it was changed."""
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """As if the process were at its limit: MLX builds no further ahead than it computes, so that
+    a peak does not depend on the machine's load. Other engines wait to begin or end. Any thread."""
+    with _lock:
+        before = mx.set_memory_limit(1)
+        try:
+            yield
+        finally:
+            mx.set_memory_limit(before)
 
 
 def allow(engine: object, nbytes: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from kvactors.core import limit
 from kvactors.core.arena import Arena
 from kvactors.core.model import LoadedModel
 
@@ -76,13 +77,9 @@ def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
     arena.evaluate()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    # At its limit MLX builds no further ahead than it computes: so no peak depends on the load.
-    limit = mx.set_memory_limit(1)
-    try:
+    with limit.reached():
         logits = arena.forward(loaded.model, mx.ones((1, tokens), dtype=mx.int32))
         if tokens == 1:
             mx.eval(logits)
         arena.evaluate()
-    finally:
-        mx.set_memory_limit(limit)
     return int(mx.get_peak_memory() - before)
