@@ -6,6 +6,7 @@ admitted turns were promised and have not taken yet; and beside it the work spac
 next forward needs. The budget bounds the sum. GPU thread only.
 """
 
+import gc
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
@@ -39,6 +40,8 @@ class Memory:
         rows: Rows,
         tracer: Tracer,
     ) -> None:
+        # What an engine before this one left must not count as there to stay.
+        gc.collect()
         self.budget = budget
         self._tracer = tracer
         self.hot = HotCaches(loaded.spec)
@@ -53,6 +56,12 @@ class Memory:
         self._rows = rows
         self._baseline = mx.get_active_memory()
         limit.allow(self, self._baseline + budget)
+
+    def expect(self, space: int) -> None:
+        """The next forward was given this work space, twice what it takes when nothing is built
+        ahead. What is built ahead leaves one half alone: MLX looks at its limit before it
+        allocates, not after."""
+        limit.allow(self, self._baseline + self.budget - space // 2)
 
     def release(self) -> None:
         """The engine has ended."""

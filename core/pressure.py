@@ -30,6 +30,7 @@ class Pressure:
         """The chunks that fit, at least a short one: others give way for that. None are left if
         their own turn gave way; `fixed` chunks are not shortened."""
         if len(chunks) > 1 and self._fits(lambda: self._cost(chunks)):
+            self._memory.expect(self._cost(chunks))
             return chunks
         tokens, request = chunks[0].tokens, chunks[0].request
         space = self._memory.workspace[request.in_float]
@@ -39,6 +40,7 @@ class Pressure:
                 return ()
         if not fixed:
             tokens = space.longest_chunk(tokens, request.cached, self._memory.room)
+        self._memory.expect(space.chunk(tokens, 1, request.cached + tokens))
         return [Chunk(request, tokens)]
 
     def _cost(self, chunks: Sequence[Chunk]) -> int:
@@ -95,6 +97,7 @@ class Pressure:
         form = memory.workspace[batch.requests[0].in_float]
         space = form.decode(len(batch), longest, shared)
         # One step ahead: a token is in flight that `tokens` does not have yet.
+        memory.expect(space)
         return all(
             memory.make_blocks(r.agent_id, len(r.tokens) + 2, self._busy) for r in batch.requests
         ) and self._fits(lambda: arena.step_bytes(1) + space)

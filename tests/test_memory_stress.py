@@ -4,6 +4,7 @@
 10, in some 15 minutes; `-s` shows what was measured.
 """
 
+import gc
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ class Peak:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        gc.collect()
         self._before = mx.get_active_memory()
         mx.reset_peak_memory()
 
