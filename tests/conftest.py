@@ -1,6 +1,7 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ import pytest
 
 from kvactors.core import blas
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores, and so do the processes that they start.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 blas.preload()
-
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
