@@ -82,32 +82,12 @@ class AgentActor(SystemActor):
         return self._running is None
 
     def on_receive(self, message: Any) -> None:
-        """Handle one message; which one decides."""
-        if isinstance(message, NewTokens):
-            self._on_tokens(message)
-        elif isinstance(message, Ask):
-            self._begin(message)
-        elif isinstance(message, Rewind):
-            self._rewind(message)
-        elif isinstance(message, Fork):
-            self._fork(message)
-        elif isinstance(message, CacheAhead):
-            if self.actor_inbox.open_to_prompts and self.transcript.turns:
-                tokens = tuple(self.transcript.token_ids)
-                self.wiring.tell_gpu(Prefetch(self.agent_id, tokens))
-        elif isinstance(message, TurnFinished):
-            self._finish(message)
-        elif isinstance(message, TurnAborted):
-            if self._is_running(message.serial):
-                self._aborted(message.error)
-        elif isinstance(message, CancelTurn):
-            self._cancel(message)
-        elif isinstance(message, Pause):
-            self._pause(message)
-        elif isinstance(message, Adopt):
-            self._adopt(message)
-        else:
+        """Handle one message; its type decides."""
+        handle = _HANDLERS.get(type(message))
+        if handle is None:
             super().on_receive(message)
+        else:
+            handle(self, message)
 
     def on_stop(self) -> None:
         """Fail the turn that runs: its agent is gone."""
@@ -187,12 +167,19 @@ class AgentActor(SystemActor):
         if self._running is not None and self._is_running(message.serial):
             self._running.ask.ticket.push(message.token_ids)
 
-    def _aborted(self, error: Exception) -> None:
+    def _aborted(self, message: TurnAborted) -> None:
         running = self._running
-        if running is not None and running.gap is not None and not running.ask.ticket.reply.done:
-            self._after_summary(running, error)
+        if running is None or not self._is_running(message.serial):
+            return
+        if running.gap is not None and not running.ask.ticket.reply.done:
+            self._after_summary(running, message.error)
         else:
-            self._fail(error)
+            self._fail(message.error)
+
+    def _cache_ahead(self, _message: CacheAhead) -> None:
+        if self.actor_inbox.open_to_prompts and self.transcript.turns:
+            tokens = tuple(self.transcript.token_ids)
+            self.wiring.tell_gpu(Prefetch(self.agent_id, tokens))
 
     def _finish(self, message: TurnFinished) -> None:
         finished = message.finished
@@ -322,3 +309,17 @@ class AgentActor(SystemActor):
 
     def _is_running(self, serial: int) -> bool:
         return self._running is not None and self._running.serial == serial
+
+
+_HANDLERS: dict[type, Callable[[AgentActor, Any], None]] = {
+    NewTokens: AgentActor._on_tokens,
+    Ask: AgentActor._begin,
+    Rewind: AgentActor._rewind,
+    Fork: AgentActor._fork,
+    CacheAhead: AgentActor._cache_ahead,
+    TurnFinished: AgentActor._finish,
+    TurnAborted: AgentActor._aborted,
+    CancelTurn: AgentActor._cancel,
+    Pause: AgentActor._pause,
+    Adopt: AgentActor._adopt,
+}

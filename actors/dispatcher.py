@@ -11,7 +11,8 @@ import threading
 from queue import SimpleQueue
 from typing import Any, Self
 
-from pykka import Actor, ActorDeadError, ActorRef, ActorRegistry, Future, messages
+from pykka import Actor, ActorRef, ActorRegistry, Future, messages
+from pykka._envelope import Envelope
 
 from kvactors.actors.futures import ReplyFuture, check_may_block, mark_pool_thread
 from kvactors.actors.mailbox import Mailbox
@@ -232,8 +233,7 @@ def _get_foreign(future: Future[Any], timeout: float | None) -> Any:
 
 def send(actor: Any, message: Any) -> bool:
     """Tell an actor that may be dead already; whether it was accepted."""
-    try:
-        actor.tell(message)
-    except ActorDeadError:
+    if actor.actor_stopped.is_set():
         return False
+    actor.actor_inbox.put(Envelope(message))
     return True

@@ -149,8 +149,13 @@ class Mailbox:
         thread that runs the actor."""
         if self._system:
             return self._system.popleft()
+        # Without the lock: whoever puts after this sees that it must wake the actor.
+        self._scheduled = False
+        if not self._system and not self._prompts:
+            return None
         with self._lock:
-            if not self._keeps_its_turn():
+            # Unless somebody has woken it already, and another thread runs it now.
+            if self._scheduled or not self._keeps_its_turn():
                 return None
             if self._system:
                 return self._system.popleft()
