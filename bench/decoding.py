@@ -176,9 +176,9 @@ def by_device(cpu: float, gpu: float) -> Callable[[Setup], float]:
     """A target that depends on where MLX computes."""
 
     def target(_setup: Setup) -> float:
-        import mlx.core as mx
+        from kvactors.core.blockwise import on_cpu
 
-        return cpu if mx.default_device() == mx.Device(mx.cpu) else gpu
+        return cpu if on_cpu() else gpu
 
     return target
 

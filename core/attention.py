@@ -8,8 +8,8 @@ model's dtype (in half precision they disagree enough to change tokens):
 
 - packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
   the path is pinned, products of few queries take the codes as transient floats, unscaled.
-- dequantize: this layer's keys and values in float32, transiently, and fused attention.
-  For prefill chunks; several times faster there.
+- dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
+  CPU block by block. For prefill chunks; several times faster there.
 
 The packed path is exact by row: a row's result does not depend on its neighbours, on the
 padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
@@ -18,16 +18,14 @@ share as one row does, on the second path. Seed 000, 3.2; seed 002, AttendSpec.
 
 import importlib
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.pools import Cells, Pool, Stored, to_float
-from kvactors.core.slots import EXTENT_STEP
+from kvactors.core.blockwise import attend_in_blocks, exponentiate, on_cpu
+from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import (
     PRECISION,
@@ -41,14 +39,16 @@ __all__ = [
     "attend",
     "attend_together",
     "install",
-    "measure_launch_tokens",
-    "measure_threshold",
     "watch_calls",
 ]
 
 # Query rows per KV head up to which packed is the faster path, until measured: on the CPU
 # (2 cores, OpenBLAS) the paths cross between 4 and 8 (bench/LOG.md).
 DEFAULT_THRESHOLD = 4
+
+# From so many scores on, exponentials cost more than a few operations.
+_MANY_SCORES = 1 << 15
+_LOG2_E = 1.4426950408889634
 
 _NAME = "scaled_dot_product_attention"
 
@@ -151,8 +151,11 @@ def _packed(
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(1, rows, layer.kv_heads, repeats * tokens, -1)
-    weights = _softmax(scores, sinks, tokens)
-    out = _weighted(weights, values, value_side, unpack)
+    if unpack and scores.size >= _MANY_SCORES:
+        weights, total = _exponentials(scores, sinks, tokens)
+        out = _weighted(weights, values, value_side, unpack) / total
+    else:
+        out = _weighted(_softmax(scores, sinks, tokens), values, value_side, unpack)
     return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
 
 
@@ -160,9 +163,34 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
     """Weights of the keys; a sink is one more score of its head, whose weight is dropped."""
     if sinks is None:
         return mx.softmax(scores, axis=-1, precise=True)
-    sink = mx.repeat(sinks.astype(PRECISION).reshape(scores.shape[-3], -1), tokens, axis=1)
-    sink = mx.broadcast_to(sink[..., None], (*scores.shape[:-1], 1))
+    sink = mx.broadcast_to(_sink_scores(scores, sinks, tokens), (*scores.shape[:-1], 1))
     return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
+
+
+def _exponentials(
+    scores: mx.array, sinks: mx.array | None, tokens: int
+) -> tuple[mx.array, mx.array]:
+    """The same on a CPU, undivided, and what to divide by. In a decode step, which is built while
+    another one runs, as powers of two: 6 ns instead of 16."""
+    if tokens > 1:
+        weights = scores[0]
+        total = exponentiate(weights, None, weights.shape[2] // tokens, sinks)
+        return weights[None], total[None]
+    top = scores.max(-1, keepdims=True)
+    sink = None if sinks is None else _sink_scores(scores, sinks, tokens)
+    if sink is not None:
+        top = mx.maximum(top, sink)
+    weights = mx.power(2.0, (scores - top) * _LOG2_E)
+    total = weights.sum(-1, keepdims=True)
+    if sink is not None:
+        total += mx.exp(sink - top)
+    return weights, total
+
+
+def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
+    """Sinks [heads] as [kv_heads, repeats * T, 1]."""
+    repeated = sinks.astype(PRECISION).reshape(scores.shape[-3], -1)
+    return mx.repeat(repeated, tokens, axis=1)[..., None]
 
 
 def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
@@ -202,7 +230,8 @@ def _dequantized(
     sinks: mx.array | None,
 ) -> mx.array:
     key_side, value_side = layer.sides
-    out = mx.fast.scaled_dot_product_attention(
+    attention = attend_in_blocks if on_cpu() else mx.fast.scaled_dot_product_attention
+    out = attention(
         queries.astype(PRECISION),
         to_float(keys, key_side, PRECISION)[0],
         to_float(values, value_side, PRECISION)[0],
@@ -211,66 +240,6 @@ def _dequantized(
         sinks=None if sinks is None else sinks.astype(PRECISION),
     )
     return out.astype(queries.dtype)
-
-
-@cache
-def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
-    """Query rows per KV head up to which the packed path is faster on this device.
-
-    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU, once per
-    process.
-    """
-    if layer.bits is None or layer.group_size is None:
-        return 0
-    pool, noise = _random_pool(layer, extent)
-    dtype = getattr(mx, layer.dtype)
-    threshold = 1
-    for width in (2, 4, 8, 16):
-        queries = noise[:, :, :width].astype(dtype)
-        times = {
-            packed: min(_timed(queries, pool, extent, packed) for _ in range(tries))
-            for packed in (True, False)
-        }
-        if times[True] > times[False]:
-            break
-        threshold = width
-    return threshold
-
-
-@cache
-def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
-    """What one more slab costs a decode step, in tokens of padding read instead.
-
-    A step over few keys is almost all launch; the rest of a long one is reading. Measured once
-    per process.
-    """
-    pool, noise = _random_pool(layer, extent)
-    query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
-    packed = layer.bits is not None and layer.group_size is not None
-    short, long = (
-        min(_timed(query, pool, keys, packed) for _ in range(tries)) for keys in (few, extent)
-    )
-    per_token = max(long - short, 1e-9) / (extent - few)
-    return int(min(8192, max(few, (short - few * per_token) / per_token)))
-
-
-def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
-    """A full slot of random keys, and the numbers they were made of."""
-    pool = Pool(layer, 1, extent)
-    dtype = getattr(mx, layer.dtype)
-    keys, values = (
-        mx.random.normal((1, layer.kv_heads, extent, side.dim), key=mx.random.key(0))
-        for side in layer.sides
-    )
-    pool.write(keys.astype(dtype), values.astype(dtype), Cells(mx.arange(extent)[None], 0))
-    mx.eval(pool.arrays)
-    return pool, keys
-
-
-def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:
-    start = time.perf_counter()
-    mx.eval(attend(queries, pool, extent, None, 1.0, packed))
-    return time.perf_counter() - start
 
 
 Call = tuple[Any, Any, Any]

@@ -218,6 +218,7 @@ class Engine:
             self._events.append(Progress(request.agent_id, done, total))
             if request.cached == request.shared:
                 self._offer_beginning(request, batch)
+            self._pressure.keep_closed(request)
 
     def _hand_over(self) -> None:
         """Requests whose prompt is cached go on to decode, or end if no answer is wanted."""

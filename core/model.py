@@ -16,6 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load as mlx_load
 
 from kvactors.core import attention, fingerprint
+from kvactors.core.blockwise import on_cpu
 from kvactors.core.errors import InvalidConfig, ModelError, ModelNotFound
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.kinds import derive_layers
@@ -23,6 +24,7 @@ from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
 from kvactors.core.probe import choose_plan
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
+from kvactors.core.thresholds import measure_launch_tokens, measure_threshold
 from kvactors.core.wire import FORMAT_VERSION, layout
 
 __all__ = ["LoadedModel", "load_model", "locate"]
@@ -174,7 +176,7 @@ def _cast(model: Any, dtype: str) -> None:
             array.dtype in (mx.float16, mx.bfloat16)
             for _, array in nn.utils.tree_flatten(model.parameters())
         )
-        if not half or mx.default_device() != mx.Device(mx.cpu):
+        if not half or not on_cpu():
             return
         # MLX's half-precision products do not use BLAS on the CPU.
         dtype = "float32"
@@ -218,8 +220,7 @@ def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
     if mode != "auto" or options.reproducible or not packable:
         return AttentionPolicy(mode, reproducible=options.reproducible)
-    threshold = attention.measure_threshold(packable[0])
-    launch = attention.measure_launch_tokens(packable[0])
+    threshold = measure_threshold(packable[0])
+    launch = measure_launch_tokens(packable[0])
     logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    return AttentionPolicy(mode, threshold, launch_tokens=launch, unpack=on_cpu)
+    return AttentionPolicy(mode, threshold, launch_tokens=launch, unpack=on_cpu())

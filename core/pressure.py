@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kvactors.core.blocks import block_floor
 from kvactors.core.memory import Memory
+from kvactors.core.pieces import LONGEST_PIECE
 from kvactors.core.request import Request
 from kvactors.core.rows import Rows
 from kvactors.core.runner import DecodeBatch
@@ -81,6 +82,21 @@ class Pressure:
         row = batch.cut(request) if isinstance(batch, DecodeBatch) else batch.row(request)
         tokens = request.tokens[: request.cached]
         self._memory.hot.take(request.agent_id, batch.arena, row, tokens)
+
+    def keep_closed(self, request: Request) -> None:
+        """While there is plenty of room, what a prefill has computed becomes the agent's cache as
+        soon as a piece is full: then others wait less for their next token when the turn ends."""
+        memory, batch = self._memory, self._rows.prefills.get(request)
+        end = request.cached - request.cached % LONGEST_PIECE
+        cache = memory.hot.get(request.agent_id)
+        if batch is None or cache is None or end <= cache.end:
+            return
+        if batch.arena.spec.checkpointed or request.passing:
+            return
+        # Its row lives beside that copy, and another copy of it when it goes on to decode.
+        if memory.fits(2 * memory.bytes_of(request.target, request.in_float)):
+            cache.borrowed = cache.borrowed or not cache.end
+            memory.hot.take(request.agent_id, batch.arena, batch.row(request), request.tokens[:end])
 
     def make_room_to_keep(self, request: Request) -> bool:
         """Room for what `keep` copies."""

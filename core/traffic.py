@@ -15,7 +15,7 @@ from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
 from kvactors.core.spec import ModelCacheSpec
-from kvactors.core.transcript import tokens_hash
+from kvactors.core.transcript import prefix_hashes
 from kvactors.core.wire import from_raw, to_raw
 
 __all__ = ["Traffic"]
@@ -118,11 +118,11 @@ class Traffic:
         that its turn needs."""
         pieces: list[Piece] = []
         form = self._loaded.forms[in_float]
-        for part in stored:
+        for part, digest in zip(stored, prefix_hashes(known, (p.end for p in stored)), strict=True):
             end = pieces[-1].end if pieces else 0
             if part.start != end or part.end > len(known) or part.layout != form.layout:
                 break
-            if part.tokens_hash != tokens_hash(known[: part.end]):
+            if part.tokens_hash != digest:
                 break
             pieces.append(from_raw(part.tensors, part.start, part.end, form.spec))
         while pieces and not pieces[-1].whole:
@@ -142,15 +142,10 @@ class Traffic:
         if not self._stored or cache is None:
             return ()
         ranges = cache.ranges_to_save()
+        hashes = prefix_hashes(cache.tokens, (end for _, end in ranges))
         exported = tuple(
-            ExportedKV(
-                piece.start,
-                piece.end,
-                tokens_hash(cache.tokens[: piece.end]),
-                self._layouts[piece.spec],
-                to_raw(piece),
-            )
-            for piece in cache.slices(ranges)
+            ExportedKV(piece.start, piece.end, digest, self._layouts[piece.spec], to_raw(piece))
+            for piece, digest in zip(cache.slices(ranges), hashes, strict=True)
         )
         cache.mark_saved(ranges)
         nbytes = sum(part.nbytes for part in exported)

@@ -16,7 +16,7 @@ Under another tokenizer a turn is rendered and tokenized again from its text, an
 `source`: under the first one it is again, to the token, what it was.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from kvactors.core.errors import SystemPromptMismatch
 from kvactors.core.offsets import token_boundary, token_ends
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Source", "Transcript", "Turn", "common_prefix", "tokens_hash"]
+__all__ = ["Source", "Transcript", "Turn", "common_prefix", "prefix_hashes", "tokens_hash"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -80,6 +80,15 @@ class Turn:
 def tokens_hash(tokens: Iterable[int]) -> str:
     """Hash of token ids, to tell whether stored KV belongs to a transcript's beginning."""
     return xxhash.xxh3_128_hexdigest(np.asarray(list(tokens), dtype="<u4").tobytes())
+
+
+def prefix_hashes(tokens: Sequence[int], ends: Iterable[int]) -> Iterator[str]:
+    """`tokens_hash(tokens[:end])` for ascending ends, in one pass."""
+    digest, done = xxhash.xxh3_128(), 0
+    for end in ends:
+        digest.update(np.asarray(tokens[done:end], dtype="<u4").tobytes())
+        done = end
+        yield digest.hexdigest()
 
 
 def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:

@@ -1,0 +1,73 @@
+"""Which attention path is faster on this device, and what a launch costs: measured. GPU thread."""
+
+import time
+from functools import cache
+
+import mlx.core as mx
+
+from kvactors.core.attention import attend
+from kvactors.core.pools import Cells, Pool
+from kvactors.core.slots import EXTENT_STEP
+from kvactors.core.spec import LayerSpec
+
+__all__ = ["measure_launch_tokens", "measure_threshold"]
+
+
+@cache
+def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
+    """Query rows per KV head up to which the packed path is faster on this device.
+
+    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU, once per
+    process.
+    """
+    if layer.bits is None or layer.group_size is None:
+        return 0
+    pool, noise = _random_pool(layer, extent)
+    dtype = getattr(mx, layer.dtype)
+    threshold = 1
+    for width in (2, 4, 8, 16):
+        queries = noise[:, :, :width].astype(dtype)
+        times = {
+            packed: min(_timed(queries, pool, extent, packed) for _ in range(tries))
+            for packed in (True, False)
+        }
+        if times[True] > times[False]:
+            break
+        threshold = width
+    return threshold
+
+
+@cache
+def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
+    """What one more slab costs a decode step, in tokens of padding read instead.
+
+    A step over few keys is almost all launch; the rest of a long one is reading. Measured once
+    per process.
+    """
+    pool, noise = _random_pool(layer, extent)
+    query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
+    packed = layer.bits is not None and layer.group_size is not None
+    short, long = (
+        min(_timed(query, pool, keys, packed) for _ in range(tries)) for keys in (few, extent)
+    )
+    per_token = max(long - short, 1e-9) / (extent - few)
+    return int(min(8192, max(few, (short - few * per_token) / per_token)))
+
+
+def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
+    """A full slot of random keys, and the numbers they were made of."""
+    pool = Pool(layer, 1, extent)
+    dtype = getattr(mx, layer.dtype)
+    keys, values = (
+        mx.random.normal((1, layer.kv_heads, extent, side.dim), key=mx.random.key(0))
+        for side in layer.sides
+    )
+    pool.write(keys.astype(dtype), values.astype(dtype), Cells(mx.arange(extent)[None], 0))
+    mx.eval(pool.arrays)
+    return pool, keys
+
+
+def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:
+    start = time.perf_counter()
+    mx.eval(attend(queries, pool, extent, None, 1.0, packed))
+    return time.perf_counter() - start
