@@ -48,7 +48,8 @@ def attend_in_blocks(
         if sees is not None:
             seen = sees[:, :, begin : begin + width]
             used = np.flatnonzero(seen.any(axis=(0, 1, 2)))
-            first, last = int(used[0]), int(used[-1]) + 1
+            if used.size:
+                first, last = int(used[0]), int(used[-1]) + 1
             hidden = ~seen[..., first:last]
         scores = block.flatten(2, 3) @ turned[..., first:last]
         total = exponentiate(scores, hidden, block.shape[2], sinks)
@@ -77,7 +78,9 @@ def exponentiate(
         sink = np.array(sinks.astype(mx.float32)).reshape(1, kv_heads, repeats, 1, 1)
         top = np.maximum(top, sink)
         total = np.exp(sink - top)
-    view -= top
-    np.exp(view, out=view)
-    total = total + view.sum(axis=-1, keepdims=True)
+    # Who sees nothing, or infinities, is not a number, as with MLX.
+    with np.errstate(invalid="ignore"):
+        view -= top
+        np.exp(view, out=view)
+        total = total + view.sum(axis=-1, keepdims=True)
     return mx.array(total.reshape(rows, kv_heads, -1, 1))

@@ -89,3 +89,14 @@ def test_large_scores_do_not_overflow() -> None:
     values = mx.array([[[[1.0], [2.0]]]])
 
     assert attend_in_blocks(queries, keys, values, 1.0).tolist() == [[[[1.0], [1.0]]]]
+
+
+def test_a_query_that_sees_no_key_is_not_a_number_and_its_neighbours_are_as_alone() -> None:
+    queries, keys = mx.ones((1, 1, 2, 4)), mx.ones((1, 1, 3, 4))
+    values = mx.array([[[[1.0], [2.0], [6.0]]]])
+    mask = mx.array([[[[False, False, False], [True, True, False]]]])
+
+    blind, seeing = np.array(attend_in_blocks(queries, keys, values, 1.0, mask))[0, 0, :, 0]
+
+    assert np.isnan(blind)
+    assert seeing == 1.5
