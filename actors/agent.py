@@ -54,6 +54,21 @@ logger = logging.getLogger(__name__)
 WARN_AT = 0.8
 
 
+# What handles a message, by its type: one look instead of ten.
+_HANDLERS: dict[type, str] = {
+    NewTokens: "_on_tokens",
+    Ask: "_begin",
+    Rewind: "_rewind",
+    Fork: "_fork",
+    CacheAhead: "_cache_ahead",
+    TurnFinished: "_finish",
+    TurnAborted: "_aborted",
+    CancelTurn: "_cancel",
+    Pause: "_pause",
+    Adopt: "_adopt",
+}
+
+
 class AgentActor(SystemActor):
     """Owns one agent's transcript. Every prompt ends in exactly one reply or error."""
 
@@ -87,7 +102,7 @@ class AgentActor(SystemActor):
         if handle is None:
             super().on_receive(message)
         else:
-            handle(self, message)
+            getattr(self, handle)(message)
 
     def on_stop(self) -> None:
         """Fail the turn that runs: its agent is gone."""
@@ -309,17 +324,3 @@ class AgentActor(SystemActor):
 
     def _is_running(self, serial: int) -> bool:
         return self._running is not None and self._running.serial == serial
-
-
-_HANDLERS: dict[type, Callable[[AgentActor, Any], None]] = {
-    NewTokens: AgentActor._on_tokens,
-    Ask: AgentActor._begin,
-    Rewind: AgentActor._rewind,
-    Fork: AgentActor._fork,
-    CacheAhead: AgentActor._cache_ahead,
-    TurnFinished: AgentActor._finish,
-    TurnAborted: AgentActor._aborted,
-    CancelTurn: AgentActor._cancel,
-    Pause: AgentActor._pause,
-    Adopt: AgentActor._adopt,
-}

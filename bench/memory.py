@@ -3,10 +3,10 @@
     python -m kvactors.bench.memory [--quick] [--plot out.png]
 
 Regime: a random llama of 4 layers (hidden 128, 2 heads of 64). Bytes are what MLX itself counts
-above the loaded model. KV of a token: one agent's cache, as it is held while the
-agent is idle. Prefill: one prompt, at 4 bits in float32, by one forward of all its tokens and
-through AgentSystem, with room for any chunk and within a budget. Agents that fit: as many idle
-agents as stay in memory, one after the other, until the first is evicted.
+above the loaded model. KV of a token: one agent's cache, as it is held while the agent is idle.
+Prefill: one prompt in float32, by one forward of all its tokens over mlx-lm's float cache and, at
+4 bits, through AgentSystem, with room for any chunk and within a budget. Agents that fit: as many
+idle agents as stay in memory, one after the other, until the first is evicted.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def _prompt(tokens: int, seed: int = 0) -> list[int]:
 
 
 def prefill_rows(tokens: int) -> list[Row]:
-    """Peaks of one forward of the whole prompt, of chunks, and of chunks within a budget."""
+    """Peaks of mlx-lm's forward of the whole prompt, of chunks, and of chunks within a budget."""
     unchunked, kv = _peak_unchunked(tokens)
     roomy = _peak_chunked(tokens, None)
     budget = max(4 * kv, roomy // 4)
@@ -151,24 +151,21 @@ def prefill_rows(tokens: int) -> list[Row]:
 
 
 def _peak_unchunked(tokens: int) -> tuple[int, int]:
-    """The peak of a forward of all tokens, and the bytes of the KV that it leaves."""
+    """The peak of mlx-lm's forward of all tokens, and the bytes of their KV at 4 bits."""
     import mlx.core as mx
 
+    from kvactors.bench.peers import empty_float
     from kvactors.core.model import load_model
-    from kvactors.core.runner import new_arena
 
     loaded = load_model(small_llama, ModelOptions(dtype="float32"))
 
-    def forward() -> int:
-        arena = new_arena(loaded)
-        arena.table.lean = True
-        arena.add_row(0, tokens)
-        arena.forward(loaded.model, mx.array([_prompt(tokens)]))
-        arena.evaluate()
-        return arena.nbytes
+    def forward() -> None:
+        cache = empty_float(loaded.model)
+        loaded.model(mx.array([_prompt(tokens)]), cache=cache)
+        mx.eval([layer.state for layer in cache])
 
-    kv, peak = _peak_of(forward)
-    return peak, kv
+    _, peak = _peak_of(forward)
+    return peak, tokens * loaded.spec.bytes_per_token
 
 
 def _peak_chunked(tokens: int, budget: int | None) -> int:
