@@ -79,7 +79,8 @@ class Turn:
 
 def tokens_hash(tokens: Iterable[int]) -> str:
     """Hash of token ids, to tell whether stored KV belongs to a transcript's beginning."""
-    return xxhash.xxh3_128_hexdigest(np.asarray(list(tokens), dtype="<u4").tobytes())
+    known = list(tokens)
+    return next(prefix_hashes(known, [len(known)]))
 
 
 def prefix_hashes(tokens: Sequence[int], ends: Iterable[int]) -> Iterator[str]:

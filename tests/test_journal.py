@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvactors.actors import Agent, AgentBehaviour, AgentSystem, InvalidInput, Sampling, replay
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    AgentSystem,
+    InvalidConfig,
+    InvalidInput,
+    Sampling,
+    replay,
+)
 from kvactors.actors.journal import pack, read_journal, unpack
-from kvactors.core.errors import InvalidConfig
 
 WAIT = 60
 SHORT = Sampling(max_tokens=6)
