@@ -75,7 +75,7 @@ def exponentiate(
     top = view.max(axis=-1, keepdims=True)
     total = 0.0
     if sinks is not None:
-        sink = np.array(sinks.astype(mx.float32)).reshape(1, kv_heads, repeats, 1, 1)
+        sink = np.array(sinks.astype(scores.dtype)).reshape(1, kv_heads, repeats, 1, 1)
         top = np.maximum(top, sink)
         total = np.exp(sink - top)
     # Who sees nothing, or infinities, is not a number, as with MLX.
@@ -83,4 +83,5 @@ def exponentiate(
         view -= top
         np.exp(view, out=view)
         total = total + view.sum(axis=-1, keepdims=True)
-    return mx.array(total.reshape(rows, kv_heads, -1, 1))
+    # Left to itself, MLX makes float32 of NumPy's float64.
+    return mx.array(total.reshape(rows, kv_heads, -1, 1), scores.dtype)

@@ -83,6 +83,17 @@ def test_blocks_of_any_size_are_one_attention(
     np.testing.assert_allclose(np.array(found), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_in_float64_it_is_exact_to_float64() -> None:
+    """NumPy's sums once came back to MLX as float32, which the exact tests then compared."""
+    rng = np.random.default_rng(3)
+    queries, keys, values = (rng.normal(size=(1, 2, n, 8)) for n in (2, 30, 30))
+    arrays = [mx.array(array, mx.float64) for array in (queries, keys, values)]
+
+    out = np.array(attend_in_blocks(*arrays, scale=SCALE))
+
+    assert np.abs(out - attention(queries, keys, values, None, None)).max() < 1e-14
+
+
 def test_large_scores_do_not_overflow() -> None:
     queries = mx.full((1, 1, 2, 4), 100.0)
     keys = mx.concatenate([mx.full((1, 1, 1, 4), 100.0), mx.full((1, 1, 1, 4), -100.0)], axis=2)
