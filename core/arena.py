@@ -64,6 +64,8 @@ class Arena:
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""
+        if self._can_share(other, source):
+            return 0
         length = other.table.lengths[source] + 1
         slab = self.table.choose_slab(length, other.table.beginning(source))
         return self._growth(lambda layer: layer.join_growth(slab, length))
@@ -107,12 +109,29 @@ class Arena:
         self.evaluate()
 
     def take(self, other: "Arena", source: int) -> int:
-        """Copy a row of another arena in; returns its index here."""
-        length = other.table.lengths[source]
-        row = self.add_row(length, length + 1, other.table.beginning(source))
-        for layer, from_layer in zip(self.layers, other.layers, strict=True):
+        """A row of another arena, which keeps its own; returns its index here.
+
+        A row that gets a slab of its own, and had one there, is not copied before either writes.
+        """
+        length, beginning = other.table.lengths[source], other.table.beginning(source)
+        layers = list(zip(self.layers, other.layers, strict=True))
+        if self._can_share(other, source):
+            slab, _ = other.table.locate(source)
+            for layer, from_layer in layers:
+                layer.share(from_layer, slab)
+            capacity = other.table.slabs[slab].capacity
+            return self.table.commit_join(len(self.table.slabs), length, capacity, beginning)
+        row = self.add_row(length, length + 1, beginning)
+        for layer, from_layer in layers:
             layer.copy_row(row, from_layer, source)
         return row
+
+    def _can_share(self, other: "Arena", source: int) -> bool:
+        """Whether a row of another arena has a slab to itself, and would have one here."""
+        beginning = other.table.beginning(source)
+        slab = self.table.choose_slab(other.table.lengths[source] + 1, beginning)
+        there, _ = other.table.locate(source)
+        return slab == len(self.table.slabs) and len(other.table.slabs[there].rows) == 1
 
     def export(self, row: int, start: int, end: int) -> Piece:
         """Tokens [start, end) of a row, evaluated; with a checkpoint if the row ends there."""

@@ -1,12 +1,14 @@
 """One layer's cache of the rows that run together: what an Arena asks of every kind.
 
-    batch     `grow`, `copy_row`, `leave`; the model steps it through `update_and_fetch` or items
+    batch     `grow`, `copy_row`, `share`, `leave`; the model steps it through `update_and_fetch`
+              or items
     persist   `export`, `load`: tokens, or a checkpoint at the end of a turn
     cut       `cut`: back by some tokens, as far as the kind allows
 
 Rows stand slab by slab as the SlotTable says; the layers hold their bytes. GPU thread only.
 """
 
+from copy import copy
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -46,6 +48,10 @@ class LayerCache(Protocol):
 
     def copy_row(self, row: int, other: Any, source: int) -> None:
         """Copy another arena's row, of this layer, into a row made by `grow`."""
+
+    def share(self, other: Any, slab: int) -> None:
+        """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
+        the other one is gone."""
 
     def leave(self, slab: int, slot: int, last: int) -> None:
         """Remove a slot; the slab's last one fills the hole."""
@@ -260,6 +266,11 @@ class KVLayer:
         target, target_slot = self.table.locate(row)
         self.pools[target].load(target_slot, 0, arrays)
         mx.eval(self.pools[target].arrays)
+
+    def share(self, other: "KVLayer", slab: int) -> None:
+        """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
+        the other one is gone."""
+        self.pools.append(copy(other.pools[slab]))
 
     def leave(self, slab: int, slot: int, last: int) -> None:
         """Remove a slot; the slab's last one fills the hole."""

@@ -8,6 +8,7 @@ item assignment, which MLX does in place while nobody else holds the buffer. GPU
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -114,6 +115,13 @@ class Pool:
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
         }
+
+    def __copy__(self) -> "Pool":
+        """The same bytes until one of the two writes."""
+        pool = object.__new__(Pool)
+        pool.layer = self.layer
+        pool.arrays = {name: copy(array) for name, array in self.arrays.items()}
+        return pool
 
     @property
     def shape(self) -> tuple[int, int]:

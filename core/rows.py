@@ -75,8 +75,9 @@ class Rows:
         batch = self.prefills[requests[0]]
         if batch is None:
             batch = PrefillBatch(self._forms[requests[0].in_float])
+            spare = not self.common[requests[0].in_float].arena.table.lean
             for request in requests:
-                batch.add(request, self._pieces(request))
+                batch.add(request, self._pieces(request), spare)
                 self.prefills[request] = batch
         return batch
 

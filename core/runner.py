@@ -23,6 +23,8 @@ __all__ = ["DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache
 
 # mlx-lm's own context for the repetition penalty, in tokens.
 PENALTY_CONTEXT = 20
+# Most tokens that a row has room for beyond its prompt.
+SPARE_TOKENS = 256
 # Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
 CACHE_KEPT = 256 * 2**20
 
@@ -55,16 +57,19 @@ class PrefillBatch:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self.arena = new_arena(loaded)
-        # These rows do not grow before they go on to decode.
+        # What these rows grow by is known.
         self.arena.table.lean = True
         self.requests: list[Request] = []
 
-    def add(self, request: Request, pieces: Sequence[Piece]) -> None:
-        """Give a request a row, with its cached pieces in it."""
-        longest = max(map(len, request.choices), default=0)
+    def add(self, request: Request, pieces: Sequence[Piece], spare: bool = False) -> None:
+        """Give a request a row, with its cached pieces in it; with `spare`, room to decode, so
+        that the row is not copied as soon as it does."""
+        more = max(map(len, request.choices), default=0)
+        if spare and request.generate and not request.choices:
+            more = min(request.sampling.max_tokens, SPARE_TOKENS)
         # A piece may hold the last token too, which is fed again to get logits.
         held = pieces[-1].end if pieces else 0
-        row = self.arena.add_row(request.cached, max(request.target + longest, held))
+        row = self.arena.add_row(request.cached, max(request.target + more, held))
         for piece in pieces:
             self.arena.load(row, piece)
         self.requests.insert(row, request)

@@ -98,6 +98,12 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         if states is not None:
             self._put(row, [state[slot : slot + 1] for state in states])
 
+    def share(self, other: "StateLayer", slab: int) -> None:
+        """One more slab: another arena's, of this layer."""
+        states = other.now[slab]
+        self.now.append(None if states is None else list(states))
+        self.before.append(None)
+
     def leave(self, slab: int, slot: int, last: int) -> None:
         """Remove a slot; the slab's last one fills the hole."""
         if last == 0:
