@@ -51,7 +51,7 @@ class Engine:
         self._scheduler = Scheduler(
             SchedulerConfig(
                 config.target_latency,
-                reproducible=self._fixed_chunks,
+                reproducible=loaded.policy.reproducible or loaded.spec.fixed_chunks,
                 checkpointed=loaded.spec.checkpointed,
             )
         )
@@ -63,9 +63,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has work: something runs, or something waits that can start."""
-        if self._events or self._rows.active or self._admission.ready:
-            return True
-        return any(request.cancelled for request in self._admission.waiting)
+        ready = self._events or self._rows.active or self._admission.ready
+        return bool(ready) or any(request.cancelled for request in self._admission.waiting)
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
@@ -144,7 +143,10 @@ class Engine:
         self._hand_over()
         if not rows.prefills:
             self._scheduler.prefill_ended()
-        seconds = sum(map(self._run_decode, filter(self._pressure.make_growth, rows.decoding)))
+        # A step that was in flight is done after a chunk: its tokens do not wait for another one.
+        done = [batch for batch in rows.common if plan.prefill and batch.in_flight]
+        ready = filter(self._pressure.make_growth, rows.decoding)
+        seconds = sum(self._run_decode(batch, launch=batch not in done) for batch in ready)
         if seconds:
             self._scheduler.record_decode(seconds)
         for batch in list(rows.suspects):
@@ -182,10 +184,6 @@ class Engine:
         """Bytes of KV in memory of agents that do not run, and of those running began with."""
         return self._memory.hot.nbytes
 
-    @property
-    def _fixed_chunks(self) -> bool:
-        return self.loaded.policy.reproducible or self.loaded.spec.fixed_chunks
-
     # -- running -----------------------------------------------------------------------
 
     def _pieces_of(self, request: Request) -> Sequence[Piece]:
@@ -201,7 +199,8 @@ class Engine:
         self._meter.started(request)
 
     def _run_prefill(self, planned: Sequence[Chunk], decoding: bool) -> None:
-        chunks = self._pressure.within_memory(planned, fixed=self._fixed_chunks)
+        fixed = self._scheduler.config.reproducible
+        chunks = self._pressure.within_memory(planned, fixed=fixed)
         if not chunks:
             return
         batch = self._rows.prefill_batch([chunk.request for chunk in chunks])
@@ -264,15 +263,15 @@ class Engine:
             cache.borrowed = True
         self._traffic.offer(request)
 
-    def _run_decode(self, batch: DecodeBatch) -> float:
-        """One step of a batch; the seconds that it took, 0 if it failed."""
+    def _run_decode(self, batch: DecodeBatch, *, launch: bool) -> float:
+        """One step of a batch; the seconds that it took, 0 if it failed or none was launched."""
         begin, self._forward = self._clock(), batch.requests
         try:
-            decoded = self._meter.decode(batch)
+            decoded = self._meter.decode(batch, launch=launch)
         except Exception as error:
             self._blame(batch.requests, error)
             return 0.0
-        seconds = self._clock() - begin
+        seconds = self._clock() - begin if launch else 0.0
         for item in decoded:
             try:
                 self._receive(item)

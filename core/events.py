@@ -18,7 +18,7 @@ class ExportedKV:
     end: int
     tokens_hash: str
     layout: str
-    tensors: tuple[tuple[str, str, tuple[int, ...], bytes], ...]
+    tensors: tuple[tuple[str, str, tuple[int, ...], bytes | memoryview], ...]
 
     @property
     def nbytes(self) -> int:

@@ -33,10 +33,10 @@ class Meter:
             self._tracer.tell(PrefillStep(began, perf_counter(), parts))
         return computed
 
-    def decode(self, batch: "DecodeBatch") -> "list[Decoded]":
-        """Launch the next step, then read the one before it."""
+    def decode(self, batch: "DecodeBatch", *, launch: bool) -> "list[Decoded]":
+        """Launch the next step, if asked to, then read the one before it."""
         began = perf_counter() if self._tracer.steps else 0.0
-        decoded = batch.step()
+        decoded = batch.step(launch=launch)
         self._decoded(began, len(batch), [d.request for d in decoded if d.error is None])
         return decoded
 

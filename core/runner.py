@@ -161,13 +161,19 @@ class DecodeBatch:
     @property
     def idle(self) -> bool:
         """Whether it has no row, and no step in flight."""
-        return not self.requests and self._tokens is None
+        return not self.requests and not self.in_flight
 
-    def step(self) -> list[Decoded]:
-        """Launch the next step, then read the one before it."""
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that was not read."""
+        return self._tokens is not None
+
+    def step(self, *, launch: bool) -> list[Decoded]:
+        """Launch the next step, if asked to, then read the one before it."""
         flying, tokens, errors = self._flying, self._tokens, self._errors
         self._flying, self._tokens, self._errors = [], None, {}
-        if any(not self._last_in_flight(request, flying) for request in self.requests):
+        more = any(not self._last_in_flight(request, flying) for request in self.requests)
+        if launch and more:
             self._launch(flying, tokens)
         if tokens is None:
             return []

@@ -2,7 +2,8 @@
 
 A piece becomes raw tensors (name, dtype, shape, bytes), one for each array of each layer
 group, and a layout: JSON that says for every layer its kind, dims, bits, group size and
-scale dtype. Arrays themselves never leave the GPU thread.
+scale dtype. Arrays themselves never leave the GPU thread, but views of their memory do: who
+has one may read it, and let go of it.
 """
 
 import json
@@ -19,7 +20,7 @@ __all__ = ["FORMAT_VERSION", "RawTensor", "encode_floats", "from_raw", "layout",
 
 FORMAT_VERSION = 1
 
-RawTensor = tuple[str, str, tuple[int, ...], bytes]
+RawTensor = tuple[str, str, tuple[int, ...], bytes | memoryview]
 """Name, safetensors dtype name, shape, little-endian bytes."""
 
 _DTYPES = {
@@ -61,7 +62,8 @@ def _layer_layout(layer: LayerSpec) -> dict[str, Any]:
 
 
 def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
-    """Copy an evaluated piece out into bytes."""
+    """An evaluated piece as bytes. They are not copied: a piece never changes, and what looks at
+    its memory keeps it."""
     return tuple(
         (f"g{index}.{name}", _DTYPES[_dtype_name(array)], tuple(array.shape), _to_bytes(array))
         for index, group in enumerate(piece.groups)
@@ -95,14 +97,16 @@ def _dtype_name(array: mx.array) -> str:
     return str(array.dtype).rpartition(".")[2]
 
 
-def _to_bytes(array: mx.array) -> bytes:
+def _to_bytes(array: mx.array) -> bytes | memoryview:
     # NumPy has no bfloat16: its bits travel as uint16, the dtype's name beside them.
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
-    return np.array(array, copy=False).tobytes()
+    view = np.array(array, copy=False)
+    # Of strided or empty arrays there is no flat view.
+    return view.data.cast("B") if view.size and view.flags.c_contiguous else view.tobytes()
 
 
-def _from_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> mx.array:
+def _from_bytes(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> mx.array:
     plain: Any = "uint16" if dtype == "bfloat16" else dtype
     array = mx.array(np.frombuffer(data, dtype=plain).reshape(shape))
     return array.view(mx.bfloat16) if dtype == "bfloat16" else array

@@ -41,6 +41,7 @@ from kvactors.persistence.ledger import (
 )
 from kvactors.persistence.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from kvactors.persistence.naming import LEDGER_NAME, MANIFEST_NAME, check_fingerprint, segment_name
+from kvactors.persistence.reading import Buffer
 from kvactors.persistence.segment import Segment, decode_segment, encode_segment
 from kvactors.persistence.store import Store
 
@@ -95,7 +96,7 @@ def _put_segment(archive: zipfile.ZipFile, fingerprint: str, segment: Segment) -
     return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)
 
 
-def _put(archive: zipfile.ZipFile, name: str, *chunks: bytes) -> None:
+def _put(archive: zipfile.ZipFile, name: str, *chunks: Buffer) -> None:
     # The fixed date of ZipInfo makes the same agent the same file.
     with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as member:
         for chunk in chunks:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.naming import TEMP_SUFFIX
+from kvactors.persistence.reading import Buffer
 
 __all__ = ["NO_LINKS", "Files", "replace_file", "temp_path"]
 
@@ -44,7 +45,7 @@ class Files:
         """Make one directory; FileExistsError if it is there."""
         os.mkdir(path, 0o700)
 
-    def write_temp(self, path: Path, chunks: Sequence[bytes]) -> None:
+    def write_temp(self, path: Path, chunks: Sequence[Buffer]) -> None:
         """Write a whole file, unsynced. One that is there is a leftover and is emptied first."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o600)
         try:
@@ -149,7 +150,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     files.sync_dir(path.parent)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def _write_all(fd: int, data: Buffer) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[:_WRITE_PIECE]) :]

@@ -19,6 +19,7 @@ from kvactors.persistence import format_fp16, format_mlx_lm, format_q4
 from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
 from kvactors.persistence.fields import Fields, TensorTable
 from kvactors.persistence.interchange import Arrays, Imported, Memory, Target
+from kvactors.persistence.reading import Buffer
 from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
 __all__ = ["ARCHIVE", "FORMATS", "encode_memory", "read_memory"]
@@ -49,7 +50,7 @@ _FORMATS = {
 FORMATS = (ARCHIVE, *_FORMATS)
 
 
-def encode_memory(memory: Memory, form: str) -> list[bytes]:
+def encode_memory(memory: Memory, form: str) -> list[Buffer]:
     """The chunks of a file in one of FORMATS but the archive. Raises ExportRejected."""
     return encode_tensors(*_FORMATS[form].encode(memory))
 

@@ -24,6 +24,7 @@ from kvactors.persistence.naming import (
     encode_agent_id,
     segment_name,
 )
+from kvactors.persistence.reading import Buffer
 from kvactors.persistence.segment import Segment, encode_segment, seal_segment
 from kvactors.persistence.usage import Key
 
@@ -35,7 +36,7 @@ class _Fresh:
     """A segment to store. `source`: a file with the same content, linked instead."""
 
     path: Path
-    chunks: list[bytes]
+    chunks: list[Buffer]
     digest: str
     size: int
     source: Path | None

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 from kvactors.persistence.atomic import Files
+from kvactors.persistence.reading import Buffer
 
 __all__ = ["PowerLossFiles"]
 
@@ -39,7 +40,7 @@ class PowerLossFiles(Files):
         super().mkdir(path)
         self._changed(path, lambda: shutil.rmtree(path, ignore_errors=True))
 
-    def write_temp(self, path: Path, chunks: Sequence[bytes]) -> None:
+    def write_temp(self, path: Path, chunks: Sequence[Buffer]) -> None:
         if path.exists():
             self._touched(path)
         else:

@@ -21,6 +21,7 @@ from os import urandom
 from typing import Any, BinaryIO
 
 from kvactors.persistence.errors import EncryptionError
+from kvactors.persistence.reading import Buffer
 
 __all__ = ["KEY_BYTES", "BrokenSeal", "EncryptionKey", "SealedReader", "Sealing", "key_id_of"]
 
@@ -77,7 +78,7 @@ class Sealing:
         """A name for content that reveals nothing of it: 32 hex digits from a hex digest."""
         return self._derive(b"content", digest.encode(), 16).hex()
 
-    def seal(self, context: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def seal(self, context: bytes, chunks: Iterable[Buffer]) -> Iterator[bytes]:
         """The sealed object, in chunks."""
         salt = urandom(16)
         yield _HEAD.pack(_MAGIC, VERSION, self.key_id, salt)
@@ -171,7 +172,7 @@ def key_id_of(sealed: bytes) -> bytes | None:
     return key_id
 
 
-def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _pieces(chunks: Iterable[Buffer]) -> Iterator[bytes]:
     """The same bytes in pieces of PIECE; the last may be shorter, never empty."""
     held = bytearray()
     for chunk in chunks:

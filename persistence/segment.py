@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, TensorFileUnreadable
-from kvactors.persistence.reading import NotAFile, open_file
+from kvactors.persistence.reading import Buffer, NotAFile, open_file
 from kvactors.persistence.sealing import BrokenSeal, SealedReader, Sealing
 from kvactors.persistence.tensor_file import RawTensor, Readable, encode_tensors, read_tensors
 
@@ -50,7 +50,7 @@ class Segment:
 
 def encode_segment(
     segment: Segment, sealing: Sealing | None = None
-) -> tuple[list[bytes], str, int]:
+) -> tuple[list[Buffer], str, int]:
     """The file of a segment: its chunks (tensors uncopied), xxh3_128 digest and size in bytes.
 
     With `sealing` the chunks are still plain (`seal_segment` seals them); the digest is the
@@ -72,8 +72,8 @@ def encode_segment(
 
 
 def seal_segment(
-    chunks: list[bytes], fingerprint: str, digest: str, sealing: Sealing | None
-) -> list[bytes]:
+    chunks: list[Buffer], fingerprint: str, digest: str, sealing: Sealing | None
+) -> list[Buffer]:
     """What is written of a segment with this (keyed) digest."""
     if sealing is None:
         return chunks

@@ -16,11 +16,11 @@ from math import prod
 from typing import Any, Protocol
 
 from kvactors.persistence.errors import TensorFileUnreadable
-from kvactors.persistence.reading import unique
+from kvactors.persistence.reading import Buffer, unique
 
 __all__ = ["RawTensor", "Readable", "encode_tensors", "read_tensors"]
 
-RawTensor = tuple[str, str, tuple[int, ...], bytes]
+RawTensor = tuple[str, str, tuple[int, ...], Buffer]
 """Name, safetensors dtype ("U32", "F16", "BF16", ...), shape, little-endian bytes."""
 
 _LENGTH = struct.Struct("<Q")
@@ -47,7 +47,7 @@ class Readable(Protocol):
         ...
 
 
-def encode_tensors(tensors: Sequence[RawTensor], metadata: Mapping[str, str]) -> list[bytes]:
+def encode_tensors(tensors: Sequence[RawTensor], metadata: Mapping[str, str]) -> list[Buffer]:
     """The file's chunks: the header, then each tensor's bytes, uncopied.
 
     Raises TensorFileUnreadable if the tensors contradict themselves.

@@ -28,6 +28,7 @@ from random import Random
 from kvactors.persistence.atomic import Files
 from kvactors.persistence.commit import Save
 from kvactors.persistence.power_loss import PowerLossFiles
+from kvactors.persistence.reading import Buffer
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
 
@@ -85,7 +86,7 @@ class WrappedFiles(Files):
     def mkdir(self, path: Path) -> None:
         self._pass("mkdir", path, lambda: self.inner.mkdir(path))
 
-    def write_temp(self, path: Path, chunks: Sequence[bytes]) -> None:
+    def write_temp(self, path: Path, chunks: Sequence[Buffer]) -> None:
         act = lambda: self.inner.write_temp(path, chunks)  # noqa: E731
         self._pass("write_temp", path, act, b"".join(chunks))
 
