@@ -49,18 +49,20 @@ class Arena:
         """Bytes allocated over all layers."""
         return sum(layer.nbytes for layer in self.layers)
 
-    def add_row(self, length: int, reserve: int, beginning: Beginning = ()) -> int:
-        """A new row that will be loaded with `length` tokens, room for `reserve`; its index.
+    def add_row(self, length: int, expected: int, beginning: Beginning = (), spare: int = 0) -> int:
+        """A new row that will be loaded with `length` tokens and filled to `expected`, with room
+        for some to `spare`; its index.
 
         The caller keeps its own list in step: insert at the returned index.
         """
-        room = max(length, reserve)
-        slab = self.table.choose_slab(room, beginning)
+        expected = max(length, expected)
+        room = expected + spare
+        slab = self.table.choose_slab(expected, beginning)
         for layer in self.layers:
             layer.grow(slab, room)
         new = slab == len(self.table.slabs)
         capacity = self.table.capacity_for(0 if new else self.table.slabs[slab].capacity, room)
-        return self.table.commit_join(slab, length, capacity, beginning)
+        return self.table.commit_join(slab, length, capacity, beginning, expected)
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""

@@ -144,7 +144,7 @@ class Engine:
         if not rows.prefills:
             self._scheduler.prefill_ended()
         # A step that was in flight is done after a chunk: its tokens do not wait for another one.
-        done = [batch for batch in rows.common if plan.prefill and batch.in_flight]
+        done = [b for b in rows.common if b.in_flight and (plan.prefill or b.long_row_ends)]
         ready = filter(self._pressure.make_growth, rows.decoding)
         seconds = sum(self._run_decode(batch, launch=batch not in done) for batch in ready)
         if seconds:

@@ -25,6 +25,8 @@ __all__ = ["DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache
 PENALTY_CONTEXT = 20
 # Most tokens that a row has room for beyond its prompt.
 SPARE_TOKENS = 256
+# What it costs to launch a step only after the one before was read, in launches of a slab.
+LATE_LAUNCHES = 4
 # Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
 CACHE_KEPT = 256 * 2**20
 
@@ -68,8 +70,8 @@ class PrefillBatch:
         if spare and request.generate and not request.choices:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
         # A piece may hold the last token too, which is fed again to get logits.
-        held = pieces[-1].end if pieces else 0
-        row = self.arena.add_row(request.cached, max(request.target + more, held))
+        held = max(request.target, pieces[-1].end if pieces else 0)
+        row = self.arena.add_row(request.cached, held, spare=more)
         for piece in pieces:
             self.arena.load(row, piece)
         self.requests.insert(row, request)
@@ -167,6 +169,14 @@ class DecodeBatch:
     def in_flight(self) -> bool:
         """Whether a step was launched that was not read."""
         return self._tokens is not None
+
+    @property
+    def long_row_ends(self) -> bool:
+        """Whether a row that has its last token in flight is so long that feeding it once more
+        would cost more than to launch the next step only when that token was read."""
+        longest = LATE_LAUNCHES * self.arena.policy.launch_tokens
+        ending = (r for r in self.requests if self._last_in_flight(r, self._flying))
+        return any(request.cached > longest for request in ending)
 
     def step(self, *, launch: bool) -> list[Decoded]:
         """Launch the next step, if asked to, then read the one before it."""

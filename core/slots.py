@@ -45,10 +45,12 @@ def grown_capacity(current: int, needed: int) -> int:
 
 @dataclass(slots=True)
 class Row:
-    """`length` tokens. Rows that begin with the same pieces hold the same bytes there."""
+    """`length` tokens, and soon `expected`. Rows that begin with the same pieces hold the same
+    bytes there."""
 
     length: int
     beginning: Beginning = ()
+    expected: int = 0
 
 
 @dataclass(slots=True)
@@ -146,13 +148,15 @@ class SlotTable:
             costs.append((length + self.launch_tokens, fresh))
         return min(costs)[1]
 
-    def commit_join(self, slab: int, length: int, capacity: int, beginning: Beginning = ()) -> int:
+    def commit_join(
+        self, slab: int, length: int, capacity: int, beginning: Beginning = (), expected: int = 0
+    ) -> int:
         """Add a row at the end of a slab; returns its batch row."""
         assert _end(beginning) <= length <= capacity
         if slab == len(self.slabs):
             self.slabs.append(Slab(capacity))
         self.slabs[slab].capacity = capacity
-        self.slabs[slab].rows.append(Row(length, beginning))
+        self.slabs[slab].rows.append(Row(length, beginning, expected))
         return self.first_row(slab) + len(self.slabs[slab].rows) - 1
 
     def commit_leave(self, row: int) -> None:
@@ -215,7 +219,7 @@ class SlotTable:
 
     def _read(self, rows: Sequence[Row]) -> int:
         """Tokens that a step of these rows reads, padded to the longest."""
-        longest = max(row.length for row in rows)
+        longest = max(max(row.length, row.expected) for row in rows)
         return len(rows) * longest - (len(rows) - 1) * self._shared(rows)
 
     def _shared(self, rows: Sequence[Row]) -> int:
