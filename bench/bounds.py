@@ -1,6 +1,6 @@
 """What the machine allows: rates that bound a prefill and a decode step, measured here.
 
-`bound_decode` says how long a step must take from bytes read and products done; what is above
+`decode_bound` says how long a step must take from bytes read and products done; what is above
 that is launches and Python, what is below the target is not to be had on this machine.
 """
 

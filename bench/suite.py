@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
+from typing import Any
 
 from kvactors.bench import decoding, footprint, latency, prefill, turns
 from kvactors.bench.bounds import decode_bound, measure_rates, prefill_bound
@@ -20,9 +21,9 @@ __all__ = ["REGIMES", "run_suite"]
 REGIMES: tuple[Regime, ...] = (
     *prefill.REGIMES,
     *decoding.REGIMES,
-    *turns.REGIMES,
-    *latency.REGIMES,
     *footprint.REGIMES,
+    *latency.REGIMES,
+    *turns.REGIMES,
 )
 COLUMNS = ("regime", "ours", "theirs", "unit", "ratio", "quartiles", "target", "met")
 
@@ -37,7 +38,7 @@ def run_suite(
     growth: bool = False,
 ) -> list[Outcome]:
     """Measure the regimes whose names match one of `only` (regular expressions), or all; then how
-    things grow, if asked to.
+    things grow, if asked to. Ctrl-C ends it early, with what was measured.
 
     `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
     `growth.png` into `plot`, and one JSON object into `json`.
@@ -49,10 +50,30 @@ def run_suite(
         for regime in REGIMES
         if not only or any(re.search(pattern, regime.name) for pattern in only)
     ]
+    found: dict[str, Any] = {
+        "bench": "suite",
+        **machine(),
+        "model": model or DESCRIPTION,
+        "scale": asdict(scale),
+        "bounds": _bounds(setup),
+        "rows": [],
+    }
+
+    def keep(**more: list[Any]) -> None:
+        """Write what was found so far: a run may take an hour and be stopped."""
+        found.update(more)
+        if json is not None:
+            json.write_text(dumps(found, indent=1), encoding="utf-8")
+
     outcomes = []
-    for regime in chosen:
-        print(f"{regime.name}: {regime.described}", flush=True)
-        outcomes.append(run(regime, setup))
+    try:
+        for regime in chosen:
+            print(f"{regime.name}: {regime.described}", flush=True)
+            outcomes.append(run(regime, setup))
+            print("  " + "  ".join(outcomes[-1].row()[1:]), flush=True)
+            keep(rows=[outcome.as_json() for outcome in outcomes])
+    except KeyboardInterrupt:
+        print("stopped: what was measured before follows", flush=True)
     title = f"{model or DESCRIPTION}, 4-bit KV, medians of {scale.runs} alternating runs."
     if scale.shrink > 1:
         title += (
@@ -64,22 +85,12 @@ def run_suite(
         COLUMNS,
         [outcome.row() for outcome in outcomes],
     )
-    bounds = _bounds(setup)
     if plot is not None:
         plot.mkdir(parents=True, exist_ok=True)
         draw(outcomes, plot / "regimes.png")
-    curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png") if growth else []
-    if json is not None:
-        found = {
-            "bench": "suite",
-            **machine(),
-            "model": model or DESCRIPTION,
-            "scale": asdict(scale),
-            "bounds": bounds,
-            "rows": [outcome.as_json() for outcome in outcomes],
-            "growth": [curve.as_json() for curve in curves],
-        }
-        json.write_text(dumps(found, indent=1), encoding="utf-8")
+    if growth:
+        curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
+        keep(growth=[curve.as_json() for curve in curves])
     return outcomes
 
 
