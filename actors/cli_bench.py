@@ -28,5 +28,5 @@ def run_bench(
     from kvactors.bench.suite import run_suite
 
     scale = QUICK if quick else FULL if full else TABLE
-    if not run_suite(scale, model, only, plot, json, growth=full):
+    if not run_suite(scale, model, only, plot, json, growth=full) and only:
         raise InvalidConfig(f"no regime is called {', '.join(only)}")
