@@ -66,6 +66,7 @@ def run_suite(
             json.write_text(dumps(found, indent=1), encoding="utf-8")
 
     outcomes = []
+    stopped = False
     try:
         for regime in chosen:
             print(f"{regime.name}: {regime.described}", flush=True)
@@ -73,6 +74,7 @@ def run_suite(
             print("  " + "  ".join(outcomes[-1].row()[1:]), flush=True)
             keep(rows=[outcome.as_json() for outcome in outcomes])
     except KeyboardInterrupt:
+        stopped = True
         print("stopped: what was measured before follows", flush=True)
     title = f"{model or DESCRIPTION}, 4-bit KV, medians of {scale.runs} alternating runs."
     if scale.shrink > 1:
@@ -88,7 +90,7 @@ def run_suite(
     if plot is not None:
         plot.mkdir(parents=True, exist_ok=True)
         draw(outcomes, plot / "regimes.png")
-    if growth:
+    if growth and not stopped:
         curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
         keep(growth=[curve.as_json() for curve in curves])
     return outcomes

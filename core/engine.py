@@ -120,7 +120,7 @@ class Engine:
 
     def resume(self, turns: Sequence[Request], backlog: int) -> None:
         """Take over what another engine abandoned: nothing is in memory of it."""
-        self._memory.backlog = backlog
+        self._memory.resume(backlog)
         self._admission.resume(turns)
 
     def release(self) -> None:
@@ -143,11 +143,12 @@ class Engine:
         self._hand_over()
         if not rows.prefills:
             self._scheduler.prefill_ended()
-        # A step that was in flight is done after a chunk: its tokens do not wait for another one.
+        # A step that was in flight is done after a chunk: its tokens do not wait for another one,
+        # which stays owed, so that batches of both forms go on together.
         done = [b for b in rows.common if b.in_flight and (plan.prefill or b.long_row_ends)]
         ready = filter(self._pressure.make_growth, rows.decoding)
         seconds = sum(self._run_decode(batch, launch=batch not in done) for batch in ready)
-        if seconds:
+        if seconds and not done:
             self._scheduler.record_decode(seconds)
         for batch in list(rows.suspects):
             rows.rejoin(batch)
@@ -199,11 +200,11 @@ class Engine:
         self._meter.started(request)
 
     def _run_prefill(self, planned: Sequence[Chunk], decoding: bool) -> None:
-        fixed = self._scheduler.config.reproducible
-        chunks = self._pressure.within_memory(planned, fixed=fixed)
+        chunks = self._pressure.within_memory(planned, fixed=self._scheduler.config.reproducible)
         if not chunks:
             return
-        batch = self._rows.prefill_batch([chunk.request for chunk in chunks])
+        requests = [chunk.request for chunk in chunks]
+        batch = self._rows.prefill_batch(requests, self._pressure.can_spare(requests))
         begin, self._forward = self._clock(), batch.requests
         try:
             computed = self._meter.prefill(batch, chunks)

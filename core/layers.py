@@ -270,7 +270,10 @@ class KVLayer:
     def share(self, other: "KVLayer", slab: int) -> None:
         """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
         the other one is gone."""
-        self.pools.append(copy(other.pools[slab]))
+        pool = copy(other.pools[slab])
+        # Rows that left may have left their slots.
+        pool.shrink(1, pool.shape[1])
+        self.pools.append(pool)
 
     def leave(self, slab: int, slot: int, last: int) -> None:
         """Remove a slot; the slab's last one fills the hole."""

@@ -48,7 +48,7 @@ class Memory:
         block = loaded.spec.bytes_per_token * BLOCK_TOKENS
         self.pool = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
         self.workspace = [WorkSpace.measure(form) for form in loaded.forms]
-        self.backlog = 0
+        self.backlog = self.expected = 0
         self.evictions = 0
         self._specs = [form.spec for form in loaded.forms]
         self._eviction = eviction
@@ -57,10 +57,17 @@ class Memory:
         self._baseline = mx.get_active_memory()
         limit.allow(self, self._baseline + budget)
 
+    def resume(self, backlog: int) -> None:
+        """Take over the bytes of another engine that wait to be written: they were there when
+        this one measured."""
+        self.backlog = backlog
+        self._baseline -= backlog
+
     def expect(self, space: int) -> None:
         """The next forward was given this work space, twice what it takes when nothing is built
         ahead. What is built ahead leaves one half alone: MLX looks at its limit before it
         allocates, not after."""
+        self.expected = space
         limit.allow(self, self._baseline + self.budget - space // 2)
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ from kvactors.core.memory import Memory
 from kvactors.core.pieces import LONGEST_PIECE
 from kvactors.core.request import Request
 from kvactors.core.rows import Rows
-from kvactors.core.runner import DecodeBatch
+from kvactors.core.runner import SPARE_TOKENS, DecodeBatch
 from kvactors.core.scheduler import Chunk
 from kvactors.core.workspace import LEAST_CHUNK
 
@@ -53,6 +53,11 @@ class Pressure:
         wider = sum(widest - bytes_of(target, in_float) for target in targets)
         width = max(chunk.tokens for chunk in chunks)
         return wider + memory.workspace[in_float].chunk(width, len(chunks), max(targets))
+
+    def can_spare(self, requests: Sequence[Request]) -> bool:
+        """Whether the chunk that is about to run leaves enough for rows with room to decode."""
+        more = sum(self._memory.bytes_of(SPARE_TOKENS, r.in_float) for r in requests)
+        return self._memory.fits(self._memory.expected + more)
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""

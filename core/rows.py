@@ -70,12 +70,12 @@ class Rows:
             return self.prefills[request]
         return next((batch for batch in self.decoding if request in batch.requests), None)
 
-    def prefill_batch(self, requests: Sequence[Request]) -> PrefillBatch:
-        """The batch of the first of these, or a new one for all of them, which have one form."""
+    def prefill_batch(self, requests: Sequence[Request], spare: bool = False) -> PrefillBatch:
+        """The batch of the first of these, or a new one for all of them, which have one form;
+        with `spare`, with room to decode."""
         batch = self.prefills[requests[0]]
         if batch is None:
             batch = PrefillBatch(self._forms[requests[0].in_float])
-            spare = not self.common[requests[0].in_float].arena.table.lean
             for request in requests:
                 batch.add(request, self._pieces(request), spare)
                 self.prefills[request] = batch

@@ -19,7 +19,7 @@ from kvactors.core.sampling import draw, draw_choice, draw_key
 from kvactors.core.scheduler import Chunk
 from kvactors.core.slots import EXTENT_STEP
 
-__all__ = ["DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
+__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
 
 # mlx-lm's own context for the repetition penalty, in tokens.
 PENALTY_CONTEXT = 20
@@ -205,6 +205,8 @@ class DecodeBatch:
         """Drop a request's row; what is in flight for it is not read."""
         _leave(self.arena, self.requests, request)
         self._flying = [None if other is request else other for other in self._flying]
+        if not any(self._flying):
+            self._flying, self._tokens, self._errors = [], None, {}
 
     def _last_in_flight(self, request: Request, flying: Sequence[Request | None]) -> bool:
         done = request.decoded + (request in flying)

@@ -9,10 +9,17 @@ import pytest
 from kvactors.core.arena import Arena
 from kvactors.core.engine import Engine
 from kvactors.core.events import Tokens
-from kvactors.core.model import LoadedModel
-from kvactors.core.runner import DecodeBatch, PrefillBatch, new_arena
+from kvactors.core.model import LoadedModel, load_model
+from kvactors.core.options import ModelOptions
+from kvactors.core.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch, new_arena
 from kvactors.core.sampling import Sampling
-from kvactors.core.testing import make_request, run_engine
+from kvactors.core.testing import (
+    PlainTokenizer,
+    make_request,
+    run_engine,
+    snap_to_grid,
+    tiny_model,
+)
 from kvactors.core.wire import to_raw
 
 MakeEngine = Callable[..., Engine]
@@ -22,6 +29,12 @@ LoadGrid = Callable[..., LoadedModel]
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     tokens: list[int] = np.random.default_rng(seed).integers(1, 128, length).tolist()
     return tokens
+
+
+def load_two_forms() -> LoadedModel:
+    """KV in float up to 60 tokens, in 4 bits beyond."""
+    options = ModelOptions(float_tokens=60, attention="packed")
+    return load_model(lambda: (snap_to_grid(tiny_model()), PlainTokenizer()), options)
 
 
 def filled(loaded: LoadedModel, *lengths: int) -> Arena:
@@ -91,6 +104,21 @@ def test_a_row_among_others_is_copied_and_its_neighbours_stay(load_grid: LoadGri
     assert [len(prefill.arena), len(target)] == [3, 1]
 
 
+def test_slots_of_rows_that_left_are_not_taken_over(load_grid: LoadGrid) -> None:
+    loaded = load_grid()
+    prefill = PrefillBatch(loaded)
+    requests = [make_request(f"{i}", [], prompt_of(30, i), Sampling()) for i in range(4)]
+    for request in requests:
+        prefill.add(request, ())
+    for request in requests[:3]:
+        prefill.remove(request)
+    target = new_arena(loaded)
+
+    target.take(prefill.arena, 0)
+
+    assert target.nbytes * 4 == prefill.arena.nbytes
+
+
 # -- room to decode ------------------------------------------------------------------------
 
 
@@ -111,6 +139,20 @@ def test_room_to_decode_does_not_part_rows_of_one_length(load_grid: LoadGrid) ->
         prefill.add(request, (), spare=True)
 
     assert [len(slab.rows) for slab in prefill.arena.table.slabs] == [12]
+
+
+def test_room_to_decode_is_given_only_where_it_fits(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    memory, request = engine._memory, make_request("a", [], prompt_of(31), Sampling())
+    spare = memory.bytes_of(SPARE_TOKENS, in_float=False)
+    memory.expected = 1 << 20
+
+    for room, given in ((spare + memory.expected, True), (spare + memory.expected - 1, False)):
+        # The rest of the budget waits to be written.
+        memory.backlog += memory.room - room
+        assert engine._pressure.can_spare([request]) == given
 
 
 # -- tokens on time ------------------------------------------------------------------------
@@ -165,6 +207,45 @@ def test_a_long_row_with_its_last_token_in_flight_is_not_fed_once_more(
         run_engine(engine, [(0, ends), (0, stays)])
 
         assert sum("ends" in step for step in launches) == 3 + surplus
+
+
+def test_batches_of_both_forms_get_a_token_for_each_chunk(
+    make_engine: MakeEngine, launches: list[list[str]]
+) -> None:
+    """One launched while the other was only read, and they took turns from then on."""
+    loaded = load_two_forms()
+    engine = make_engine(loaded)
+    decoders = [
+        make_request(name, [], prompt_of(length), Sampling(max_tokens=400))
+        for name, length in (("float", 8), ("bits", 90))
+    ]
+    for request in decoders:
+        engine.submit(request)
+        while not request.generated:
+            engine.step()
+    reader = make_request("reader", [], prompt_of(900), Sampling(max_tokens=1))
+    engine.submit(reader)
+    launches.clear()
+    while reader.remaining or not launches:
+        engine.step()
+
+    steps = [name for step in launches for name in step]
+    assert abs(steps.count("float") - steps.count("bits")) <= 1
+
+
+def test_a_batch_whose_rows_all_ended_is_idle_again(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    """The step that ran ahead of a stop token is nobody's: the next row may be adopted at once."""
+    engine = make_engine(load_grid())
+    request = make_request("a", [], prompt_of(20), Sampling(max_tokens=8))
+    answer = run_engine(engine, [(0, request)])["a"].request.generated
+    stopped = make_request("b", [], prompt_of(20), Sampling(max_tokens=8), stop_tokens=[answer[2]])
+
+    end = run_engine(engine, [(0, stopped)])["b"]
+
+    assert end.reason == "stop"
+    assert engine._rows.common[0].idle
 
 
 # -- bytes for the store -------------------------------------------------------------------
