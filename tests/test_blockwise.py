@@ -87,9 +87,9 @@ def test_in_float64_it_is_exact_to_float64() -> None:
     """NumPy's sums once came back to MLX as float32, which the exact tests then compared."""
     rng = np.random.default_rng(3)
     queries, keys, values = (rng.normal(size=(1, 2, n, 8)) for n in (2, 30, 30))
-    arrays = [mx.array(array, mx.float64) for array in (queries, keys, values)]
+    q, k, v = (mx.array(array, mx.float64) for array in (queries, keys, values))
 
-    out = np.array(attend_in_blocks(*arrays, scale=SCALE))
+    out = np.array(attend_in_blocks(q, k, v, SCALE))
 
     assert np.abs(out - attention(queries, keys, values, None, None)).max() < 1e-14
 
