@@ -2,11 +2,17 @@
 
 Everything here runs on the calling thread, over `Setup.loaded`.
 """
+# ruff: noqa: E402
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from kvactors.core import blas
+
+# MLX must find OpenBLAS already loaded.
+blas.preload()
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step

@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from kvactors.core import blas
 from kvactors.persistence.store import Store
 
 FORKING = """
@@ -69,3 +72,16 @@ def test_a_system_that_nobody_refers_to_any_more_ends_in_order(tmp_path: Path) -
     store = Store(tmp_path)
     assert len(store.read_ledger("alice") or ()) >= 1
     store.close()
+
+
+@pytest.mark.skipif(not blas.preload() or sys.platform != "linux", reason="no OpenBLAS to load")
+@pytest.mark.parametrize(
+    ("first", "warned"), [("import mlx.core", True), ("from kvactors.bench import peers", False)]
+)
+def test_who_imports_mlx_too_early_is_told(first: str, warned: bool) -> None:
+    """MLX would compute with the BLAS that it found, and nothing else would say so."""
+    code = f"{first}; from kvactors.core import blas; blas.advise()"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+    assert ("MLX was imported before OpenBLAS" in done.stderr) == warned
