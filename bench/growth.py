@@ -20,7 +20,6 @@ from kvactors.bench.curves import CURVES, Curve
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.report import machine, print_table
 from kvactors.bench.setup import QUICK, Scale, Setup, endless
-from kvactors.core import blas
 
 __all__ = ["Growth", "grow", "main"]
 
@@ -133,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="write a PNG here (needs kvactors[plot])")
     parser.add_argument("--json", type=Path, help="write the points here")
     options = parser.parse_args(arguments)
-    blas.preload()
     source = random_llama if options.model is None else endless(options.model)
     setup = Setup(QUICK if options.quick else GROWTH, source)
     found = grow(setup, options.model or DESCRIPTION, options.plot)

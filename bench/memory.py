@@ -164,8 +164,7 @@ def _peak_unchunked(tokens: int) -> tuple[int, int]:
         loaded.model(mx.array([_prompt(tokens)]), cache=cache)
         mx.eval([layer.state for layer in cache])
 
-    _, peak = _peak_of(forward)
-    return peak, tokens * loaded.spec.bytes_per_token
+    return _peak_of(forward), tokens * loaded.spec.bytes_per_token
 
 
 def _peak_chunked(tokens: int, budget: int | None) -> int:
@@ -174,19 +173,18 @@ def _peak_chunked(tokens: int, budget: int | None) -> int:
         small_llama, store=False, dtype="float32", memory_budget=budget, context=2 * tokens
     ) as system:
         prompt = _prompt(tokens)
-        _, peak = _peak_of(lambda: system.spawn("reader").ask(prompt, sampling=FIRST).get())
-    return peak
+        return _peak_of(lambda: system.spawn("reader").ask(prompt, sampling=FIRST).get())
 
 
-def _peak_of(act: Callable[[], Any]) -> tuple[Any, int]:
-    """What `act` gives, and MLX's peak meanwhile above what was allocated before."""
+def _peak_of(act: Callable[[], Any]) -> int:
+    """MLX's peak during `act` above what was allocated before."""
     import mlx.core as mx
 
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    found = act()
-    return found, mx.get_peak_memory() - before
+    act()
+    return mx.get_peak_memory() - before
 
 
 # -- idle agents ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import machine, print_table
 from kvactors.bench.setup import Scale, Setup, endless
-from kvactors.core import blas
+from kvactors.core.errors import InvalidConfig
 
 __all__ = ["REGIMES", "run_suite"]
 
@@ -41,15 +41,17 @@ def run_suite(
     things grow, if asked to. Ctrl-C ends it early, with what was measured.
 
     `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
-    `growth.png` into `plot`, and one JSON object into `json`.
+    `growth.png` into `plot`, and one JSON object into `json`. Raises InvalidConfig where no name
+    matches.
     """
-    blas.preload()
     setup = Setup(scale, random_llama if model is None else endless(model))
     chosen = [
         regime
         for regime in REGIMES
         if not only or any(re.search(pattern, regime.name) for pattern in only)
     ]
+    if not chosen:
+        raise InvalidConfig(f"no regime is called {', '.join(only)}")
     found: dict[str, Any] = {
         "bench": "suite",
         **machine(),
@@ -57,6 +59,7 @@ def run_suite(
         "scale": asdict(scale),
         "bounds": _bounds(setup),
         "rows": [],
+        "growth": [],
     }
 
     def keep(**more: list[Any]) -> None:
@@ -66,7 +69,6 @@ def run_suite(
             json.write_text(dumps(found, indent=1), encoding="utf-8")
 
     outcomes = []
-    stopped = False
     try:
         for regime in chosen:
             print(f"{regime.name}: {regime.described}", flush=True)
@@ -74,7 +76,7 @@ def run_suite(
             print("  " + "  ".join(outcomes[-1].row()[1:]), flush=True)
             keep(rows=[outcome.as_json() for outcome in outcomes])
     except KeyboardInterrupt:
-        stopped = True
+        growth = False
         print("stopped: what was measured before follows", flush=True)
     title = f"{model or DESCRIPTION}, 4-bit KV, medians of {scale.runs} alternating runs."
     if scale.shrink > 1:
@@ -90,7 +92,7 @@ def run_suite(
     if plot is not None:
         plot.mkdir(parents=True, exist_ok=True)
         draw(outcomes, plot / "regimes.png")
-    if growth and not stopped:
+    if growth:
         curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
         keep(growth=[curve.as_json() for curve in curves])
     return outcomes

@@ -66,7 +66,7 @@ class Arena:
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""
-        if self._can_share(other, source):
+        if self._own_slab(other, source) is not None:
             return 0
         length = other.table.lengths[source] + 1
         slab = self.table.choose_slab(length, other.table.beginning(source))
@@ -117,8 +117,8 @@ class Arena:
         """
         length, beginning = other.table.lengths[source], other.table.beginning(source)
         layers = list(zip(self.layers, other.layers, strict=True))
-        if self._can_share(other, source):
-            slab, _ = other.table.locate(source)
+        slab = self._own_slab(other, source)
+        if slab is not None:
             for layer, from_layer in layers:
                 layer.share(from_layer, slab)
             capacity = other.table.slabs[slab].capacity
@@ -128,12 +128,14 @@ class Arena:
             layer.copy_row(row, from_layer, source)
         return row
 
-    def _can_share(self, other: "Arena", source: int) -> bool:
-        """Whether a row of another arena has a slab to itself, and would have one here."""
-        beginning = other.table.beginning(source)
-        slab = self.table.choose_slab(other.table.lengths[source] + 1, beginning)
+    def _own_slab(self, other: "Arena", source: int) -> int | None:
+        """The slab that a row of another arena has to itself there, if it would have one here."""
         there, _ = other.table.locate(source)
-        return slab == len(self.table.slabs) and len(other.table.slabs[there].rows) == 1
+        if len(other.table.slabs[there].rows) > 1:
+            return None
+        beginning = other.table.beginning(source)
+        here = self.table.choose_slab(other.table.lengths[source] + 1, beginning)
+        return there if here == len(self.table.slabs) else None
 
     def export(self, row: int, start: int, end: int) -> Piece:
         """Tokens [start, end) of a row, evaluated; with a checkpoint if the row ends there."""

@@ -32,10 +32,12 @@ def preload() -> bool:
     do: macOS has Accelerate.
     """
     global _loaded, _too_late
+    if sys.platform != "linux":
+        return True
     if _loaded is None:
-        _too_late = sys.platform == "linux" and "mlx.core" in sys.modules and not _is_loaded()
+        _too_late = "mlx.core" in sys.modules and not _is_loaded()
         _keep_freed_memory()
-        _loaded = sys.platform != "linux" or any(_load(name) for name in _NAMES)
+        _loaded = any(_load(name) for name in _NAMES)
     return _loaded
 
 
@@ -56,7 +58,7 @@ def advise() -> None:
 
 def _keep_freed_memory() -> None:
     """Let glibc keep arrays of up to 32 MB when they are freed, as it would by and by."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and _MMAP_SETTING not in os.environ:
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 256 << 20)

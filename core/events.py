@@ -4,7 +4,20 @@ from dataclasses import dataclass
 
 from kvactors.core.request import Request
 
-__all__ = ["Aborted", "Event", "ExportedKV", "Finished", "KVNeeded", "Progress", "Tokens"]
+__all__ = [
+    "Aborted",
+    "Event",
+    "ExportedKV",
+    "Finished",
+    "KVNeeded",
+    "Progress",
+    "RawTensor",
+    "Tokens",
+]
+
+
+RawTensor = tuple[str, str, tuple[int, ...], bytes | memoryview]
+"""Name, safetensors dtype name, shape, little-endian bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +31,7 @@ class ExportedKV:
     end: int
     tokens_hash: str
     layout: str
-    tensors: tuple[tuple[str, str, tuple[int, ...], bytes | memoryview], ...]
+    tensors: tuple[RawTensor, ...]
 
     @property
     def nbytes(self) -> int:

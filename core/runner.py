@@ -175,13 +175,12 @@ class DecodeBatch:
         """Whether a row that has its last token in flight is so long that feeding it once more
         would cost more than to launch the next step only when that token was read."""
         longest = LATE_LAUNCHES * self.arena.policy.launch_tokens
-        ending = (r for r in self.requests if self._last_in_flight(r, self._flying))
-        return any(request.cached > longest for request in ending)
+        long = (request for request in self.requests if request.cached > longest)
+        return any(self._last_in_flight(request, self._flying) for request in long)
 
     def step(self, *, launch: bool) -> list[Decoded]:
         """Launch the next step, if asked to, then read the one before it."""
-        flying, tokens, errors = self._flying, self._tokens, self._errors
-        self._flying, self._tokens, self._errors = [], None, {}
+        flying, tokens, errors = self._land()
         more = any(not self._last_in_flight(request, flying) for request in self.requests)
         if launch and more:
             self._launch(flying, tokens)
@@ -206,7 +205,13 @@ class DecodeBatch:
         _leave(self.arena, self.requests, request)
         self._flying = [None if other is request else other for other in self._flying]
         if not any(self._flying):
-            self._flying, self._tokens, self._errors = [], None, {}
+            self._land()
+
+    def _land(self) -> tuple[list[Request | None], mx.array | None, dict[int, Exception]]:
+        """What was in flight; nothing is now."""
+        landed = self._flying, self._tokens, self._errors
+        self._flying, self._tokens, self._errors = [], None, {}
+        return landed
 
     def _last_in_flight(self, request: Request, flying: Sequence[Request | None]) -> bool:
         done = request.decoded + (request in flying)

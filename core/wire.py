@@ -12,16 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from kvactors.core.events import RawTensor
 from kvactors.core.pieces import Piece
 from kvactors.core.pools import Arrays, encode
 from kvactors.core.spec import LayerSpec, ModelCacheSpec
 
-__all__ = ["FORMAT_VERSION", "RawTensor", "encode_floats", "from_raw", "layout", "to_raw"]
+__all__ = ["FORMAT_VERSION", "encode_floats", "from_raw", "layout", "to_raw"]
 
 FORMAT_VERSION = 1
-
-RawTensor = tuple[str, str, tuple[int, ...], bytes | memoryview]
-"""Name, safetensors dtype name, shape, little-endian bytes."""
 
 _DTYPES = {
     "uint32": "U32",

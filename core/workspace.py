@@ -26,7 +26,7 @@ _SAFETY, _DECODE_SAFETY = 2.0, 2.4
 # Tokens of a chunk that idle agents leave for, and other turns give way to.
 LEAST_CHUNK = 32
 # Measurements, until none was disturbed.
-TRIES = 3
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class WorkSpace:
 
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
     """Bytes that MLX held at most beside the cache during one forward."""
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         peak, freed = _held(loaded, tokens, keys)
         # What another thread's save let go of meanwhile would be missing.
         if freed <= 0:

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kvactors.persistence.adding import add_agent
-from kvactors.persistence.atomic import new_file
+from kvactors.persistence.atomic import Buffer, new_file
 from kvactors.persistence.commit import Save
 from kvactors.persistence.errors import (
     ExportRejected,
@@ -41,7 +41,6 @@ from kvactors.persistence.ledger import (
 )
 from kvactors.persistence.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from kvactors.persistence.naming import LEDGER_NAME, MANIFEST_NAME, check_fingerprint, segment_name
-from kvactors.persistence.reading import Buffer
 from kvactors.persistence.segment import Segment, decode_segment, encode_segment
 from kvactors.persistence.store import Store
 

@@ -19,9 +19,11 @@ from typing import BinaryIO
 
 from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.naming import TEMP_SUFFIX
-from kvactors.persistence.reading import Buffer
 
-__all__ = ["NO_LINKS", "Files", "replace_file", "temp_path"]
+__all__ = ["NO_LINKS", "Buffer", "Files", "replace_file", "temp_path"]
+
+Buffer = bytes | memoryview
+"""Bytes to write: somebody's own, or a view of memory that does not change."""
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS}
 """What a file system without hard links answers."""

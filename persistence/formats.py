@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvactors.persistence import format_fp16, format_mlx_lm, format_q4
+from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
 from kvactors.persistence.fields import Fields, TensorTable
 from kvactors.persistence.interchange import Arrays, Imported, Memory, Target
-from kvactors.persistence.reading import Buffer
 from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
 __all__ = ["ARCHIVE", "FORMATS", "encode_memory", "read_memory"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvactors.persistence.atomic import temp_path
+from kvactors.persistence.atomic import Buffer, temp_path
 from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
 from kvactors.persistence.errors import KvGap
 from kvactors.persistence.kv import Eviction, KvFolders
@@ -24,7 +24,6 @@ from kvactors.persistence.naming import (
     encode_agent_id,
     segment_name,
 )
-from kvactors.persistence.reading import Buffer
 from kvactors.persistence.segment import Segment, encode_segment, seal_segment
 from kvactors.persistence.usage import Key
 

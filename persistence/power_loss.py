@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from kvactors.persistence.atomic import Files
-from kvactors.persistence.reading import Buffer
+from kvactors.persistence.atomic import Buffer, Files
 
 __all__ = ["PowerLossFiles"]
 

@@ -10,19 +10,7 @@ from typing import Any, BinaryIO
 
 import msgpack  # type: ignore[import-untyped]
 
-__all__ = [
-    "Buffer",
-    "NotAFile",
-    "is_empty",
-    "is_linked",
-    "open_file",
-    "read_file",
-    "unique",
-    "unpack",
-]
-
-Buffer = bytes | memoryview
-"""Bytes to write: somebody's own, or a view of memory that does not change."""
+__all__ = ["NotAFile", "is_empty", "is_linked", "open_file", "read_file", "unique", "unpack"]
 
 # Without O_NONBLOCK the opening of a named pipe would wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

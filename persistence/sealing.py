@@ -20,8 +20,8 @@ from io import BytesIO
 from os import urandom
 from typing import Any, BinaryIO
 
+from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import EncryptionError
-from kvactors.persistence.reading import Buffer
 
 __all__ = ["KEY_BYTES", "BrokenSeal", "EncryptionKey", "SealedReader", "Sealing", "key_id_of"]
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import xxhash
 
+from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, TensorFileUnreadable
-from kvactors.persistence.reading import Buffer, NotAFile, open_file
+from kvactors.persistence.reading import NotAFile, open_file
 from kvactors.persistence.sealing import BrokenSeal, SealedReader, Sealing
 from kvactors.persistence.tensor_file import RawTensor, Readable, encode_tensors, read_tensors
 

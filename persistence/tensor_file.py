@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
+from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import TensorFileUnreadable
-from kvactors.persistence.reading import Buffer, unique
+from kvactors.persistence.reading import unique
 
 __all__ = ["RawTensor", "Readable", "encode_tensors", "read_tensors"]
 

@@ -25,10 +25,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
-from kvactors.persistence.atomic import Files
+from kvactors.persistence.atomic import Buffer, Files
 from kvactors.persistence.commit import Save
 from kvactors.persistence.power_loss import PowerLossFiles
-from kvactors.persistence.reading import Buffer
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
 

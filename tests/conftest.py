@@ -67,11 +67,15 @@ def load_grid() -> LoadGrid:
     cache: dict[Any, LoadedModel] = {}
 
     def load(
-        kv_bits: int | None = 4, kind: str = "llama", seed: int = 0, **changes: Any
+        kv_bits: int | None = 4,
+        kind: str = "llama",
+        seed: int = 0,
+        float_tokens: int = 0,
+        **changes: Any,
     ) -> LoadedModel:
-        key = (kv_bits, kind, seed, tuple(sorted(changes.items())))
+        key = (kv_bits, kind, seed, float_tokens, tuple(sorted(changes.items())))
         if key not in cache:
-            options = ModelOptions(kv_bits=kv_bits, attention="packed")
+            options = ModelOptions(kv_bits=kv_bits, attention="packed", float_tokens=float_tokens)
             model = snap_to_grid(tiny_model(kind, seed=seed, **changes))
             cache[key] = load_model(lambda: (model, PlainTokenizer()), options)
         return cache[key]

@@ -9,17 +9,10 @@ import pytest
 from kvactors.core.arena import Arena
 from kvactors.core.engine import Engine
 from kvactors.core.events import Tokens
-from kvactors.core.model import LoadedModel, load_model
-from kvactors.core.options import ModelOptions
+from kvactors.core.model import LoadedModel
 from kvactors.core.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch, new_arena
 from kvactors.core.sampling import Sampling
-from kvactors.core.testing import (
-    PlainTokenizer,
-    make_request,
-    run_engine,
-    snap_to_grid,
-    tiny_model,
-)
+from kvactors.core.testing import make_request, run_engine
 from kvactors.core.wire import to_raw
 
 MakeEngine = Callable[..., Engine]
@@ -31,22 +24,12 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return tokens
 
 
-def load_two_forms() -> LoadedModel:
-    """KV in float up to 60 tokens, in 4 bits beyond."""
-    options = ModelOptions(float_tokens=60, attention="packed")
-    return load_model(lambda: (snap_to_grid(tiny_model()), PlainTokenizer()), options)
-
-
-def filled(loaded: LoadedModel, *lengths: int) -> Arena:
-    """An arena with rows of these lengths, each in a slab of its own."""
+def filled(loaded: LoadedModel, length: int) -> Arena:
+    """An arena with one row of this length."""
     arena = new_arena(loaded)
-    for index, length in enumerate(lengths):
-        alone = new_arena(loaded)
-        alone.add_row(0, length)
-        alone.forward(loaded.model, mx.array([prompt_of(length, index)]))
-        arena.table.launch_tokens = 0
-        arena.take(alone, 0)
-        arena.evaluate()
+    arena.add_row(0, length)
+    arena.forward(loaded.model, mx.array([prompt_of(length)]))
+    arena.evaluate()
     return arena
 
 
@@ -210,11 +193,10 @@ def test_a_long_row_with_its_last_token_in_flight_is_not_fed_once_more(
 
 
 def test_batches_of_both_forms_get_a_token_for_each_chunk(
-    make_engine: MakeEngine, launches: list[list[str]]
+    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
 ) -> None:
     """One launched while the other was only read, and they took turns from then on."""
-    loaded = load_two_forms()
-    engine = make_engine(loaded)
+    engine = make_engine(load_grid(float_tokens=60))
     decoders = [
         make_request(name, [], prompt_of(length), Sampling(max_tokens=400))
         for name, length in (("float", 8), ("bits", 90))
