@@ -27,12 +27,7 @@ import mlx.core as mx
 from kvactors.core.blockwise import attend_in_blocks, exponentiate, on_cpu
 from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.spec import LayerSpec, Side
-from kvactors.core.unpacking import (
-    PRECISION,
-    scores_of_bytes,
-    sums_of_bytes,
-    worth_unpacking,
-)
+from kvactors.core.unpacking import PRECISION, scores_of, worth_unpacking
 
 __all__ = [
     "DEFAULT_THRESHOLD",
@@ -207,8 +202,8 @@ def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.arr
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
     codes, scales, biases = keys
-    if unpack and worth_unpacking(codes, side):
-        return scores_of_bytes(queries, codes, scales, biases)
+    if unpack and worth_unpacking(codes):
+        return scores_of(queries, codes, scales, biases, side)
     return mx.quantized_matmul(
         queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
     )
@@ -220,8 +215,8 @@ def _weighted(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx
             return weights @ values[0].astype(PRECISION)
         return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
     codes, scales, biases = values
-    if unpack and worth_unpacking(codes, side, weights.shape[-2]):
-        return sums_of_bytes(weights, codes, scales, biases)
+    if unpack and worth_unpacking(codes, weights.shape[-2]):
+        return weights @ to_float(values, side, PRECISION)
     return mx.quantized_matmul(
         weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
     )

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from kvactors.core.spec import LayerSpec, Side
+from kvactors.core.unpacking import dequantize
 
 __all__ = ["Arrays", "Cells", "Pool", "Stored", "array_widths", "encode", "to_float"]
 
@@ -75,14 +76,7 @@ def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
     """What is stored, in this dtype; at least float32 keeps every number as it is."""
     if side.bits is None or side.group_size is None:
         return stored[0].astype(dtype)
-    codes, scales, biases = stored
-    return mx.dequantize(
-        codes,
-        scales.astype(dtype),
-        biases.astype(dtype),
-        group_size=side.group_size,
-        bits=side.bits,
-    )
+    return dequantize(*stored, side, dtype)
 
 
 class Cells:

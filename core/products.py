@@ -13,8 +13,9 @@ from dataclasses import replace
 import mlx.core as mx
 
 from kvactors.core.model import LoadedModel
-from kvactors.core.pools import Cells, Pool, to_float
+from kvactors.core.pools import Cells, Pool
 from kvactors.core.spec import LayerSpec
+from kvactors.core.unpacking import PRECISION
 
 __all__ = ["probe_products"]
 
@@ -78,22 +79,16 @@ def _products(
         ):
             if side.bits is None:
                 continue
-            stored = pool.keys(1, keys) if transposed else pool.values(1, keys)
-            codes, scales, biases = stored
-            floats = to_float(stored, side)
+            codes, scales, biases = (pool.keys if transposed else pool.values)(1, keys)
+            form = {"group_size": side.group_size, "bits": side.bits}
+            floats = mx.dequantize(
+                codes, scales.astype(PRECISION), biases.astype(PRECISION), **form
+            )
             floats = floats.swapaxes(-1, -2) if transposed else floats
             inner, outer = floats.shape[-2:]
             for queries in _QUERIES:
                 asked = _noise(heads, queries, inner)
-                product = mx.quantized_matmul(
-                    asked,
-                    codes,
-                    scales,
-                    biases,
-                    transposed,
-                    group_size=side.group_size,
-                    bits=side.bits,
-                )
+                product = mx.quantized_matmul(asked, codes, scales, biases, transposed, **form)
                 order = "transposed" if transposed else "not transposed"
                 name = f"{queries}x{inner}x{outer} {order}, {side.bits} bits"
                 yield name, product, asked @ floats

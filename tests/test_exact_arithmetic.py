@@ -16,7 +16,7 @@ from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
 from kvactors.core.pools import Cells, Pool
-from kvactors.core.spec import LayerSpec
+from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.testing import PlainTokenizer, tiny_model
 
 LIMIT = 1e-4
@@ -120,6 +120,21 @@ def stored(arrays: tuple[mx.array, ...], layer: LayerSpec) -> np.ndarray:
         bits=layer.bits,
     )
     return np.array(wide[0, 0])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("dim", "group"), [(32, 32), (96, 32), (128, 64)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_codes_become_the_very_numbers_that_mlx_makes_of_them(
+    bits: int, dim: int, group: int, dtype: Any
+) -> None:
+    slab = mx.random.normal((2, 3, 2, 80, dim), key=mx.random.key(bits)).astype(dtype)
+    stored = [array[1:, :2, :, :65] for array in mx.quantize(slab, group, bits)]
+
+    floats = unpacking.dequantize(*stored, Side(dim, bits, group), mx.float32)
+
+    codes, scales, biases = (stored[0], *(array.astype(mx.float32) for array in stored[1:]))
+    assert mx.array_equal(floats, mx.dequantize(codes, scales, biases, group, bits))
 
 
 def test_packed_and_dequantized_agree_on_a_chunk() -> None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core import products
+from kvactors.core import products, unpacking
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
@@ -28,9 +28,11 @@ true: Product = mx.quantized_matmul
 @pytest.fixture(autouse=True)
 def first_use() -> Iterator[None]:
     """The device counts as unused, before and after."""
-    products._wrong_products.cache_clear()
+    for probe in (products._wrong_products, unpacking._proven):
+        probe.cache_clear()
     yield
-    products._wrong_products.cache_clear()
+    for probe in (products._wrong_products, unpacking._proven):
+        probe.cache_clear()
 
 
 def zeros_beyond_1024_keys(x: mx.array, *args: Any, **how: Any) -> mx.array:
