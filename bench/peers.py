@@ -136,6 +136,7 @@ class Bare:
     def __init__(self, loaded: LoadedModel, tokens: Sequence[int]) -> None:
         self._model = loaded.model
         self.arena = new_arena(loaded)
+        self.arena.floats = True
         self.arena.add_row(0, len(tokens))
         done = 0
         for size in engine_chunks(len(tokens)):

@@ -40,14 +40,16 @@ class Arena:
         self.table = _make_table(spec, policy, max_slabs, extent_step)
         self.layers = [_make_layer(spec, layer, self.table, policy) for layer in spec.layers]
         self._caches = _nested(self.layers, spec.nesting)
+        self.floats = False
+        """Whether there is memory for `float_bytes`."""
 
     def __len__(self) -> int:
         return len(self.table)
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated over all layers."""
-        return sum(layer.nbytes for layer in self.layers)
+        """Bytes allocated over all layers; those of a group are alike."""
+        return sum(len(group) * self.layers[group[0]].nbytes for group in self.spec.groups())
 
     def add_row(self, length: int, expected: int, beginning: Beginning = (), spare: int = 0) -> int:
         """A new row that will be loaded with `length` tokens and filled to `expected`, with room
@@ -80,8 +82,13 @@ class Arena:
             total += self._growth(partial(_step_growth, slab=index, tokens=extent))
         return total
 
+    @property
+    def float_bytes(self) -> int:
+        """Bytes more that decode steps would take to keep what codes say as floats."""
+        return sum(len(group) * self.layers[group[0]].float_bytes for group in self.spec.groups())
+
     def shrink(self) -> None:
-        """Give back spare slots, and the room that no row needs in its next step."""
+        """Give back floats and spare slots, and the room that no row needs in its next step."""
         for index, slab in enumerate(self.table.slabs):
             capacity = self.table.extent(max(slab.lengths) + 1)
             for layer in self.layers:
@@ -180,15 +187,18 @@ class Arena:
         """
         width = tokens.shape[1]
         if self.spec.batched:
-            logits = self._step(model, tokens, StepGeometry(self.table, width))
+            logits = self._step(model, tokens, self._geometry(width))
         else:
             rows = [
-                self._step(model, tokens[slab : slab + 1], StepGeometry(self.table, width, slab))
+                self._step(model, tokens[slab : slab + 1], self._geometry(width, slab))
                 for slab in range(len(self.table.slabs))
             ]
             logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
         self.table.advance(width)
         return logits
+
+    def _geometry(self, width: int, slab: int | None = None) -> StepGeometry:
+        return StepGeometry(self.table, width, slab, floats=self.floats)
 
     def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
         for layer in self.layers:

@@ -65,7 +65,9 @@ def attend(
     products from the codes as floats, where that is faster. Returns [n, heads, T, value_dim] in
     the queries' dtype.
     """
-    keys, values = pool.keys(queries.shape[0], extent), pool.values(queries.shape[0], extent)
+    rows = queries.shape[0]
+    keys = pool.keys(rows, extent, floats=unpack)
+    values = pool.values(rows, extent, floats=unpack)
     if packed:
         return _packed(queries, keys, values, pool.layer, mask, scale, sinks, unpack)
     return _dequantized(queries, keys, values, pool.layer, mask, scale, sinks)
@@ -89,11 +91,14 @@ def attend_together(
     """
     rows, layer = queries.shape[0], pool.layer
     key_side, value_side = layer.sides
-    keys = to_float(pool.keys(1, shared), key_side, PRECISION)[0]
-    values = to_float(pool.values(1, shared), value_side, PRECISION)[0]
+    keys = to_float(pool.keys(1, shared, floats=unpack), key_side, PRECISION)[0]
+    values = to_float(pool.values(1, shared, floats=unpack), value_side, PRECISION)[0]
     own_keys, own_values = (
         tuple(array[0, :, :, shared:] for array in stored)
-        for stored in (pool.keys(rows, extent), pool.values(rows, extent))
+        for stored in (
+            pool.keys(rows, extent, floats=unpack),
+            pool.values(rows, extent, floats=unpack),
+        )
     )
 
     def as_one(rowwise: mx.array) -> mx.array:
@@ -196,27 +201,27 @@ def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
 
 
 def _scores(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
-    if side.bits is None or side.group_size is None:
+    if len(keys) == 1:
         if unpack:
             return queries @ keys[0].astype(PRECISION).swapaxes(-1, -2)
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
+    if unpack and worth_unpacking(keys[0]):
+        return scores_of(queries, keys, side)
     codes, scales, biases = keys
-    if unpack and worth_unpacking(codes):
-        return scores_of(queries, codes, scales, biases, side)
     return mx.quantized_matmul(
         queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
     )
 
 
 def _weighted(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx.array:
-    if side.bits is None or side.group_size is None:
+    if len(values) == 1:
         if unpack:
             return weights @ values[0].astype(PRECISION)
         return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
-    codes, scales, biases = values
-    if unpack and worth_unpacking(codes, weights.shape[-2]):
+    if unpack and worth_unpacking(values[0], weights.shape[-2]):
         return weights @ to_float(values, side, PRECISION)
+    codes, scales, biases = values
     return mx.quantized_matmul(
         weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
     )

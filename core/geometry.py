@@ -1,6 +1,8 @@
 """One step's geometry: where each row reads and writes, and which attention path it takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -80,11 +82,15 @@ class StepGeometry:
     keys of a slab once for all of its rows. Position p of a layer that holds `cells` tokens of
     a row stands in cell p % cells.
 
-    `slab` restricts the step to one slab: the others' rows stand still.
+    `slab` restricts the step to one slab: the others' rows stand still. With `floats` there is
+    memory to keep what codes say as floats.
     """
 
-    def __init__(self, table: SlotTable, width: int, slab: int | None = None) -> None:
+    def __init__(
+        self, table: SlotTable, width: int, slab: int | None = None, *, floats: bool = False
+    ) -> None:
         self.width = width
+        self.floats = floats and width == 1
         self.slabs = range(len(table.slabs)) if slab is None else range(slab, slab + 1)
         self.starts = [list(table.slabs[index].lengths) for index in self.slabs]
         self.extents = [table.extent(max(starts) + width) for starts in self.starts]
@@ -106,6 +112,13 @@ class StepGeometry:
     def rows(self) -> int:
         """Rows that take the step."""
         return sum(map(len, self.starts))
+
+    def apart(self, rows: mx.array) -> Sequence[mx.array]:
+        """An array of all rows, slab by slab."""
+        if len(self.starts) == 1:
+            return [rows]
+        ends = list(accumulate(map(len, self.starts)))
+        return [rows[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def reaches(self, layer: LayerSpec) -> list[Reach]:
         """For each slab of the step, where a layer reads and writes."""

@@ -38,7 +38,7 @@ class LayerCache(Protocol):
         """One more slot at the end of a slab, for at least `length` tokens."""
 
     def join_growth(self, slab: int, length: int) -> tuple[int, int]:
-        """Bytes of a slab now, and once a row of `length` tokens has joined it."""
+        """Bytes of a slab now, without floats, and once a row of `length` tokens has joined it."""
 
     def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
         """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
@@ -68,6 +68,10 @@ class LayerCache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes more that steps would take to keep what codes say as floats."""
 
     @property
     def state(self) -> list[Any]:
@@ -128,12 +132,10 @@ class KVLayer:
         """
         geometry = self.geometry
         assert geometry is not None, "a layer steps through its Arena"
-        row = 0
+        new = zip(geometry.apart(keys), geometry.apart(values), strict=True)
         reaches = geometry.reaches(self.layer)
-        for slab, starts, reach in zip(geometry.slabs, geometry.starts, reaches, strict=True):
-            rows = slice(row, row + len(starts))
-            self.pools[slab].write(keys[rows], values[rows], reach.cells)
-            row += len(starts)
+        for slab, (keys, values), reach in zip(geometry.slabs, new, reaches, strict=True):
+            self.pools[slab].write(keys, values, reach.cells)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -159,19 +161,17 @@ class KVLayer:
         unpack = self.policy.unpacks(geometry.width, repeats)
         packed = unpack or self.policy.packed(geometry.width, repeats)
         parts = []
-        row = 0
-        for index, reach in enumerate(geometry.reaches(layer)):
-            rows, pool = len(geometry.starts[index]), self.pools[geometry.slabs[index]]
-            asked, shared = queries[row : row + rows], geometry.shared[index]
+        for index, asked in enumerate(geometry.apart(queries)):
+            pool, shared = self.pools[geometry.slabs[index]], geometry.shared[index]
+            reach = geometry.reaches(layer)[index]
             alike = shared and layer.window is None and sinks is None
-            if alike and self.policy.together(rows, repeats):
+            if alike and self.policy.together(len(asked), repeats):
                 part = attend_together(
                     asked, pool, reach.extent, shared, reach.mask, scale, packed, unpack
                 )
             else:
                 part = attend(asked, pool, reach.extent, reach.mask, scale, packed, sinks, unpack)
             parts.append(part)
-            row += rows
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:
@@ -233,6 +233,11 @@ class KVLayer:
             capacity = self._capacity(self.table.slabs[slab].capacity, extent)
             if capacity > self.pools[slab].shape[1]:
                 self.pools[slab].resize(len(self.table.slabs[slab].lengths), capacity)
+            self.pools[slab].keep_floats(geometry.floats and self._wants_floats)
+
+    @property
+    def _wants_floats(self) -> bool:
+        return not self.layer.plain and self.policy.unpacks(1, 1)
 
     def grow(self, slab: int, length: int) -> None:
         """One more slot at the end of a slab, for at least `length` tokens."""
@@ -244,7 +249,7 @@ class KVLayer:
 
     def join_growth(self, slab: int, length: int) -> tuple[int, int]:
         """Bytes of a slab now, and once a row of `length` tokens has joined it."""
-        before = self.pools[slab].nbytes if slab < len(self.pools) else 0
+        before = self.pools[slab].stored_bytes if slab < len(self.pools) else 0
         slots, capacity = self._shape_with(slab, length)
         return before, slots * capacity * self.layer.bytes_per_token()
 
@@ -252,7 +257,7 @@ class KVLayer:
         """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
         capacity = self._capacity(self.table.slabs[slab].capacity, tokens)
         slots = self.pools[slab].shape[0]
-        return self.pools[slab].nbytes, slots * capacity * self.layer.bytes_per_token()
+        return self.pools[slab].stored_bytes, slots * capacity * self.layer.bytes_per_token()
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
         """Give back what is beyond so many slots, and tokens in each."""
@@ -303,14 +308,18 @@ class KVLayer:
         if cells is None:
             self.pools[slab].load(slot, start, arrays)
             return
-        for name, array in self.pools[slab].arrays.items():
-            at = mx.arange(end - arrays[name].shape[2], end) % cells
-            array[:, slot, :, at] = arrays[name]
+        tokens = next(iter(arrays.values())).shape[2]
+        self.pools[slab].put(slot, mx.arange(end - tokens, end) % cells, arrays)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated, padding and spare slots included."""
         return sum(pool.nbytes for pool in self.pools)
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes more that steps would take to keep what codes say as floats."""
+        return sum(pool.float_bytes for pool in self.pools) if self._wants_floats else 0
 
     @property
     def state(self) -> list[Any]:

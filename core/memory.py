@@ -108,6 +108,10 @@ class Memory:
         """Whether so many more bytes stay within the budget, as things are."""
         return need <= self.room
 
+    def plenty(self, need: int) -> bool:
+        """Whether half of the budget is left to others with so many more bytes used."""
+        return 2 * (self.used + need) <= self.budget
+
     def make_room(self, need: int, busy: Iterable[str]) -> bool:
         """Whether `need` more bytes fit, once spare room is given back and idle agents are
         evicted."""

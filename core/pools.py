@@ -14,12 +14,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from kvactors.core.float_copy import MOST_KEYS, FloatCopy, written
 from kvactors.core.spec import LayerSpec, Side
-from kvactors.core.unpacking import dequantize
+from kvactors.core.unpacking import PRECISION, dequantize
 
 __all__ = ["Arrays", "Cells", "Pool", "Stored", "array_widths", "encode", "to_float"]
 
 Arrays = dict[str, mx.array]
+
+# Steps without a change of slots after which a slab is kept as floats too, which takes what one
+# step gains (bench/LOG.md).
+QUIET_STEPS = 1
 
 Stored = tuple[mx.array, ...]
 """Codes, scales and biases; or one array of floats; or none, where a side has no numbers."""
@@ -74,9 +79,9 @@ def _encode_side(side: Side, floats: mx.array) -> Arrays:
 
 def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
     """What is stored, in this dtype; at least float32 keeps every number as it is."""
-    if side.bits is None or side.group_size is None:
+    if len(stored) == 1:
         return stored[0].astype(dtype)
-    return dequantize(*stored, side, dtype)
+    return dequantize(stored, side, dtype)
 
 
 class Cells:
@@ -90,7 +95,8 @@ class Cells:
 
     def flat(self, shape: Sequence[int]) -> mx.array:
         """[sides, n, kv_heads, T]: the same in arrays of this shape whose axes before the last
-        are one."""
+        are one. One index serves all arrays, in a few operations each, where one for each axis
+        takes many."""
         sides, slots, heads, capacity, _ = shape
         key = (sides, slots, heads, capacity)
         if key not in self._flat:
@@ -105,61 +111,104 @@ class Pool:
 
     def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
         self.layer = layer
-        self.arrays: Arrays = {
+        self._sides = layer.sides
+        self._stored: Arrays = {
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
         }
+        self._copy: FloatCopy | None = None
+        self._quiet_steps = 0
+
+    @property
+    def arrays(self) -> Arrays:
+        """Every array, by name."""
+        if self._copy is not None:
+            self._copy.settle()
+        return self._stored
+
+    def _drop_floats(self) -> Arrays:
+        """The arrays, which are about to change otherwise than by a step."""
+        arrays, self._copy, self._quiet_steps = self.arrays, None, 0
+        return arrays
 
     def __copy__(self) -> "Pool":
         """The same bytes until one of the two writes."""
         pool = object.__new__(Pool)
-        pool.layer = self.layer
-        pool.arrays = {name: copy(array) for name, array in self.arrays.items()}
+        pool.layer, pool._sides = self.layer, self._sides
+        pool._stored = {name: copy(array) for name, array in self.arrays.items()}
+        pool._copy, pool._quiet_steps = None, 0
         return pool
 
     @property
     def shape(self) -> tuple[int, int]:
         """(slots, capacity) allocated."""
-        first = next(iter(self.arrays.values()))
+        first = next(iter(self._stored.values()))
         return first.shape[1], first.shape[3]
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(array.nbytes for array in self.arrays.values())
+        return self.stored_bytes + (0 if self._copy is None else self._copy.nbytes)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes allocated without floats."""
+        return sum(array.nbytes for array in self._stored.values())
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes more that `keep_floats` would take."""
+        keys = self._keys_of_floats
+        return 0 if self._copy else 2 * keys * self.layer.head_dim * PRECISION.size
+
+    @property
+    def _keys_of_floats(self) -> int:
+        """Keys of all rows and heads; 0 if they are too many, not in codes, or not stored as the
+        values are."""
+        slots, capacity = self.shape
+        keys = slots * self.layer.kv_heads * capacity
+        return keys if "codes" in self._stored and keys <= MOST_KEYS else 0
+
+    def keep_floats(self, wanted: bool) -> None:
+        """A step begins: what is stored is kept as floats too once the slots have been quiet for a
+        while, or no longer."""
+        if not wanted:
+            self._drop_floats()
+        elif self._copy is None and self._keys_of_floats:
+            self._quiet_steps += 1
+            if self._quiet_steps > QUIET_STEPS:
+                self._copy = FloatCopy(self._stored, self._sides[0])
 
     def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
         """Store new tokens [n, kv_heads, T, dim] at the cells of their rows."""
         new = encode(self.layer, keys, values)
-        if cells.start is not None:
-            rows, start, end = keys.shape[0], cells.start, cells.start + keys.shape[2]
-            for name, array in self.arrays.items():
-                array[:, :rows, :, start:end] = new[name]
+        at: slice | mx.array
+        if self._copy is not None:
+            self._copy.write(new, cells.flat(self._copy.floats.shape))
             return
-        # One index of cells serves all arrays: a few operations, where one for each axis takes
-        # many.
-        at = cells.flat(next(iter(self.arrays.values())).shape)
-        for name in list(self.arrays):
-            # Nothing else may refer to the array, or the write copies all of it.
-            array = self.arrays.pop(name)
-            shape, flat = array.shape, array.reshape(-1, array.shape[-1])
-            del array
-            flat[at] = new[name]
-            self.arrays[name] = flat.reshape(shape)
+        if cells.start is not None:
+            at = slice(cells.start, cells.start + keys.shape[2])
+        else:
+            at = cells.flat(next(iter(self._stored.values())).shape)
+        for name, array in self._stored.items():
+            self._stored[name] = written(array, new[name], at)
 
-    def keys(self, rows: int, extent: int) -> Stored:
-        """The first `extent` keys of the first `rows` slots, as stored: [1, rows, kv_heads, extent,
-        width]. The axis in front spares an operation for each array."""
-        return self._stored("k.", 0, rows, extent)
+    def keys(self, rows: int, extent: int, *, floats: bool = False) -> Stored:
+        """The first `extent` keys of the first `rows` slots: [1, rows, kv_heads, extent, width], as
+        stored, or as the floats that are kept if `floats` will do. The axis in front spares an
+        operation for each array."""
+        return self._read("k.", 0, rows, extent, floats)
 
-    def values(self, rows: int, extent: int) -> Stored:
+    def values(self, rows: int, extent: int, *, floats: bool = False) -> Stored:
         """The values likewise."""
-        return self._stored("v.", 1, rows, extent)
+        return self._read("v.", 1, rows, extent, floats)
 
-    def _stored(self, prefix: str, index: int, rows: int, extent: int) -> Stored:
-        keys, values = self.layer.sides
+    def _read(self, prefix: str, index: int, rows: int, extent: int, floats: bool) -> Stored:
+        keys, values = self._sides
         if keys == values:
             side = slice(index, index + 1)
+            if floats and self._copy is not None:
+                return (self._copy.floats[side, :rows, :, :extent],)
             return tuple(array[side, :rows, :, :extent] for array in self.arrays.values())
         return tuple(
             array[:, :rows, :, :extent]
@@ -172,19 +221,21 @@ class Pool:
         more_slots, more_tokens = slots - self.shape[0], capacity - self.shape[1]
         if more_slots <= 0 and more_tokens <= 0:
             return
+        arrays = self._drop_floats()
         pad = [(0, 0), (0, max(0, more_slots)), (0, 0), (0, max(0, more_tokens)), (0, 0)]
         # One array at a time, evaluated, so that the copy of one only is alive.
-        for name in list(self.arrays):
-            self.arrays[name] = mx.pad(self.arrays.pop(name), pad)
-            mx.eval(self.arrays[name])
+        for name in list(arrays):
+            arrays[name] = mx.pad(arrays.pop(name), pad)
+            mx.eval(arrays[name])
 
     def shrink(self, slots: int, capacity: int) -> None:
-        """Reallocate to at most this many slots and tokens."""
+        """Reallocate to at most this many slots and tokens, without floats."""
+        arrays = self._drop_floats()
         if self.shape[0] <= slots and self.shape[1] <= capacity:
             return
-        for name in list(self.arrays):
-            self.arrays[name] = mx.contiguous(self.arrays.pop(name)[:, :slots, :, :capacity])
-            mx.eval(self.arrays[name])
+        for name in list(arrays):
+            arrays[name] = mx.contiguous(arrays.pop(name)[:, :slots, :, :capacity])
+            mx.eval(arrays[name])
 
     def export(self, slot: int, start: int, end: int) -> Arrays:
         """Cells [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""
@@ -192,15 +243,19 @@ class Pool:
 
     def load(self, slot: int, start: int, arrays: Arrays) -> None:
         """Store exported tokens at `start` of a slot."""
-        for name, array in self.arrays.items():
-            end = start + arrays[name].shape[2]
-            array[:, slot, :, start:end] = arrays[name]
+        tokens = next(iter(arrays.values())).shape[2]
+        self.put(slot, slice(start, start + tokens), arrays)
+
+    def put(self, slot: int, at: slice | mx.array, arrays: Arrays) -> None:
+        """Store exported tokens in these cells of a slot."""
+        for name, array in self._drop_floats().items():
+            array[:, slot, :, at] = arrays[name]
 
     def move(self, target: int, source: int) -> None:
         """Copy a slot's bytes to another slot."""
         # The row is copied out first: a slice that still refers to the buffer at
         # evaluation would make the write copy the whole slab.
-        for array in self.arrays.values():
+        for array in self._drop_floats().values():
             row = mx.contiguous(array[:, source])
             mx.eval(row)
             array[:, target] = row
@@ -214,7 +269,7 @@ class Pool:
                 if target != source:
                     self.move(target, source)
             return
-        index = mx.array(slots)
-        for name in list(self.arrays):
-            self.arrays[name] = mx.take(self.arrays.pop(name), index, axis=1)
-            mx.eval(self.arrays[name])
+        arrays, index = self._drop_floats(), mx.array(slots)
+        for name in list(arrays):
+            arrays[name] = mx.take(arrays.pop(name), index, axis=1)
+            mx.eval(arrays[name])

@@ -77,6 +77,7 @@ class Pressure:
         while batch.requests and not self._growth_fits(batch):
             if not self._give_way():
                 break
+        batch.arena.floats = self._memory.plenty(batch.arena.float_bytes)
         return bool(batch.requests)
 
     def keep(self, request: Request) -> None:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -80,7 +81,7 @@ def _products(
             if side.bits is None:
                 continue
             codes, scales, biases = (pool.keys if transposed else pool.values)(1, keys)
-            form = {"group_size": side.group_size, "bits": side.bits}
+            form: dict[str, Any] = {"group_size": side.group_size, "bits": side.bits}
             floats = mx.dequantize(
                 codes, scales.astype(PRECISION), biases.astype(PRECISION), **form
             )

@@ -152,6 +152,11 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return sum(state.nbytes for states in held for state in states)
 
     @property
+    def float_bytes(self) -> int:
+        """None: states are floats."""
+        return 0
+
+    @property
     def state(self) -> list[Any]:
         """Every array, for `mx.eval`."""
         return [states for kept in (self.now, self.before) for states in kept if states]

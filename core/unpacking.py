@@ -29,26 +29,30 @@ def worth_unpacking(codes: mx.array, queries: int = LEAST_QUERIES) -> bool:
     return rows * heads * keys >= LEAST_KEYS and queries >= LEAST_QUERIES
 
 
-def dequantize(
-    codes: mx.array, scales: mx.array, biases: mx.array, side: Side, dtype: Any
-) -> mx.array:
-    """Codes [..., keys, width] as numbers [..., keys, dim], the very ones of `mx.dequantize`.
+def dequantize(stored: tuple[mx.array, ...], side: Side, dtype: Any) -> mx.array:
+    """Codes [..., keys, width], scales and biases as numbers [..., keys, dim], the very ones of
+    `mx.dequantize`.
 
     That is a dozen elementwise operations on the CPU. One times a row as long as all keys is
     one product there: four times as fast, ten times for few keys (bench/LOG.md).
     """
-    stored = (codes, scales.astype(dtype), biases.astype(dtype))
-    form = {"group_size": side.group_size, "bits": side.bits}
+    codes, scales, biases = stored
+    scales, biases = scales.astype(dtype), biases.astype(dtype)
+    form: dict[str, Any] = {"group_size": side.group_size, "bits": side.bits}
     if codes.size and on_cpu() and _proven(dtype, **form):
-        return _times_one(*stored, **form)
-    return mx.dequantize(*stored, **form)
+        return _times_one(codes, scales, biases, form)
+    return mx.dequantize(codes, scales, biases, **form)
 
 
-def _times_one(codes: mx.array, scales: mx.array, biases: mx.array, **form: Any) -> mx.array:
-    rows = [array.flatten(-2)[..., None, :] for array in (codes, scales, biases)]
-    ones = mx.ones((*rows[0].shape[:-1], 1), scales.dtype)
-    numbers = mx.quantized_matmul(ones, *rows, False, **form)
-    return numbers.reshape(*codes.shape[:-1], -1)
+def _times_one(
+    codes: mx.array, scales: mx.array, biases: mx.array, form: dict[str, Any]
+) -> mx.array:
+    # Of fewer than three axes the one would not be repeated for all.
+    one, shape = mx.array([[[1.0]]], scales.dtype), codes.shape
+    if shape[-2] == 1:
+        return mx.quantized_matmul(one, codes, scales, biases, False, **form)
+    codes, scales, biases = (a.flatten(-2)[..., None, :] for a in (codes, scales, biases))
+    return mx.quantized_matmul(one, codes, scales, biases, False, **form).reshape(*shape[:-1], -1)
 
 
 @cache
@@ -57,21 +61,26 @@ def _proven(dtype: Any, **form: Any) -> bool:
     if dtype == mx.float64:
         return False
     noise = mx.random.normal((2, 63, 2 * form["group_size"]), dtype, key=mx.random.key(0))
-    stored = mx.quantize(noise, **form)
-    return bool(mx.array_equal(_times_one(*stored, **form), mx.dequantize(*stored, **form)))
+    codes, scales, biases = mx.quantize(noise, **form)
+    expected = mx.dequantize(codes, scales, biases, **form)
+    return all(
+        bool(mx.array_equal(_times_one(*stored, form), numbers))
+        for stored, numbers in (
+            ((codes, scales, biases), expected),
+            ((codes[:, :1], scales[:, :1], biases[:, :1]), expected[:, :1]),
+        )
+    )
 
 
-def scores_of(
-    queries: mx.array, codes: mx.array, scales: mx.array, biases: mx.array, side: Side
-) -> mx.array:
+def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.array:
     """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys]."""
     if side.bits != 4 or side.group_size != side.dim:
-        return queries @ dequantize(codes, scales, biases, side, PRECISION).swapaxes(-1, -2)
+        return queries @ dequantize(keys, side, PRECISION).swapaxes(-1, -2)
     # The low halves of the bytes, then the high ones, unscaled: a fifth less time.
-    pairs, codes = queries.reshape(*queries.shape[:-1], -1, 2), codes.view(mx.uint8)
+    pairs, codes = queries.reshape(*queries.shape[:-1], -1, 2), keys[0].view(mx.uint8)
     even, odd = (
         pairs[..., index] @ half.astype(PRECISION).swapaxes(-1, -2)
         for index, half in enumerate((codes & 15, codes >> 4))
     )
-    scales, biases = (array.astype(PRECISION).swapaxes(-1, -2) for array in (scales, biases))
+    scales, biases = (array.astype(PRECISION).swapaxes(-1, -2) for array in keys[1:])
     return (even + odd) * scales + queries.sum(-1, keepdims=True) * biases

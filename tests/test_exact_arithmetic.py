@@ -129,9 +129,9 @@ def test_codes_become_the_very_numbers_that_mlx_makes_of_them(
     bits: int, dim: int, group: int, dtype: Any
 ) -> None:
     slab = mx.random.normal((2, 3, 2, 80, dim), key=mx.random.key(bits)).astype(dtype)
-    stored = [array[1:, :2, :, :65] for array in mx.quantize(slab, group, bits)]
+    stored = tuple(array[1:, :2, :, :65] for array in mx.quantize(slab, group, bits))
 
-    floats = unpacking.dequantize(*stored, Side(dim, bits, group), mx.float32)
+    floats = unpacking.dequantize(stored, Side(dim, bits, group), mx.float32)
 
     codes, scales, biases = (stored[0], *(array.astype(mx.float32) for array in stored[1:]))
     assert mx.array_equal(floats, mx.dequantize(codes, scales, biases, group, bits))

@@ -1,0 +1,233 @@
+"""Small slabs kept as floats for decode steps: the same tokens, the same bytes, within memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvactors.core.arena import Arena
+from kvactors.core.engine import Engine
+from kvactors.core.float_copy import MOST_KEYS
+from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.layers import KVLayer
+from kvactors.core.model import LoadedModel, load_model
+from kvactors.core.options import ModelOptions
+from kvactors.core.pools import Cells, Pool, to_float
+from kvactors.core.runner import DecodeBatch
+from kvactors.core.sampling import Sampling
+from kvactors.core.spec import LayerSpec
+from kvactors.core.testing import PlainTokenizer, make_request, run_engine, tiny_model
+
+MakeEngine = Callable[..., Engine]
+LoadGrid = Callable[..., LoadedModel]
+LAYER = LayerSpec("full", 2, 64, 4, 64, "float32")
+
+
+def with_floats(loaded: LoadedModel) -> LoadedModel:
+    """The same with the policy that a CPU has."""
+    return replace(loaded, policy=AttentionPolicy(unpack=True))
+
+
+def copies(arena: Arena) -> list[bool]:
+    """For each layer, whether any of its slabs is kept as floats."""
+    layers = [layer for layer in arena.layers if isinstance(layer, KVLayer)]
+    return [any(pool.nbytes > pool.stored_bytes for pool in layer.pools) for layer in layers]
+
+
+def grown(loaded: LoadedModel, *, floats: bool) -> Arena:
+    arena = Arena(loaded.spec, loaded.policy)
+    arena.floats = floats
+    for length in (5, 60, 9):
+        arena.add_row(0, length)
+    arena.forward(loaded.model, mx.array(np.arange(15).reshape(3, 5) + 1))
+    arena.evaluate()
+    return arena
+
+
+# -- the same as without -------------------------------------------------------------------
+
+ROWS = 3
+changes = st.sampled_from(
+    ["step", "step", "chunk", "same", "fewer", "load", "move", "grow", "shrink"]
+)
+
+
+class Pair:
+    """A slab that is kept as floats when that is due, and one that never is."""
+
+    def __init__(self, kv_bits: int | None) -> None:
+        layer = replace(LAYER, bits=kv_bits, group_size=kv_bits and 64)
+        self.pools = Pool(layer, ROWS, 128), Pool(layer, ROWS, 128)
+        self.lengths = [3, 50, 9]
+        self._seed = 0
+
+    def _noise(self, rows: int, tokens: int) -> mx.array:
+        self._seed += 1
+        return mx.random.normal((rows, 2, tokens, 64), key=mx.random.key(self._seed))
+
+    def write(self, rows: int, tokens: int, lengths: list[int]) -> None:
+        keys, values = self._noise(rows, tokens), self._noise(rows, tokens)
+        at = np.array(lengths[:rows])[:, None] + np.arange(tokens)
+        start = lengths[0] if len(set(lengths[:rows])) == 1 else None
+        for index, pool in enumerate(self.pools):
+            pool.keep_floats(index == 0 and tokens == 1)
+            pool.write(keys, values, Cells(mx.array(at), start))
+        self.lengths = [(n + tokens) % 60 for n in lengths]
+
+    def run(self, what: str) -> None:
+        two, capacity = self.pools[1], self.pools[0].shape[1]
+        if what in ("step", "chunk", "fewer"):
+            self.write(ROWS - (what == "fewer"), 3 if what == "chunk" else 1, self.lengths)
+        elif what == "same":
+            self.write(ROWS, 1, [40] * ROWS)
+        for pool in self.pools:
+            if what == "load":
+                pool.load(1, 5, {name: a[:, :, :20] for name, a in two.export(0, 0, 30).items()})
+            elif what == "move":
+                pool.move(0, 2)
+            elif what == "grow":
+                pool.resize(ROWS + 1, capacity + 64)
+            elif what == "shrink":
+                pool.shrink(ROWS, 128)
+
+
+@pytest.mark.parametrize("kv_bits", [4, 8, None])
+@settings(max_examples=40, deadline=None)
+@given(operations=st.lists(changes, max_size=30), looked=st.sets(st.integers(0, 29)))
+def test_whatever_happens_to_a_slab_its_floats_are_what_its_codes_say(
+    kv_bits: int | None, operations: list[str], looked: set[int]
+) -> None:
+    pair = Pair(kv_bits)
+    one, two = pair.pools
+    side = one.layer.sides[0]
+    for number, what in enumerate(operations):
+        pair.run(what)
+        for ours, theirs in (one.keys, two.keys), (one.values, two.values):
+            expected = to_float(theirs(ROWS, 128), side)
+            assert mx.array_equal(to_float(ours(ROWS, 128, floats=True), side), expected)
+        if number in looked:
+            assert_same_bytes(one, two)
+    assert_same_bytes(one, two)
+
+
+def test_the_codes_of_many_steps_are_stored_too() -> None:
+    pair = Pair(4)
+    for _ in range(150):
+        pair.run("step")
+    assert pair.pools[0].nbytes > pair.pools[0].stored_bytes
+
+    assert_same_bytes(*pair.pools)
+
+
+def assert_same_bytes(one: Pool, two: Pool) -> None:
+    assert all(mx.array_equal(array, two.arrays[name]) for name, array in one.arrays.items())
+
+
+def test_a_turn_decodes_over_floats_as_over_codes(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    launch = DecodeBatch._launch
+
+    def noted(batch: DecodeBatch, *rest: object) -> None:
+        launch(batch, *rest)  # type: ignore[arg-type]
+        seen.append(all(copies(batch.arena)))
+
+    monkeypatch.setattr(DecodeBatch, "_launch", noted)
+
+    def answers(loaded: LoadedModel) -> dict[str, list[int]]:
+        prompts = {f"{i}": list(range(1, 12 + 7 * i)) for i in range(3)}
+        requests = [
+            (0, make_request(n, [], p, Sampling(max_tokens=90))) for n, p in prompts.items()
+        ]
+        found = run_engine(make_engine(loaded), requests)
+        return {name: found[name].request.generated for name in prompts}
+
+    # Not a grid model: there a last bit may become a step of the grid.
+    loaded = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions(attention="packed"))
+    assert answers(with_floats(loaded)) == answers(loaded)
+    assert seen.count(True) > 80
+
+
+# -- when there are any --------------------------------------------------------------------
+
+
+def test_they_are_made_once_the_slots_are_quiet_and_gone_when_one_changes(
+    load_grid: LoadGrid,
+) -> None:
+    loaded = with_floats(load_grid())
+    arena = grown(loaded, floats=True)
+    token = mx.array([[7]] * 3)
+
+    def step() -> bool:
+        arena.forward(loaded.model, token[: len(arena)])
+        return all(copies(arena))
+
+    assert [step(), step()] == [False, True]
+    arena.leave(0)
+    assert not any(copies(arena))
+    assert [step(), step()] == [False, True]
+    arena.forward(loaded.model, mx.array([[1, 2]] * 2))
+    assert not any(copies(arena))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "kept"), [(MOST_KEYS // 4, True), (MOST_KEYS // 4 + 64, False)]
+)
+def test_only_a_small_slab_is_kept_as_floats(capacity: int, kept: bool) -> None:
+    pool = Pool(LAYER, 2, capacity)
+    asked = pool.float_bytes
+
+    for _ in range(3):
+        pool.keep_floats(True)
+
+    assert pool.nbytes - pool.stored_bytes == asked
+    assert (asked == 2 * 2 * 2 * capacity * 64 * 4) == kept
+    assert pool.float_bytes == (0 if kept else asked)
+
+
+def test_they_are_kept_only_while_half_of_the_budget_is_left(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(with_floats(load_grid()))
+    memory, request = engine._memory, make_request("a", [], [1, 2, 3], Sampling(max_tokens=200))
+    engine.submit(request)
+    while len(request.generated) < 10:
+        engine.step()
+    arena = engine._rows.common[0].arena
+    assert all(copies(arena))
+    assert (
+        memory.used
+        >= arena.nbytes
+        > sum(
+            pool.stored_bytes
+            for layer in arena.layers
+            for pool in layer.pools  # type: ignore[attr-defined]
+        )
+    )
+
+    # The budget fills with bytes that wait to be written.
+    memory.backlog += memory.budget // 2
+    engine.step()
+    assert not any(copies(arena))
+    memory.backlog = 0
+    for _ in range(3):
+        engine.step()
+    assert all(copies(arena))
+
+
+def test_idle_agents_do_not_leave_for_them(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    engine = make_engine(with_floats(load_grid()))
+    request = make_request("a", [], [1, 2, 3], Sampling(max_tokens=200))
+    engine.submit(request)
+    while len(request.generated) < 10:
+        engine.step()
+    arena, memory = engine._rows.common[0].arena, engine._memory
+
+    memory.make_room(memory.room + 1, ["a"])
+
+    assert not any(copies(arena))
