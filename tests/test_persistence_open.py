@@ -135,13 +135,16 @@ def test_neither_a_killed_process_nor_its_forked_child_leaves_a_lock(tmp_path: P
         import os, signal, sys
         from kvactors.persistence import Store, StoreClosed
         store = Store(sys.argv[1])
+        reading, writing = os.pipe()
         if os.fork() == 0:
             try:
                 store.read_ledger("a")
             except StoreClosed:
                 store.close()
+            os.write(writing, b"lives")
             sys.stdin.read()
             os._exit(0)
+        os.read(reading, 5)
         os.kill(os.getpid(), signal.SIGKILL)
         """
     with subprocess.Popen(
