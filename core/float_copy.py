@@ -10,10 +10,10 @@ import mlx.core as mx
 from kvactors.core.spec import Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
-__all__ = ["MOST_KEYS", "FloatCopy", "written"]
+__all__ = ["MOST_BYTES", "FloatCopy", "written"]
 
-# Keys of a slab, of all rows and KV heads, up to which floats are kept.
-MOST_KEYS = 8192
+# Of the floats of one slab and layer.
+MOST_BYTES = 4 << 20
 # Steps whose codes wait.
 _LATE_STEPS = 64
 

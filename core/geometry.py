@@ -13,7 +13,7 @@ from kvactors.core.pools import Cells
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["REPRODUCIBLE_STEP", "AttentionPolicy", "Reach", "StepGeometry"]
+__all__ = ["REPRODUCIBLE_STEP", "UNPACK_ROWS", "AttentionPolicy", "Reach", "StepGeometry"]
 
 REPRODUCIBLE_STEP = 256
 UNPACK_ROWS = 48

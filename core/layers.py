@@ -8,6 +8,7 @@
 Rows stand slab by slab as the SlotTable says; the layers hold their bytes. GPU thread only.
 """
 
+import sys
 from copy import copy
 from typing import Any, Protocol
 
@@ -103,6 +104,8 @@ class KVLayer:
         self.keys = self.values = mx.zeros(())
         self._masks = masks
         self._batched = batched
+        # Query heads per KV head: too many for floats until the first step shows it.
+        self._repeats = sys.maxsize
 
     # -- what models call ------------------------------------------------------------
 
@@ -157,7 +160,7 @@ class KVLayer:
                 f"attention of a {layer.kind} layer was given a mask of the model's own, which it "
                 "did not show at load: it would need the layer's keys as floats"
             )
-        repeats = queries.shape[1] // layer.kv_heads
+        self._repeats = repeats = queries.shape[1] // layer.kv_heads
         unpack = self.policy.unpacks(geometry.width, repeats)
         packed = unpack or self.policy.packed(geometry.width, repeats)
         parts = []
@@ -237,7 +240,7 @@ class KVLayer:
 
     @property
     def _wants_floats(self) -> bool:
-        return not self.layer.plain and self.policy.unpacks(1, 1)
+        return not self.layer.plain and self.policy.unpacks(1, self._repeats)
 
     def grow(self, slab: int, length: int) -> None:
         """One more slot at the end of a slab, for at least `length` tokens."""
@@ -261,7 +264,7 @@ class KVLayer:
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
         """Give back what is beyond so many slots, and tokens in each."""
-        self.pools[slab].shrink(slots, self._bounded(capacity))
+        self.pools[slab].give_way(slots, self._bounded(capacity))
 
     def copy_row(self, row: int, other: "KVLayer", source: int) -> None:
         """Copy another arena's row, of this layer, into a row made by `grow`."""

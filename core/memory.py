@@ -109,8 +109,8 @@ class Memory:
         return need <= self.room
 
     def plenty(self, need: int) -> bool:
-        """Whether half of the budget is left to others with so many more bytes used."""
-        return 2 * (self.used + need) <= self.budget
+        """Whether so many more bytes leave half of the budget to others."""
+        return self.fits(need + self.budget // 2)
 
     def make_room(self, need: int, busy: Iterable[str]) -> bool:
         """Whether `need` more bytes fit, once spare room is given back and idle agents are

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kvactors.core.float_copy import MOST_KEYS, FloatCopy, written
+from kvactors.core.float_copy import MOST_BYTES, FloatCopy, written
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
@@ -22,9 +22,10 @@ __all__ = ["Arrays", "Cells", "Pool", "Stored", "array_widths", "encode", "to_fl
 
 Arrays = dict[str, mx.array]
 
-# Steps without a change of slots after which a slab is kept as floats too, which takes what one
-# step gains (bench/LOG.md).
-QUIET_STEPS = 1
+# Steps without a change of slots after which a slab is kept as floats too, which takes what some
+# steps gain (bench/LOG.md); after it gave room to others, so many more.
+QUIET_STEPS = 3
+_STEPS_AFTER_GIVING_WAY = 64
 
 Stored = tuple[mx.array, ...]
 """Codes, scales and biases; or one array of floats; or none, where a side has no numbers."""
@@ -128,7 +129,8 @@ class Pool:
 
     def _drop_floats(self) -> Arrays:
         """The arrays, which are about to change otherwise than by a step."""
-        arrays, self._copy, self._quiet_steps = self.arrays, None, 0
+        arrays, self._copy = self.arrays, None
+        self._quiet_steps = min(self._quiet_steps, 0)
         return arrays
 
     def __copy__(self) -> "Pool":
@@ -158,23 +160,22 @@ class Pool:
     @property
     def float_bytes(self) -> int:
         """Bytes more that `keep_floats` would take."""
-        keys = self._keys_of_floats
-        return 0 if self._copy else 2 * keys * self.layer.head_dim * PRECISION.size
+        return 0 if self._copy else self._bytes_of_floats
 
     @property
-    def _keys_of_floats(self) -> int:
-        """Keys of all rows and heads; 0 if they are too many, not in codes, or not stored as the
-        values are."""
+    def _bytes_of_floats(self) -> int:
+        """0 if they are too many, or what is stored is no codes, or not alike for both sides."""
         slots, capacity = self.shape
-        keys = slots * self.layer.kv_heads * capacity
-        return keys if "codes" in self._stored and keys <= MOST_KEYS else 0
+        layer = self.layer
+        size = 2 * slots * layer.kv_heads * capacity * layer.head_dim * PRECISION.size
+        return size if "codes" in self._stored and size <= MOST_BYTES else 0
 
     def keep_floats(self, wanted: bool) -> None:
         """A step begins: what is stored is kept as floats too once the slots have been quiet for a
         while, or no longer."""
         if not wanted:
             self._drop_floats()
-        elif self._copy is None and self._keys_of_floats:
+        elif self._copy is None and self._bytes_of_floats:
             self._quiet_steps += 1
             if self._quiet_steps > QUIET_STEPS:
                 self._copy = FloatCopy(self._stored, self._sides[0])
@@ -232,10 +233,16 @@ class Pool:
         """Reallocate to at most this many slots and tokens, without floats."""
         arrays = self._drop_floats()
         if self.shape[0] <= slots and self.shape[1] <= capacity:
+            mx.eval(arrays)
             return
         for name in list(arrays):
             arrays[name] = mx.contiguous(arrays.pop(name)[:, :slots, :, :capacity])
             mx.eval(arrays[name])
+
+    def give_way(self, slots: int, capacity: int) -> None:
+        """`shrink`, and keep no floats for a while."""
+        self.shrink(slots, capacity)
+        self._quiet_steps = -_STEPS_AFTER_GIVING_WAY
 
     def export(self, slot: int, start: int, end: int) -> Arrays:
         """Cells [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 from kvactors.core.blockwise import on_cpu
 from kvactors.core.spec import Side
 
-__all__ = ["PRECISION", "dequantize", "scores_of", "worth_unpacking"]
+__all__ = ["LEAST_KEYS", "PRECISION", "dequantize", "scores_of", "worth_unpacking"]
 
 # Of scores, softmax and sums, whatever the model's dtype.
 PRECISION = mx.float32

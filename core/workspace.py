@@ -14,6 +14,7 @@ import numpy as np
 from kvactors.core import limit
 from kvactors.core.arena import Arena
 from kvactors.core.model import LoadedModel
+from kvactors.core.unpacking import LEAST_KEYS
 
 __all__ = ["LEAST_CHUNK", "WorkSpace"]
 
@@ -48,7 +49,8 @@ class WorkSpace:
         peaks = [_peak(loaded, tokens, keys) for tokens, keys in _CHUNKS]
         factors = np.maximum(0.0, np.linalg.solve(needs, peaks)) * _SAFETY
         token, pair, key = (float(factor) for factor in factors)
-        return cls(token, pair, key, _DECODE_SAFETY * _peak(loaded, 1, _DECODE_KEYS) / _DECODE_KEYS)
+        keys = _decode_keys(loaded)
+        return cls(token, pair, key, _DECODE_SAFETY * _peak(loaded, 1, keys) / keys)
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
@@ -68,6 +70,14 @@ class WorkSpace:
         least 1."""
         fit = bisect_right(range(asked + 1), room, key=lambda n: self.chunk(n, 1, cached + n))
         return max(1, fit - 1)
+
+
+def _decode_keys(loaded: LoadedModel) -> int:
+    """Keys of the decode step that is measured: enough for the path that needs most."""
+    heads = [layer.kv_heads for layer in loaded.spec.layers if layer.kv_heads]
+    if not heads or not loaded.policy.unpack:
+        return _DECODE_KEYS
+    return max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads)))
 
 
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
