@@ -1,8 +1,8 @@
-"""What a small slab's codes say, kept as floats: for decode steps on a CPU. GPU thread only.
+"""What the codes of few short rows say, kept as floats: for decode steps on a CPU. GPU thread only.
 
 Such a step is launches more than reading: products of floats need fewer, and the codes of a step
-are put where they belong later, many steps in one write. Of a large slab floats would take half a
-gigabyte for a quarter of the time (bench/LOG.md).
+are put where they belong later, many steps in one write. Of many long rows floats would take half
+a gigabyte for a quarter of the time (bench/LOG.md).
 """
 
 import mlx.core as mx
@@ -10,10 +10,11 @@ import mlx.core as mx
 from kvactors.core.spec import Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
-__all__ = ["MOST_BYTES", "FloatCopy", "written"]
+__all__ = ["MOST_BYTES", "MOST_TOKENS", "FloatCopy", "written"]
 
-# Of the floats of one slab and layer.
+# Of the floats of one slab and layer, and of a row.
 MOST_BYTES = 4 << 20
+MOST_TOKENS = 512
 # Steps whose codes wait.
 _LATE_STEPS = 64
 

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kvactors.core.float_copy import MOST_BYTES, FloatCopy, written
+from kvactors.core.float_copy import MOST_BYTES, MOST_TOKENS, FloatCopy, written
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
@@ -166,9 +166,10 @@ class Pool:
     def _bytes_of_floats(self) -> int:
         """0 if they are too many, or what is stored is no codes, or not alike for both sides."""
         slots, capacity = self.shape
-        layer = self.layer
-        size = 2 * slots * layer.kv_heads * capacity * layer.head_dim * PRECISION.size
-        return size if "codes" in self._stored and size <= MOST_BYTES else 0
+        if "codes" not in self._stored or capacity > MOST_TOKENS:
+            return 0
+        numbers = 2 * slots * self.layer.kv_heads * capacity * self.layer.head_dim
+        return numbers * PRECISION.size if numbers * PRECISION.size <= MOST_BYTES else 0
 
     def keep_floats(self, wanted: bool) -> None:
         """A step begins: what is stored is kept as floats too once the slots have been quiet for a

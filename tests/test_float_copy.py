@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvactors.core import workspace
 from kvactors.core.arena import Arena
 from kvactors.core.engine import Engine
-from kvactors.core.float_copy import MOST_BYTES
+from kvactors.core.float_copy import MOST_BYTES, MOST_TOKENS
 from kvactors.core.geometry import UNPACK_ROWS, AttentionPolicy
 from kvactors.core.layers import KVLayer
 from kvactors.core.model import LoadedModel, load_model
@@ -27,8 +27,6 @@ from kvactors.core.workspace import WorkSpace
 MakeEngine = Callable[..., Engine]
 LoadGrid = Callable[..., LoadedModel]
 LAYER = LayerSpec("full", 2, 64, 4, 64, "float32")
-# Of two slots of such a layer.
-MOST_CELLS = MOST_BYTES // (2 * 2 * 2 * 64 * 4)
 
 
 def with_floats(loaded: LoadedModel) -> LoadedModel:
@@ -179,17 +177,24 @@ def test_they_are_made_once_the_slots_are_quiet_and_gone_when_one_changes(
     assert not any(copies(arena))
 
 
-@pytest.mark.parametrize(("capacity", "kept"), [(MOST_CELLS, True), (MOST_CELLS + 64, False)])
-def test_only_a_small_slab_is_kept_as_floats(capacity: int, kept: bool) -> None:
-    pool = Pool(LAYER, 2, capacity)
+@pytest.mark.parametrize(
+    ("slots", "tokens", "kept"),
+    [
+        (MOST_BYTES // (2 * 2 * MOST_TOKENS * 64 * 4), MOST_TOKENS, True),
+        (MOST_BYTES // (2 * 2 * MOST_TOKENS * 64 * 4) + 1, MOST_TOKENS, False),
+        (1, MOST_TOKENS + 64, False),
+    ],
+)
+def test_only_few_short_rows_are_kept_as_floats(slots: int, tokens: int, kept: bool) -> None:
+    pool = Pool(LAYER, slots, tokens)
     asked = pool.float_bytes
 
     for _ in range(5):
         pool.keep_floats(True)
 
     assert pool.nbytes - pool.stored_bytes == asked
-    assert (asked == 2 * 2 * 2 * capacity * 64 * 4) == kept
-    assert pool.float_bytes == (0 if kept else asked)
+    assert asked == (2 * slots * 2 * tokens * 64 * 4 if kept else 0)
+    assert pool.float_bytes == 0
 
 
 def test_they_are_kept_only_while_half_of_the_budget_is_left(
