@@ -33,12 +33,14 @@ _TRIES = 3
 @dataclass(frozen=True, slots=True)
 class WorkSpace:
     """Bytes for each new token, for each token and key, for each key, and for a decode step
-    for each row and key."""
+    for each row and key; `unpacked` if there are `many` of those, which may become floats."""
 
     token: float
     pair: float
     key: float
     decoded: float
+    unpacked: float = 0.0
+    many: int = 0
 
     @classmethod
     def measure(cls, loaded: LoadedModel) -> "WorkSpace":
@@ -49,8 +51,12 @@ class WorkSpace:
         peaks = [_peak(loaded, tokens, keys) for tokens, keys in _CHUNKS]
         factors = np.maximum(0.0, np.linalg.solve(needs, peaks)) * _SAFETY
         token, pair, key = (float(factor) for factor in factors)
-        keys = _decode_keys(loaded)
-        return cls(token, pair, key, _DECODE_SAFETY * _peak(loaded, 1, keys) / keys)
+        decoded = _decode_peak(loaded, _DECODE_KEYS)
+        heads = [layer.kv_heads for layer in loaded.spec.layers if layer.kv_heads]
+        if not heads or not loaded.policy.unpacks(1, 1):
+            return cls(token, pair, key, decoded)
+        unpacked = _decode_peak(loaded, max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads))))
+        return cls(token, pair, key, decoded, unpacked, LEAST_KEYS // max(heads))
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
@@ -59,7 +65,9 @@ class WorkSpace:
     def decode(self, rows: int, keys: int, shared: int = 0) -> int:
         """Bytes of a decode step of `rows` rows, padded to `keys` keys; `shared` of them are
         dequantized for all rows at once."""
-        return int(rows * keys * self.decoded + shared * self.key)
+        many = rows * keys >= self.many
+        factor = max(self.decoded, self.unpacked) if many else self.decoded
+        return int(rows * keys * factor + shared * self.key)
 
     def least(self, keys: int, others: int) -> int:
         """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
@@ -72,12 +80,9 @@ class WorkSpace:
         return max(1, fit - 1)
 
 
-def _decode_keys(loaded: LoadedModel) -> int:
-    """Keys of the decode step that is measured: enough for the path that needs most."""
-    heads = [layer.kv_heads for layer in loaded.spec.layers if layer.kv_heads]
-    if not heads or not loaded.policy.unpack:
-        return _DECODE_KEYS
-    return max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads)))
+def _decode_peak(loaded: LoadedModel, keys: int) -> float:
+    """Bytes for each key of a decode step of one row."""
+    return _DECODE_SAFETY * _peak(loaded, 1, keys) / keys
 
 
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
