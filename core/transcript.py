@@ -217,7 +217,7 @@ class Transcript:
     ) -> dict[str, Any]:
         """Append finished turns behind the first `keep` (default: all); returns the ledger
         record that makes it durable. `system_prompt` is set where none are kept."""
-        turns = [replace(turn, source=None) if turn.source else turn for turn in turns]
+        turns = _as_replayed(list(turns))
         keep = len(self.turns) if keep is None else keep
         record: dict[str, Any] = {
             "version": RECORD_VERSION,
@@ -318,6 +318,14 @@ class Transcript:
         else:
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
+
+
+def _as_replayed(turns: list[Turn]) -> list[Turn]:
+    """Turns of one record as it will give them back: asked is what an answer follows."""
+    return [
+        replace(turn, source=None, asked=after is not None and after.is_answer)
+        for turn, after in zip(turns, [*turns[1:], None], strict=False)
+    ]
 
 
 def _entry(turn: Turn) -> dict[str, Any]:

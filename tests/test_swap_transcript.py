@@ -79,6 +79,23 @@ def test_exchanging_the_tokenizer_gives_what_a_restart_under_it_gives(data: st.D
         ]
 
 
+def test_a_question_that_lost_its_answer_and_is_kept_beside_a_summary() -> None:
+    """Found by the test above: live it was asked for ever, in the ledger it was not."""
+    transcript = Transcript(*chat_of(FORMATS[0]), "Be brief.")
+    answer = transcript.answer(transcript.chat.encode("decade"), "length")
+    records = [
+        transcript.extend([transcript.render("user", "a", answer=True), answer]),
+        transcript.extend([transcript.render("user", "b", answer=True), answer], 1),
+    ]
+    summary = replace(transcript.render("user", "be", answer=False), stands_for=3)
+    records.append(transcript.extend([summary, *transcript.turns], 0))
+
+    for format in FORMATS:
+        chat, tokenizer_id = chat_of(format)
+        restored = Transcript.restore(chat, tokenizer_id, recorded(records))
+        assert transcript.under(chat, tokenizer_id).turns == restored.turns
+
+
 def test_under_the_first_tokenizer_again_every_token_is_what_it_was() -> None:
     chat, tokenizer_id = chat_of(FORMATS[0])
     transcript = talk(chat, "Hello")
