@@ -7,7 +7,7 @@ Two paths over the stored codes, both with float32 scores, softmax and sums what
 model's dtype (in half precision they disagree enough to change tokens):
 
 - packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
-  the path is pinned, products of few queries take the codes as transient floats, unscaled.
+  the path is pinned, products of few queries take the codes as floats.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
   CPU block by block. For prefill chunks; several times faster there.
 

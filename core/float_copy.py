@@ -7,10 +7,11 @@ a gigabyte for a quarter of the time (bench/LOG.md).
 
 import mlx.core as mx
 
+from kvactors.core.cells import written
 from kvactors.core.spec import Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
-__all__ = ["MOST_BYTES", "MOST_TOKENS", "FloatCopy", "written"]
+__all__ = ["MOST_BYTES", "MOST_TOKENS", "FloatCopy"]
 
 # Of the floats of one slab and layer, and of a row.
 MOST_BYTES = 4 << 20
@@ -57,14 +58,3 @@ class FloatCopy:
 
     def _said(self, codes: dict[str, mx.array]) -> mx.array:
         return dequantize(tuple(codes.values()), self._side, PRECISION)
-
-
-def written(array: mx.array, new: mx.array, at: slice | mx.array) -> mx.array:
-    """A slab's array with new cells [sides, n, kv_heads, T, width], at the same place of every row
-    or at flat cells. The old one may not be used any more, or the write copies all of it."""
-    if isinstance(at, slice):
-        array[:, : new.shape[1], :, at] = new
-        return array
-    flat = array.reshape(-1, new.shape[-1])
-    flat[at] = new
-    return flat.reshape(array.shape)

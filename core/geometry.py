@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from kvactors.core.attention import DEFAULT_THRESHOLD
 from kvactors.core.blocks import BLOCK_TOKENS
+from kvactors.core.cells import Cells
 from kvactors.core.options import AttentionMode
-from kvactors.core.pools import Cells
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
 

@@ -7,18 +7,17 @@ differ each side has its own arrays, named "k.codes", "v.codes" and so on. Write
 item assignment, which MLX does in place while nobody else holds the buffer. GPU thread only.
 """
 
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from kvactors.core.float_copy import MOST_BYTES, MOST_TOKENS, FloatCopy, written
+from kvactors.core.cells import Cells, written
+from kvactors.core.float_copy import MOST_BYTES, MOST_TOKENS, FloatCopy
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
-__all__ = ["Arrays", "Cells", "Pool", "Stored", "array_widths", "encode", "to_float"]
+__all__ = ["Arrays", "Pool", "Stored", "array_widths", "encode", "to_float"]
 
 Arrays = dict[str, mx.array]
 
@@ -83,28 +82,6 @@ def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
     if len(stored) == 1:
         return stored[0].astype(dtype)
     return dequantize(stored, side, dtype)
-
-
-class Cells:
-    """Where a step writes in one slab, for all layers that keep the same cells: `at`, [n, T] of
-    each row; `start` if those are start, start + 1, ... in every row."""
-
-    def __init__(self, at: mx.array, start: int | None = None) -> None:
-        self.at = at
-        self.start = start
-        self._flat: dict[tuple[int, ...], mx.array] = {}
-
-    def flat(self, shape: Sequence[int]) -> mx.array:
-        """[sides, n, kv_heads, T]: the same in arrays of this shape whose axes before the last
-        are one. One index serves all arrays, in a few operations each, where one for each axis
-        takes many."""
-        sides, slots, heads, capacity, _ = shape
-        key = (sides, slots, heads, capacity)
-        if key not in self._flat:
-            side, row, head = np.ogrid[:sides, : self.at.shape[0], :heads]
-            first = (((side * slots + row) * heads + head) * capacity).astype(np.int32)
-            self._flat[key] = mx.array(first)[..., None] + self.at[:, None]
-        return self._flat[key]
 
 
 class Pool:

@@ -13,8 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvactors.core.cells import Cells
 from kvactors.core.model import LoadedModel
-from kvactors.core.pools import Cells, Pool
+from kvactors.core.pools import Pool
 from kvactors.core.spec import LayerSpec
 from kvactors.core.unpacking import PRECISION
 

@@ -6,7 +6,8 @@ from functools import cache
 import mlx.core as mx
 
 from kvactors.core.attention import attend
-from kvactors.core.pools import Cells, Pool
+from kvactors.core.cells import Cells
+from kvactors.core.pools import Pool
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
 

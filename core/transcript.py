@@ -217,7 +217,12 @@ class Transcript:
     ) -> dict[str, Any]:
         """Append finished turns behind the first `keep` (default: all); returns the ledger
         record that makes it durable. `system_prompt` is set where none are kept."""
-        turns = _as_replayed(list(turns))
+        turns = list(turns)
+        # As the record will give them back.
+        turns = [
+            replace(turn, source=None, asked=answered)
+            for turn, answered in zip(turns, _answered([t.finish for t in turns]), strict=True)
+        ]
         keep = len(self.turns) if keep is None else keep
         record: dict[str, Any] = {
             "version": RECORD_VERSION,
@@ -283,8 +288,8 @@ class Transcript:
         self.turns = self.turns[:keep]
         self.system_prompt = record.get("system", self.system_prompt)
         entries = record["turns"]
-        for entry, following in zip(entries, [*entries[1:], None], strict=False):
-            answered = following is not None and following["finish"] is not None
+        answered_each = _answered([entry["finish"] for entry in entries])
+        for entry, answered in zip(entries, answered_each, strict=True):
             self._remember(Source(record["tokenizer"], entry, answered))
 
     def _remember(self, source: Source) -> None:
@@ -320,12 +325,10 @@ class Transcript:
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 
 
-def _as_replayed(turns: list[Turn]) -> list[Turn]:
-    """Turns of one record as it will give them back: asked is what an answer follows."""
-    return [
-        replace(turn, source=None, asked=after is not None and after.is_answer)
-        for turn, after in zip(turns, [*turns[1:], None], strict=False)
-    ]
+def _answered(finishes: Sequence[str | None]) -> list[bool]:
+    """For each turn of a record, by how they finished, whether an answer follows it there."""
+    following = zip(finishes, [*finishes[1:], None], strict=False)
+    return [after is not None for _, after in following]
 
 
 def _entry(turn: Turn) -> dict[str, Any]:

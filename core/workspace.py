@@ -5,6 +5,7 @@ token (activations), for each pair of token and key (scores), and for each key (
 layer). The three factors are solved from the peaks of three small forwards.
 """
 
+import sys
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class WorkSpace:
     key: float
     decoded: float
     unpacked: float = 0.0
-    many: int = 0
+    many: int = sys.maxsize
 
     @classmethod
     def measure(cls, loaded: LoadedModel) -> "WorkSpace":
@@ -56,7 +57,7 @@ class WorkSpace:
         if not heads or not loaded.policy.unpacks(1, 1):
             return cls(token, pair, key, decoded)
         unpacked = _decode_peak(loaded, max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads))))
-        return cls(token, pair, key, decoded, unpacked, LEAST_KEYS // max(heads))
+        return cls(token, pair, key, decoded, max(decoded, unpacked), LEAST_KEYS // max(heads))
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
@@ -65,8 +66,7 @@ class WorkSpace:
     def decode(self, rows: int, keys: int, shared: int = 0) -> int:
         """Bytes of a decode step of `rows` rows, padded to `keys` keys; `shared` of them are
         dequantized for all rows at once."""
-        many = rows * keys >= self.many
-        factor = max(self.decoded, self.unpacked) if many else self.decoded
+        factor = self.unpacked if rows * keys >= self.many else self.decoded
         return int(rows * keys * factor + shared * self.key)
 
     def least(self, keys: int, others: int) -> int:

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from kvactors.core import attention, layers
 from kvactors.core.arena import Arena
 from kvactors.core.attention import attend_together
+from kvactors.core.cells import Cells
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
 from kvactors.core.pieces import Piece
-from kvactors.core.pools import Cells, Pool, to_float
+from kvactors.core.pools import Pool, to_float
 from kvactors.core.sampling import Sampling
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec

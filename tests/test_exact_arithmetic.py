@@ -12,10 +12,11 @@ from oracle import mlx_lm_caches, numpy_attention
 from kvactors.core import attention, unpacking
 from kvactors.core.arena import Arena
 from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
+from kvactors.core.cells import Cells
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Cells, Pool
+from kvactors.core.pools import Pool
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.testing import PlainTokenizer, tiny_model
 

@@ -1,4 +1,4 @@
-"""Small slabs kept as floats for decode steps: the same tokens, the same bytes, within memory."""
+"""Few short rows kept as floats for decode steps: the same tokens and bytes, within memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from kvactors.core import workspace
 from kvactors.core.arena import Arena
+from kvactors.core.cells import Cells
 from kvactors.core.engine import Engine
 from kvactors.core.float_copy import MOST_BYTES, MOST_TOKENS
 from kvactors.core.geometry import UNPACK_ROWS, AttentionPolicy
 from kvactors.core.layers import KVLayer
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Cells, Pool, to_float
+from kvactors.core.pools import Pool, to_float
+from kvactors.core.request import Request
 from kvactors.core.runner import DecodeBatch
 from kvactors.core.sampling import Sampling
 from kvactors.core.spec import LayerSpec
@@ -48,6 +50,15 @@ def grown(loaded: LoadedModel, *, floats: bool) -> Arena:
     arena.forward(loaded.model, mx.array(np.arange(15).reshape(3, 5) + 1))
     arena.evaluate()
     return arena
+
+
+def decoding(engine: Engine) -> tuple[Engine, Request, Arena]:
+    """A turn that has ten tokens of 200, and where it decodes."""
+    request = make_request("a", [], [1, 2, 3], Sampling(max_tokens=200))
+    engine.submit(request)
+    while len(request.generated) < 10:
+        engine.step()
+    return engine, request, engine._rows.common[0].arena
 
 
 # -- the same as without -------------------------------------------------------------------
@@ -200,12 +211,8 @@ def test_only_few_short_rows_are_kept_as_floats(slots: int, tokens: int, kept: b
 def test_they_are_kept_only_while_half_of_the_budget_is_left(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
-    engine = make_engine(with_floats(load_grid()))
-    memory, request = engine._memory, make_request("a", [], [1, 2, 3], Sampling(max_tokens=200))
-    engine.submit(request)
-    while len(request.generated) < 10:
-        engine.step()
-    arena = engine._rows.common[0].arena
+    engine, _, arena = decoding(make_engine(with_floats(load_grid())))
+    memory = engine._memory
     assert all(copies(arena))
     assert (
         memory.used
@@ -230,12 +237,8 @@ def test_they_are_kept_only_while_half_of_the_budget_is_left(
 def test_a_batch_that_gave_way_waits_before_it_is_kept_as_floats_again(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
-    engine = make_engine(with_floats(load_grid()))
-    request = make_request("a", [], [1, 2, 3], Sampling(max_tokens=200))
-    engine.submit(request)
-    while len(request.generated) < 10:
-        engine.step()
-    arena, memory = engine._rows.common[0].arena, engine._memory
+    engine, request, arena = decoding(make_engine(with_floats(load_grid())))
+    memory = engine._memory
 
     memory.make_room(memory.room + 1, ["a"])
 
@@ -247,9 +250,7 @@ def test_a_batch_that_gave_way_waits_before_it_is_kept_as_floats_again(
     assert kept[-1]
 
 
-def test_more_query_heads_than_the_path_over_floats_takes_keep_none(
-    make_engine: MakeEngine,
-) -> None:
+def test_more_query_heads_than_the_path_over_floats_takes_keep_none() -> None:
     """They were kept, never read, and never evaluated."""
     model = tiny_model(num_attention_heads=UNPACK_ROWS + 2, num_key_value_heads=1)
     loaded = load_model(lambda: (model, PlainTokenizer()), ModelOptions())

@@ -14,6 +14,7 @@ import pytest
 from oracle import mlx_lm_caches
 
 from kvactors.core import arena, batch, geometry, layers, pieces, pools, residency, runner
+from kvactors.core.cells import Cells
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model import LoadedModel
@@ -128,9 +129,9 @@ def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
 def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
     true = pools.Pool.write
 
-    def write(self: Any, keys: Any, values: Any, cells: pools.Cells) -> None:
+    def write(self: Any, keys: Any, values: Any, cells: Cells) -> None:
         longest = mx.broadcast_to(cells.at.max(axis=0), cells.at.shape)
-        true(self, keys, values, pools.Cells(longest, cells.start))
+        true(self, keys, values, Cells(longest, cells.start))
 
     patch.setattr(pools.Pool, "write", write)
 
@@ -138,7 +139,7 @@ def tokens_written_at_the_longest_rows_end(patch: pytest.MonkeyPatch) -> None:
 def tokens_written_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     true = pools.Pool.write
 
-    def write(self: Any, keys: Any, values: Any, cells: pools.Cells) -> None:
+    def write(self: Any, keys: Any, values: Any, cells: Cells) -> None:
         true(self, keys[::-1], values, cells)
 
     patch.setattr(pools.Pool, "write", write)
