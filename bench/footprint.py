@@ -10,7 +10,7 @@ from typing import Any
 
 from pykka import ThreadingActor
 
-from kvactors.actors import Agent, Sampling
+from kvactors.actors import Sampling
 from kvactors.actors.dispatcher import Dispatcher, PooledActor
 from kvactors.bench import memory, storage
 from kvactors.bench.regime import Regime
@@ -40,41 +40,38 @@ def prefill_peak(setup: Setup) -> Pairs:
 
 
 def while_saving(setup: Setup) -> Pairs:
-    """Seconds a token of an agent (500 in memory) while another's turn of 16,384 tokens is
-    exported and saved, against as long a time after it. The other's prefill is not counted."""
-    # The other's prefill takes long chunks: only its save is of interest.
-    with (
-        TemporaryDirectory(prefix="kvactors-bench-") as folder,
-        setup.system(store=folder, target_latency=60.0) as system,
-    ):
-        decoder = system.spawn("decoder")
+    """Seconds a token of an agent (500 in memory) from the end of another's turn of 16,384 tokens
+    until that is saved, at least 8 tokens long, against the same where there is no store."""
+    prompt = setup.prompt(setup.scale.tokens(LONG))
+    with TemporaryDirectory(prefix="kvactors-bench-") as folder:
+        for run in count():
+            ours, tokens = _step_after_a_turn(setup, prompt, Path(folder) / str(run))
+            yield ours, _step_after_a_turn(setup, prompt, None, tokens)[0]
+
+
+def _step_after_a_turn(
+    setup: Setup, prompt: list[int], store: Path | None, tokens: int = 8
+) -> tuple[float, int]:
+    """Mean gap of so many tokens at least, until the turn is saved; and of how many."""
+    # The writer's prefill takes long chunks: only its end is of interest.
+    with setup.system(store=store or False, target_latency=60.0) as system:
+        decoder, writer = system.spawn("decoder"), system.spawn("writer")
         answer(decoder, setup.prompt(setup.scale.tokens(500)))
-        while True:
-            writer = system.spawn("writer")
-            yield _gaps_around_save(decoder, writer, setup.prompt(setup.scale.tokens(LONG)))
-            decoder.rewind().get()
-            system.forget("writer")
-
-
-def _gaps_around_save(decoder: Agent, writer: Agent, prompt: list[int]) -> tuple[float, float]:
-    """Mean gaps from the last token before the writer's end to its save, and after that."""
-    with decoder.stream([1], sampling=Sampling(max_tokens=8192)) as stream:
-        next(stream)
-        future = writer.ask(prompt, sampling=Sampling(max_tokens=1))
-        before = time.perf_counter()
-        while not future.done:
-            before = time.perf_counter()
+        times = []
+        with decoder.stream([1], sampling=Sampling(max_tokens=8192)) as stream:
             next(stream)
-        # The token that was awaited when the turn ended counts: its step waited for the export.
-        cached, tokens = future.get().cached, 1
-        while tokens < 8 or not cached.done:
-            next(stream)
-            tokens += 1
-        saved = time.perf_counter()
-        for _ in range(tokens):
-            next(stream)
-        end = time.perf_counter()
-    return (saved - before) / tokens, (end - saved) / tokens
+            asked = time.perf_counter()
+            future = writer.ask(prompt, sampling=Sampling(max_tokens=1))
+            while not future.done:
+                next(stream)
+                times.append(time.perf_counter())
+            reply = future.get()
+            # Of one step: the writer's only token, and the decoder's that came first after it.
+            times = [at for at in times if at >= asked + reply.timing.first_token]
+            while len(times) <= tokens or not (store is None or reply.cached.done):
+                next(stream)
+                times.append(time.perf_counter())
+    return (times[-1] - times[0]) / (len(times) - 1), len(times) - 1
 
 
 def restored(setup: Setup) -> Pairs:
@@ -150,7 +147,7 @@ def _tell_rate(actor: Any, number: int) -> float:
 REGIMES = (
     Regime("kv-bytes-per-token", "float16 by formula", KV_RATIO, kv_bytes, unit="bytes", runs=1),
     Regime("prefill-peak-12k", "mlx-lm, one forward of all", 0.23, prefill_peak, unit="MB", runs=1),
-    Regime("decode-while-saving-16k", "the same, no save", 1.05, while_saving),
+    Regime("decode-while-saving-16k", "the same without a store", 1.05, while_saving),
     Regime("restore-rate", "raw read and copy", 0.7, restored, "higher", "GB/s"),
     Regime("tell-rate", "pykka ThreadingActor", 1.0, tells, "higher", "messages/s"),
 )

@@ -49,7 +49,7 @@ def engine_chunks(tokens: int) -> list[int]:
     scheduler, sizes = Scheduler(), []
     request = make_request("a", [], [0] * tokens, FIRST)
     while request.remaining:
-        size = scheduler.plan([request], 0).prefill[0].tokens
+        size = scheduler.plan([request], []).prefill[0].tokens
         request.cached += size
         sizes.append(size)
     return sizes

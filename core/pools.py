@@ -21,10 +21,8 @@ __all__ = ["Arrays", "Pool", "Stored", "array_widths", "encode", "to_float"]
 
 Arrays = dict[str, mx.array]
 
-# Steps without a change of slots after which a slab is kept as floats too, which takes what some
-# steps gain (bench/LOG.md); after it gave room to others, so many more.
-QUIET_STEPS = 3
-_STEPS_AFTER_GIVING_WAY = 64
+# Steps for which a slab that gave room to others is not kept as floats.
+_STEPS_WITHOUT_FLOATS = 64
 
 Stored = tuple[mx.array, ...]
 """Codes, scales and biases; or one array of floats; or none, where a side has no numbers."""
@@ -95,7 +93,7 @@ class Pool:
             for name, (sides, width, dtype) in array_widths(layer).items()
         }
         self._copy: FloatCopy | None = None
-        self._quiet_steps = 0
+        self._without_floats = 0
 
     @property
     def arrays(self) -> Arrays:
@@ -107,7 +105,6 @@ class Pool:
     def _drop_floats(self) -> Arrays:
         """The arrays, which are about to change otherwise than by a step."""
         arrays, self._copy = self.arrays, None
-        self._quiet_steps = min(self._quiet_steps, 0)
         return arrays
 
     def __copy__(self) -> "Pool":
@@ -115,7 +112,7 @@ class Pool:
         pool = object.__new__(Pool)
         pool.layer, pool._sides = self.layer, self._sides
         pool._stored = {name: copy(array) for name, array in self.arrays.items()}
-        pool._copy, pool._quiet_steps = None, 0
+        pool._copy, pool._without_floats = None, 0
         return pool
 
     @property
@@ -149,14 +146,13 @@ class Pool:
         return numbers * PRECISION.size if numbers * PRECISION.size <= MOST_BYTES else 0
 
     def keep_floats(self, wanted: bool) -> None:
-        """A step begins: what is stored is kept as floats too once the slots have been quiet for a
-        while, or no longer."""
+        """A step begins: what is stored is kept as floats too, or no longer."""
         if not wanted:
             self._drop_floats()
+        elif self._without_floats:
+            self._without_floats -= 1
         elif self._copy is None and self._bytes_of_floats:
-            self._quiet_steps += 1
-            if self._quiet_steps > QUIET_STEPS:
-                self._copy = FloatCopy(self._stored, self._sides[0])
+            self._copy = FloatCopy(self._stored, self._sides[0])
 
     def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
         """Store new tokens [n, kv_heads, T, dim] at the cells of their rows."""
@@ -220,7 +216,7 @@ class Pool:
     def give_way(self, slots: int, capacity: int) -> None:
         """`shrink`, and keep no floats for a while."""
         self.shrink(slots, capacity)
-        self._quiet_steps = -_STEPS_AFTER_GIVING_WAY
+        self._without_floats = _STEPS_WITHOUT_FLOATS
 
     def export(self, slot: int, start: int, end: int) -> Arrays:
         """Cells [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""

@@ -3,9 +3,11 @@
 Continuous batching with chunked prefill (seed 001, 3.4): decode and prefill share time.
 While anybody decodes, a chunk is as long as the target inter-token latency allows, from 32
 tokens up, and between two chunks run as many decode steps as that target asks for; where a
-step alone takes about as long, a chunk may take `patience` steps, or nothing would get on. While
-nobody decodes, chunks grow from 256 to the seed's table (seed 000, 3.4). Times come from
-measured steps, told through `record_prefill` and `record_decode`.
+step alone takes about as long, a chunk may take `patience` steps, or nothing would get on. Where
+nobody reads the tokens as they come, a short prompt goes first: its row then decodes beside the
+others, which costs less than apart (bench/LOG.md). While nobody decodes, chunks grow from 256 to
+the seed's table (seed 000, 3.4). Times come from measured steps, told through `record_prefill`
+and `record_decode`.
 """
 
 from collections.abc import Sequence
@@ -25,13 +27,15 @@ _BLOCK = 256
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
-    prefills, or `patience` of its steps for the prefill where those are longer; `max_wait` plans
-    that may pass a prefill over before it goes first.
+    prefills, or `patience` of its steps for the prefill where those are longer;
+    `unwatched_latency` those that a prompt may take at once where nobody reads the tokens as
+    they come; `max_wait` plans that may pass a prefill over before it goes first.
     `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
     gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
     they stop where a shared beginning ends."""
 
     target_latency: float = 0.1
+    unwatched_latency: float = 1.0
     patience: float = 2.5
     least_chunk: int = 32
     first_chunk: int = 256
@@ -75,14 +79,16 @@ class Scheduler:
     _decode_seconds: _Pace = field(default_factory=_Pace)
     _owed: int = 0
     _last_chunk: int = 0
+    _latency: float = 0.0
 
-    def plan(self, prefilling: Sequence[Request], decoding: int) -> Plan:
-        """The next tick, for requests with prompt left to prefill and `decoding` rows."""
-        decode = decoding > 0
+    def plan(self, prefilling: Sequence[Request], decoding: Sequence[Request]) -> Plan:
+        """The next tick, for requests with prompt left to prefill and those that decode."""
+        decode = bool(decoding)
         if not prefilling or (decode and self._owed > 0):
             return Plan(decode=decode)
         ordered = sorted(prefilling, key=self._rank)
         first = ordered[0]
+        self._latency = self._latency_beside(first, decoding)
         size = self.chunk_size(first.cached, self._due(first), decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
@@ -104,13 +110,13 @@ class Scheduler:
         longest = next(
             (size for below, size in _CHUNK_TABLE if cached < below), _LONGEST_CHUNK_BEYOND
         )
-        least = self.config.least_chunk if decoding else self.config.first_chunk
-        size = max(least, min(longest, 2 * self._last_chunk))
+        if decoding:
+            size = self._affordable()
+        else:
+            size = max(self.config.first_chunk, 2 * self._last_chunk)
         if self.config.checkpointed:
             size = min(size, _BLOCK)
-        if decoding:
-            size = min(size, max(least, self._affordable()))
-        return min(remaining, size)
+        return min(remaining, longest, size)
 
     def record_prefill(self, tokens: int, seconds: float, decoding: bool) -> None:
         """A chunk of `tokens` tokens (padding included) took `seconds`."""
@@ -134,7 +140,15 @@ class Scheduler:
     def _spare(self) -> float:
         """Seconds of prefill between two decode steps."""
         step = self._decode_seconds.value or 0.0
-        return max(self.config.target_latency - step, self.config.patience * step)
+        return max(self._latency - step, self.config.patience * step)
+
+    def _latency_beside(self, first: Request, decoding: Sequence[Request]) -> float:
+        """Seconds between two decode steps while the first prompt is prefilled."""
+        target, unwatched = self.config.target_latency, self.config.unwatched_latency
+        pace = self._token_seconds.value
+        if not pace or first.remaining * pace > unwatched or any(r.stream for r in decoding):
+            return target
+        return max(target, unwatched)
 
     def _due(self, request: Request) -> int:
         """Tokens to the next place where a chunk must end."""
@@ -148,11 +162,12 @@ class Scheduler:
         return request.remaining
 
     def _affordable(self) -> int:
-        """Tokens that fit between two decode steps, in steps of the least chunk."""
+        """Tokens that fit between two decode steps, in steps of the least chunk, which always
+        does."""
         least = self.config.least_chunk
         if not self._token_seconds.value:
             return least
-        return int(self._spare / self._token_seconds.value) // least * least
+        return max(least, int(self._spare / self._token_seconds.value) // least * least)
 
     def _rank(self, request: Request) -> tuple[bool, int, int, int]:
         waited_enough = request.passed_over >= self.config.max_wait

@@ -9,7 +9,9 @@ from kvactors.core.sampling import Sampling
 from kvactors.core.scheduler import Scheduler, SchedulerConfig
 
 
-def request(tokens: int, arrival: int = 0, cached: int = 0, priority: int = 0) -> Request:
+def request(
+    tokens: int, arrival: int = 0, cached: int = 0, priority: int = 0, stream: bool = False
+) -> Request:
     return Request(
         agent_id=f"{arrival}",
         turn=0,
@@ -21,13 +23,19 @@ def request(tokens: int, arrival: int = 0, cached: int = 0, priority: int = 0) -
         matcher=StopMatcher((), lambda tokens: ""),
         fresh=tokens,
         priority=priority,
+        stream=stream,
         kept=cached,
         cached=cached,
         arrival=arrival,
     )
 
 
-def run(scheduler: Scheduler, prefilling: list[Request], decoding: int, steps: int) -> list[str]:
+STREAMED, ASKED = request(0, stream=True), request(0)
+
+
+def run(
+    scheduler: Scheduler, prefilling: list[Request], decoding: list[Request], steps: int
+) -> list[str]:
     """A letter per tick: the sizes of chunks, or d for a tick that only decodes."""
     log = []
     for _ in range(steps):
@@ -46,7 +54,7 @@ def run(scheduler: Scheduler, prefilling: list[Request], decoding: int, steps: i
 
 
 def test_chunks_grow_from_256_to_the_table_while_nobody_decodes() -> None:
-    log = run(Scheduler(), [request(40_000)], 0, 100)
+    log = run(Scheduler(), [request(40_000)], [], 100)
 
     sizes = [int(size) for size in log]
     assert sizes[:4] == [256, 512, 1024, 2048]
@@ -58,7 +66,7 @@ def test_chunks_grow_from_256_to_the_table_while_nobody_decodes() -> None:
 def test_while_somebody_decodes_a_chunk_fits_the_target_latency() -> None:
     scheduler = Scheduler(SchedulerConfig(target_latency=0.1))
 
-    log = run(scheduler, [request(4000)], 1, 200)
+    log = run(scheduler, [request(4000)], [STREAMED], 200)
 
     sizes = [int(size) for size in log if size != "d"]
     assert sizes[0] == 32
@@ -66,15 +74,43 @@ def test_while_somebody_decodes_a_chunk_fits_the_target_latency() -> None:
     assert sum(sizes) == 4000
 
 
+def test_where_nobody_reads_tokens_as_they_come_a_short_prompt_goes_first() -> None:
+    scheduler = Scheduler()
+    scheduler.record_prefill(100, 0.1, False)
+    scheduler.record_decode(0.01)
+
+    log = run(scheduler, [request(200), request(300, 1), request(1001, 2)], [ASKED], 10)
+
+    # At a millisecond a token: the last one takes longer than a second.
+    assert log[:3] == ["200", "300", "64"]
+
+
+def test_a_short_prompt_waits_for_those_whose_tokens_are_read_as_they_come() -> None:
+    scheduler = Scheduler()
+    scheduler.record_prefill(100, 0.1, False)
+    scheduler.record_decode(0.01)
+
+    log = run(scheduler, [request(200)], [ASKED, STREAMED], 6)
+
+    assert log == ["64", "64", "64", "8", "d", "d"]
+
+
+def test_a_long_target_latency_holds_where_nobody_reads_too() -> None:
+    scheduler = Scheduler(SchedulerConfig(target_latency=3.0))
+    scheduler.record_prefill(100, 0.1, False)
+
+    assert run(scheduler, [request(2000)], [ASKED], 1) == ["2000"]
+
+
 def test_a_slow_chunk_is_followed_by_as_many_decode_steps_as_the_target_asks_for() -> None:
     scheduler = Scheduler(SchedulerConfig(target_latency=0.05))
     long = request(1000)
     scheduler.record_decode(0.01)
-    scheduler.plan([long], 1)
+    scheduler.plan([long], [STREAMED])
     scheduler.record_prefill(32, 0.2, True)  # five times what 0.05 - 0.01 leaves
 
     owed = 0
-    while not scheduler.plan([long], 1).prefill:
+    while not scheduler.plan([long], [STREAMED]).prefill:
         scheduler.record_decode(0.01)
         owed += 1
 
@@ -87,7 +123,7 @@ def test_the_shortest_remaining_prompt_goes_first_and_priorities_before_it() -> 
     order: list[Request] = []
     scheduler = Scheduler()
     while pending := [r for r in (long, short, urgent) if r.remaining]:
-        chunk = scheduler.plan(pending, 0).prefill[0]
+        chunk = scheduler.plan(pending, []).prefill[0]
         if not order or order[-1] is not chunk.request:
             order.append(chunk.request)
         chunk.request.cached += chunk.tokens
@@ -101,7 +137,7 @@ def test_ageing_lets_no_prompt_starve() -> None:
 
     for tick in range(1, 40):
         fresh = request(300, arrival=tick)
-        plan = scheduler.plan([starving, fresh], 0)
+        plan = scheduler.plan([starving, fresh], [])
         if plan.prefill[0].request is starving:
             break
 
@@ -109,7 +145,7 @@ def test_ageing_lets_no_prompt_starve() -> None:
 
 
 def test_short_prompts_share_a_forward_and_longer_ones_do_not() -> None:
-    plan = Scheduler().plan([request(n, i) for i, n in enumerate((60, 50, 64, 40, 900))], 0)
+    plan = Scheduler().plan([request(n, i) for i, n in enumerate((60, 50, 64, 40, 900))], [])
 
     assert sorted(chunk.tokens for chunk in plan.prefill) == [40, 50, 60, 64]
 
@@ -120,7 +156,7 @@ def test_a_prompt_that_has_begun_keeps_its_own_row(other: int, chunk: int) -> No
     begun.cached += 20
     begun.kept = 0
 
-    plan = Scheduler().plan([request(other, 0), begun], 0)
+    plan = Scheduler().plan([request(other, 0), begun], [])
 
     assert [part.tokens for part in plan.prefill] == [chunk]
 
@@ -128,17 +164,17 @@ def test_a_prompt_that_has_begun_keeps_its_own_row(other: int, chunk: int) -> No
 def test_reproducible_chunks_end_at_absolute_multiples_of_256() -> None:
     scheduler = Scheduler(SchedulerConfig(reproducible=True))
 
-    log = run(scheduler, [request(1000, cached=100)], 1, 400)
+    log = run(scheduler, [request(1000, cached=100)], [STREAMED], 400)
 
     assert [size for size in log if size != "d"] == ["156", "256", "256", "256", "76"]
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 9000)), min_size=1, max_size=12),
-    st.integers(0, 5),
+    st.lists(st.sampled_from([STREAMED, ASKED]), max_size=5),
 )
 def test_every_plan_is_within_bounds_and_everything_ends(
-    prompts: list[tuple[int, int]], decoding: int
+    prompts: list[tuple[int, int]], decoding: list[Request]
 ) -> None:
     scheduler = Scheduler()
     requests = [request(n, i, cached) for i, (n, cached) in enumerate(prompts)]
@@ -160,8 +196,8 @@ def test_every_plan_is_within_bounds_and_everything_ends(
     assert not any(r.remaining for r in requests)
 
 
-@pytest.mark.parametrize("decoding", [0, 3])
-def test_without_prompts_a_plan_only_decodes(decoding: int) -> None:
+@pytest.mark.parametrize("decoding", [[], [STREAMED]])
+def test_without_prompts_a_plan_only_decodes(decoding: list[Request]) -> None:
     plan = Scheduler().plan([], decoding)
 
-    assert (plan.prefill, plan.decode) == ((), decoding > 0)
+    assert (plan.prefill, plan.decode) == ((), bool(decoding))
