@@ -76,7 +76,7 @@ class AgentSystem(Seeing):
         max_disk: bytes of KV on disk before the least recently used is evicted.
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; while nobody
-            streams, a prompt that takes under a second goes first, whole.
+            streams, a prompt that takes under a second goes first.
         eviction: who leaves memory first: "lru", "worth" (size and age against what bringing
             it back costs), or a callable (`kvactors.core.eviction`).
         isolation: "shared" lets agents with the same system prompt hold its KV once;

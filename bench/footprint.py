@@ -66,12 +66,13 @@ def _step_after_a_turn(
                 next(stream)
                 times.append(time.perf_counter())
             reply = future.get()
-            # Of one step: the writer's only token, and the decoder's that came first after it.
-            times = [at for at in times if at >= asked + reply.timing.first_token]
-            while len(times) <= tokens or not (store is None or reply.cached.done):
+            # Of the same step as the writer's only token is the decoder's that came next.
+            ended = asked + reply.timing.first_token
+            later = [at for at in times if at > ended][1:]
+            while len(later) < tokens or not (store is None or reply.cached.done):
                 next(stream)
-                times.append(time.perf_counter())
-    return (times[-1] - times[0]) / (len(times) - 1), len(times) - 1
+                later.append(time.perf_counter())
+    return (later[-1] - ended) / len(later), len(later)
 
 
 def restored(setup: Setup) -> Pairs:

@@ -11,13 +11,13 @@ from kvactors.core.cells import written
 from kvactors.core.spec import Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
-__all__ = ["MOST_BYTES", "MOST_TOKENS", "FloatCopy"]
+__all__ = ["LATE_STEPS", "MOST_BYTES", "MOST_TOKENS", "FloatCopy"]
 
 # Of the floats of one slab and layer, and of a row.
 MOST_BYTES = 4 << 20
 MOST_TOKENS = 512
 # Steps whose codes wait.
-_LATE_STEPS = 64
+LATE_STEPS = 64
 
 
 class FloatCopy:
@@ -39,7 +39,7 @@ class FloatCopy:
 
     def write(self, new: dict[str, mx.array], at: mx.array) -> None:
         """A step's new codes, at the flat cells [sides, n, kv_heads, T]."""
-        if self._late and (len(self._late) == _LATE_STEPS or self._late[0][1].shape != at.shape):
+        if self._late and (len(self._late) == LATE_STEPS or self._late[0][1].shape != at.shape):
             self.settle()
             mx.async_eval(self._stored)  # type: ignore[no-untyped-call]
         self._late.append((new, at))

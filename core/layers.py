@@ -233,10 +233,13 @@ class KVLayer:
         """A step begins: allocate what it needs."""
         self.geometry = geometry
         for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
+            pool = self.pools[slab]
             capacity = self._capacity(self.table.slabs[slab].capacity, extent)
-            if capacity > self.pools[slab].shape[1]:
-                self.pools[slab].resize(len(self.table.slabs[slab].lengths), capacity)
-            self.pools[slab].keep_floats(geometry.floats and self._wants_floats)
+            grows = capacity > pool.shape[1]
+            if grows:
+                pool.resize(len(self.table.slabs[slab].lengths), capacity)
+            # There was memory for floats of what it was.
+            pool.keep_floats(geometry.floats and self._wants_floats and not grows)
 
     @property
     def _wants_floats(self) -> bool:

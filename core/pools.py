@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.cells import Cells, written
-from kvactors.core.float_copy import MOST_BYTES, MOST_TOKENS, FloatCopy
+from kvactors.core.float_copy import LATE_STEPS, MOST_BYTES, MOST_TOKENS, FloatCopy
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
@@ -133,8 +133,10 @@ class Pool:
 
     @property
     def float_bytes(self) -> int:
-        """Bytes more that `keep_floats` would take."""
-        return 0 if self._copy else self._bytes_of_floats
+        """Bytes more that `keep_floats` would take, those of codes that wait included."""
+        if self._copy or not self._bytes_of_floats:
+            return 0
+        return self._bytes_of_floats + LATE_STEPS * self.stored_bytes // self.shape[1]
 
     @property
     def _bytes_of_floats(self) -> int:

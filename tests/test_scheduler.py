@@ -30,6 +30,14 @@ def request(
     )
 
 
+def paced(**config: float) -> Scheduler:
+    """One that has seen a millisecond a token of short prompts, and ten a step."""
+    scheduler = Scheduler(SchedulerConfig(**config))  # type: ignore[arg-type]
+    run(scheduler, [request(1000)], [ASKED], 1)
+    scheduler.prefill_ended()
+    return scheduler
+
+
 STREAMED, ASKED = request(0, stream=True), request(0)
 
 
@@ -75,31 +83,55 @@ def test_while_somebody_decodes_a_chunk_fits_the_target_latency() -> None:
 
 
 def test_where_nobody_reads_tokens_as_they_come_a_short_prompt_goes_first() -> None:
-    scheduler = Scheduler()
-    scheduler.record_prefill(100, 0.1, False)
-    scheduler.record_decode(0.01)
+    log = run(paced(), [request(200), request(300, 1), request(1001, 2)], [ASKED], 10)
 
-    log = run(scheduler, [request(200), request(300, 1), request(1001, 2)], [ASKED], 10)
-
-    # At a millisecond a token: the last one takes longer than a second.
+    # The last one takes longer than a second.
     assert log[:3] == ["200", "300", "64"]
 
 
 def test_a_short_prompt_waits_for_those_whose_tokens_are_read_as_they_come() -> None:
-    scheduler = Scheduler()
-    scheduler.record_prefill(100, 0.1, False)
-    scheduler.record_decode(0.01)
-
-    log = run(scheduler, [request(200)], [ASKED, STREAMED], 6)
+    log = run(paced(), [request(200)], [ASKED, STREAMED], 6)
 
     assert log == ["64", "64", "64", "8", "d", "d"]
 
 
-def test_a_long_target_latency_holds_where_nobody_reads_too() -> None:
-    scheduler = Scheduler(SchedulerConfig(target_latency=3.0))
-    scheduler.record_prefill(100, 0.1, False)
+def test_a_short_prompt_waits_for_turns_that_are_more_urgent() -> None:
+    assert run(paced(), [request(200, priority=-1)], [ASKED], 2) == ["64", "64"]
 
-    assert run(scheduler, [request(2000)], [ASKED], 1) == ["2000"]
+
+def test_a_long_prompt_that_was_passed_over_for_long_gets_as_much_as_a_short_one() -> None:
+    scheduler, long = paced(max_wait=8), request(9000)
+    for arrival in range(8):
+        run(scheduler, [long, request(500, arrival + 1)], [ASKED], 1)
+
+    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["960"]
+
+
+def test_the_pace_of_short_prompts_says_nothing_about_a_deep_one() -> None:
+    assert run(paced(), [request(500, cached=16_000)], [ASKED], 1) == ["32"]
+
+
+def test_a_few_tokens_that_took_long_do_not_shorten_the_next_chunk() -> None:
+    scheduler = paced()
+    scheduler.plan([request(1)], [])
+    scheduler.record_prefill(1, 0.09, False)
+
+    assert run(scheduler, [request(900)], [STREAMED], 1) == ["64"]
+
+
+def test_prompts_that_end_with_each_chunk_still_owe_the_others_their_steps() -> None:
+    scheduler = Scheduler(SchedulerConfig(target_latency=0.05))
+    scheduler.record_decode(0.01)
+    scheduler.plan([request(32)], [STREAMED])
+    scheduler.record_prefill(32, 0.2, True)
+
+    scheduler.prefill_ended()
+
+    assert not scheduler.plan([request(32, 1)], [STREAMED]).prefill
+
+
+def test_a_long_target_latency_holds_where_nobody_reads_too() -> None:
+    assert run(paced(target_latency=3.0), [request(2000)], [ASKED], 1) == ["2000"]
 
 
 def test_a_slow_chunk_is_followed_by_as_many_decode_steps_as_the_target_asks_for() -> None:
