@@ -398,7 +398,8 @@ def test_a_swap_keeps_the_policy_unless_it_is_given(open_grid: OpenSystem) -> No
 # -- bugs put in on purpose ----------------------------------------------------------------
 
 LIVES: list[list[tuple[int, int, str]]] = [
-    [(0, 30, "tell"), (1, 50, "tell"), (2, 70, "tell")],
+    # The first prompt takes two chunks: the second comes beside it.
+    [(2, 300, "tell"), (0, 30, "tell"), (1, 50, "tell")],
     [(0, 9, "tell"), (1, 30, "tell"), (2, 9, "evict")],
     [(0, 40, "evict"), (1, 9, "rewind"), (2, 9, "rewind")],
 ]
@@ -422,7 +423,7 @@ def a_cache_of_any_form_is_begun_with(patch: pytest.MonkeyPatch) -> None:
 def turns_of_both_forms_share_a_prefill(patch: pytest.MonkeyPatch) -> None:
     true: Any = scheduler.Scheduler.plan
 
-    def plan(self: Any, prefilling: Any, decoding: int) -> Any:
+    def plan(self: Any, prefilling: Any, decoding: Any) -> Any:
         forms = [request.in_float for request in prefilling]
         for request in prefilling:
             request.in_float = forms[0]
