@@ -137,7 +137,7 @@ class Engine:
             self._begin(request)
         rows.set_lean(self._memory.tight)
         prefilling = [request for request in rows.prefills if request.remaining]
-        plan = self._scheduler.plan(prefilling, [r for b in rows.decoding for r in b.requests])
+        plan = self._scheduler.plan(prefilling, rows.answering)
         if plan.prefill:
             self._run_prefill(plan.prefill, plan.decode)
         self._hand_over()

@@ -144,8 +144,9 @@ class Pool:
         slots, capacity = self.shape
         if "codes" not in self._stored or capacity > MOST_TOKENS:
             return 0
-        numbers = 2 * slots * self.layer.kv_heads * capacity * self.layer.head_dim
-        return numbers * PRECISION.size if numbers * PRECISION.size <= MOST_BYTES else 0
+        layer = self.layer
+        nbytes = 2 * slots * layer.kv_heads * capacity * layer.head_dim * PRECISION.size
+        return nbytes if nbytes <= MOST_BYTES else 0
 
     def keep_floats(self, wanted: bool) -> None:
         """A step begins: what is stored is kept as floats too, or no longer."""

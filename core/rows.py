@@ -31,7 +31,12 @@ class Rows:
     @property
     def active(self) -> list[Request]:
         """Every turn that was admitted and has not ended."""
-        return [*self.prefills, *(r for batch in self.decoding for r in batch.requests)]
+        return [*self.prefills, *self.answering]
+
+    @property
+    def answering(self) -> list[Request]:
+        """Every turn that decodes, suspects too."""
+        return [request for batch in self.decoding for request in batch.requests]
 
     @property
     def decoding(self) -> list[DecodeBatch]:
