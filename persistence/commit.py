@@ -81,7 +81,8 @@ def run_steps(
 ) -> list[_P]:
     """Run every step over all parts before the next step; gives the parts that passed all.
 
-    A part that raises is undone and reported, and takes no further step.
+    A part that raises is undone and reported, and takes no further step. Of none is anything
+    held when this is over but by who called: a save's tensors are views of KV in memory.
     """
     alive = list(parts)
     for step in steps:
@@ -91,10 +92,14 @@ def run_steps(
                 step(part)
             except Exception as error:
                 part.undo()
-                failed(part, error)
+                _log.debug("a step of %r failed", part.save.agent_id, exc_info=True)
+                # Its frames hold the part.
+                failed(part, error.with_traceback(None))
             else:
                 passed.append(part)
         alive = passed
+    for part in alive:
+        part.undo_actions.clear()
     return alive
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from kvactors.persistence import (
     Segment,
     Store,
 )
-from kvactors.persistence.testing import CountingFiles, example_segment
+from kvactors.persistence.testing import CountingFiles, FailingFiles, example_segment
 
 F2 = "f" * 32
 
@@ -114,6 +116,32 @@ def test_merging_into_256_token_blocks_writes_at_most_twice_the_final_size(store
     assert len(segments) == 8
     assert store.kv_extent("a", F1) == 32 * 64
     assert store.bytes_written <= 2 * final + 100_000
+
+
+@pytest.mark.parametrize("refused", ["nothing", "write_temp", "sync", "rename"])
+def test_nothing_is_held_of_a_save_that_is_over(tmp_path: Path, refused: str) -> None:
+    files = FailingFiles(name=refused, path="*/seg-*")
+    store = Store(tmp_path, files=files)
+    tensor = memoryview(bytearray(64))
+    held = weakref.ref(tensor)
+    segment = Segment(0, 4, "hash", "[]", (("keys", "U8", (64,), tensor),))
+    saves, errors = [Save("alice", (RECORD,), F1, (segment,))], list[BaseException]()
+    del tensor, segment
+
+    gc.disable()
+    try:
+        store.commit(
+            saves,
+            durable=lambda save: None,
+            cached=lambda save: None,
+            failed=lambda save, stage, error: errors.append(error),
+        )
+        saves.clear()
+        assert held() is None
+    finally:
+        gc.enable()
+    assert bool(errors) == (refused != "nothing")
+    store.close()
 
 
 def test_a_save_replaces_every_segment_from_its_start_on(store: Store) -> None:
