@@ -79,7 +79,13 @@ class Crew:
             if self.seed is None:
                 writer = self._dispatcher("kvactors-persistence", 1)
             self.persistence = PersistenceActor.start(
-                writer, open_store, self.gpu, self.outstanding, self.timer.after, self.tracer
+                writer,
+                open_store,
+                self.gpu,
+                self.outstanding,
+                self.timer.after,
+                self.tracer,
+                self._watched,
             )
             self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))
@@ -125,6 +131,10 @@ class Crew:
         dispatcher = Dispatcher(name, threads)
         self._dispatchers.append(dispatcher)
         return dispatcher
+
+    def _watched(self) -> bool:
+        """Whether a save is to rest: never on the one thread of deterministic mode."""
+        return self.seed is None and self.vitals.watched
 
     def _watch(self) -> None:
         """Look again and again whether a step hangs, and say so once."""

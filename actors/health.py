@@ -33,6 +33,7 @@ class Vitals:
         self.rebuilds = 0
         self.error = ""
         self.hot_bytes = 0
+        self.watched = False
         self._step_began = 0.0
 
     def step_begins(self) -> None:

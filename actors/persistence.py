@@ -26,6 +26,8 @@ from kvactors.actors.messages import (
     WithStore,
 )
 from kvactors.actors.outstanding import Outstanding
+from kvactors.actors.pace import Pace
+from kvactors.actors.reply import Ticket
 from kvactors.core.events import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
 from kvactors.persistence.errors import StoreError
@@ -45,6 +47,16 @@ class Retry:
     """To itself: write again what the disk has refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A save that was written, or failed for a reason. It is told of when nothing holds the KV
+    any more: to the engine that memory is free then."""
+
+    saved: Saved
+    tickets: list[Ticket]
+    reason: Exception | None
+
+
 class PersistenceActor(SystemActor):
     """Runs on a thread of its own; the store is opened and closed there."""
 
@@ -56,6 +68,7 @@ class PersistenceActor(SystemActor):
         outstanding: Outstanding,
         after: Callable[[float, Callable[[], object]], None],
         tracer: Tracer,
+        watched: Callable[[], bool],
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
@@ -64,17 +77,19 @@ class PersistenceActor(SystemActor):
         self._outstanding = outstanding
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
+        self._ended: list[_Ended] = []
         self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
         self._after = after
         self._tracer = tracer
         self._pause = 0.0
+        self._watched = watched
 
     def on_receive(self, message: Any) -> Any:
         """Handle one message. The first ask opens the store and so learns what is wrong."""
         if isinstance(message, SaveTurn):
             self._gather(message)
         elif isinstance(message, Flush):
-            self._flush()
+            self._flush(Pace(self._hurried))
         elif isinstance(message, Retry):
             self._retry()
         elif isinstance(message, LoadKV):
@@ -160,10 +175,22 @@ class PersistenceActor(SystemActor):
             self.actor_ref.tell(Flush())
         self._gathered.setdefault(message.save.agent_id, []).append(message)
 
-    def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, {}
-        if not gathered:
+    def _hurried(self) -> bool:
+        """Whether a save is awaited, or nobody minds that it takes the processors."""
+        return not self._watched() or not self.actor_inbox.empty()
+
+    def _flush(self, pace: Callable[[], object] = bool) -> None:
+        if not self._gathered:
             return
+        self._commit(pace)
+        ended, self._ended = self._ended, []
+        for save in ended:
+            self._settle(save)
+        self._try_again()
+
+    def _commit(self, pace: Callable[[], object]) -> None:
+        """Write what was gathered. When it returns, nothing holds the KV that was written."""
+        gathered, self._gathered = self._gathered, {}
         saves = [self._coalesce(agent_id, turns) for agent_id, turns in gathered.items()]
 
         if self._tracer.on:
@@ -179,13 +206,13 @@ class PersistenceActor(SystemActor):
                 turn.ticket.durable.resolve(True)
 
         def cached(save: Save) -> None:
-            self._settle(open_saves.pop(save.agent_id), None)
+            self._end(open_saves.pop(save.agent_id), None)
 
         def failed(save: Save, _stage: str, error: BaseException) -> None:
             if save.agent_id in unwritten:
                 self._unwritten[save.agent_id] = save.records
                 self._tell_unwritten()
-            self._settle(open_saves.pop(save.agent_id), error)
+            self._end(open_saves.pop(save.agent_id), error)
 
         def evicted(agent_id: str, fingerprint: str) -> None:
             if self._tracer.on:
@@ -202,13 +229,13 @@ class PersistenceActor(SystemActor):
                 failed=failed,
                 evicted=evicted,
                 busy=self._outstanding.agents,
+                pace=pace,
             )
         except Exception as error:
             logger.exception("a group of saves failed")
             for save in saves:
                 if save.agent_id in open_saves:
                     failed(save, "", error)
-        self._try_again()
 
     def _coalesce(self, agent_id: str, turns: list[SaveTurn]) -> Save:
         """One save per agent: later segments supersede what they cover again."""
@@ -223,26 +250,31 @@ class PersistenceActor(SystemActor):
                 segments = tuple(part for part in segments if part.start < new[0].start) + new
         return replace(first, records=records, segments=segments)
 
-    def _settle(self, turns: list[SaveTurn], error: BaseException | None) -> None:
-        """Settle the futures of a save that ended, and tell the GPU actor."""
+    def _end(self, turns: list[SaveTurn], error: BaseException | None) -> None:
+        """A save ended: note what is to be told of it."""
         save, nbytes = turns[-1].save, sum(turn.nbytes for turn in turns)
         if self._tracer.on:
             self._tell_saved(save.agent_id, nbytes, error)
         reason = None if error is None else public(error)
-        for turn in turns:
-            if reason is None:
-                turn.ticket.cached.resolve(True)
-            else:
-                turn.ticket.durable.reject(reason)
-                turn.ticket.cached.reject(reason)
-            self._outstanding.end_save(turn.ticket)
         parts = [part for turn in turns for part in turn.save.segments]
         end = max((part.end for part in parts), default=0)
         if reason is not None:
             # What is stored from where these were to begin is what they should have replaced.
             end = min([self._extent(save), *(part.start for part in parts)])
             logger.warning("saving %r failed: %s", save.agent_id, reason)
-        self._tell_gpu(Saved(save.agent_id, end, nbytes, reason is None))
+        saved = Saved(save.agent_id, end, nbytes, reason is None)
+        self._ended.append(_Ended(saved, [turn.ticket for turn in turns], reason))
+
+    def _settle(self, ended: _Ended) -> None:
+        """Tell the GPU actor of a save that ended, and settle its futures."""
+        self._tell_gpu(ended.saved)
+        for ticket in ended.tickets:
+            if ended.reason is None:
+                ticket.cached.resolve(True)
+            else:
+                ticket.durable.reject(ended.reason)
+                ticket.cached.reject(ended.reason)
+            self._outstanding.end_save(ticket)
 
     def _tell_saved(self, agent_id: str, nbytes: int, error: BaseException | None) -> None:
         now = perf_counter()

@@ -48,12 +48,10 @@ class Engine:
         self._traffic = Traffic(loaded, self._memory, clock, stored=config.stored)
         self._admission = Admission(config, self._memory, self._traffic, clock)
         self._pressure = Pressure(self._rows, self._memory, self._admission.put_back)
+        fixed = loaded.policy.reproducible or loaded.spec.fixed_chunks
+        checkpointed = loaded.spec.checkpointed
         self._scheduler = Scheduler(
-            SchedulerConfig(
-                config.target_latency,
-                reproducible=loaded.policy.reproducible or loaded.spec.fixed_chunks,
-                checkpointed=loaded.spec.checkpointed,
-            )
+            SchedulerConfig(config.target_latency, reproducible=fixed, checkpointed=checkpointed)
         )
         self._events: list[Event] = []
         self._forward: Sequence[Request] = ()
@@ -155,6 +153,11 @@ class Engine:
         events, self._events = self._events, []
         return events
 
+    @property
+    def watched(self) -> bool:
+        """Whether tokens are read as they come, and no turn waits to begin."""
+        return not self._admission.waiting and any(r.stream for r in self._rows.answering)
+
     def check(self) -> None:
         """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""
         self._memory.pool.check()
@@ -168,9 +171,8 @@ class Engine:
 
     def stats(self) -> dict[str, int]:
         """Counts, bytes and tokens, for AgentSystem.stats()."""
-        waiting = len(self._admission.waiting)
         return {
-            **status.count(self._rows, self._memory, waiting, self.in_memory),
+            **status.count(self._rows, self._memory, len(self._admission.waiting), self.in_memory),
             "preemptions": self._pressure.preemptions,
             **self._meter.counts,
             **self._traffic.counts,
@@ -213,8 +215,7 @@ class Engine:
             return
         self._scheduler.record_prefill(computed, self._clock() - begin, decoding)
         for request in batch.requests:
-            total = request.target - request.kept
-            done = request.cached - request.kept
+            done, total = request.cached - request.kept, request.target - request.kept
             self._events.append(Progress(request.agent_id, done, total))
             if request.cached == request.shared:
                 self._offer_beginning(request, batch)
@@ -250,8 +251,7 @@ class Engine:
             return
         request.first_token_at = self._clock()
         if request.stream:
-            tokens = tuple(request.generated)
-            self._events.append(Tokens(request.agent_id, request.serial, tokens))
+            self._events.append(Tokens(request.agent_id, request.serial, tuple(request.generated)))
         self._finish(request, "stop")
 
     def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:

@@ -35,6 +35,7 @@ class Reports:
     failed: Failed
     evicted: Evicted
     busy: Callable[[], Iterable[str]]
+    pace: Callable[[], object]
 
     def busy_encoded(self) -> set[str]:
         """Encoded ids of the agents in use."""
@@ -83,6 +84,7 @@ def _commit_kv(
             claims=claims,
             parents=parents,
             meter=meter,
+            pace=reports.pace,
         )
         for part in written
     ]

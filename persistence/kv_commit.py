@@ -55,6 +55,7 @@ class KvPart(CommitPart):
     claims: Claims = field(kw_only=True)
     parents: DirSyncs = field(kw_only=True)
     meter: Meter = field(kw_only=True)
+    pace: Callable[[], object] = field(kw_only=True)
     fresh: list[_Fresh] = field(init=False, default_factory=list)
     manifest: Manifest = field(init=False)
     manifest_bytes: bytes = field(init=False, default=b"")
@@ -103,6 +104,7 @@ class KvPart(CommitPart):
         if source is None and self.kv.holders.share:
             self.claims[claim] = path
         self.fresh.append(_Fresh(path, chunks, digest, size, source))
+        self.pace()
         return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)
 
     def _frees(self, name: str) -> int:
@@ -131,12 +133,14 @@ class KvPart(CommitPart):
         chunks = seal_segment(item.chunks, fingerprint, item.digest, sealing)
         self.kv.files.write_temp(temp, chunks)
         self.meter.written += item.size
+        self.pace()
 
     def sync(self) -> None:
         """Put the segments on the medium."""
         for item in self.fresh:
             if item.source is None:
                 self.kv.files.sync(temp_path(item.path))
+                self.pace()
 
     def publish(self) -> None:
         """Give the segments their names. No manifest names them yet."""

@@ -226,6 +226,7 @@ class Store:
         failed: Failed,
         evicted: Evicted = nobody,
         busy: Callable[[], Iterable[str]] = tuple,
+        pace: Callable[[], object] = bool,
     ) -> None:
         """Write saves of many agents with one group of syncs.
 
@@ -234,7 +235,8 @@ class Store:
         segments there is nothing to write, and it is called at once). A save that fails
         gets `failed(save, "ledger" or "kv", error)`, is taken back, and leaves the others
         and its earlier state as they are; without its ledger part its KV part is not
-        tried. The callbacks run on this thread and must not raise.
+        tried. The callbacks run on this thread and must not raise. `pace()` is called after
+        each segment that was hashed, written or synced, and may take its time.
 
         Over max_disk, KV is evicted: that of the least recently used agents first, of the
         agents that `busy()` gives last, of pinned ones never. `evicted(agent_id,
@@ -247,7 +249,7 @@ class Store:
         for save in saves:
             self._touch(encode_agent_id(save.agent_id))
 
-        reports = Reports(durable, cached, failed, evicted, busy)
+        reports = Reports(durable, cached, failed, evicted, busy, pace)
         for group in rounds(saves):
             commit_group(self._ledgers, self._kv, self._meter, group, reports)
 

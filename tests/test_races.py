@@ -1,6 +1,8 @@
 """What two things at once must not break: each was found broken once."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 from kvactors.actors import AgentSystem, Sampling, SystemStopped, TurnFailed, TurnTimeout
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
+from kvactors.core.traffic import Traffic
 from kvactors.persistence.store import Store
+from kvactors.persistence.testing import HoldingFiles
 
 OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
@@ -210,3 +214,38 @@ def test_stop_with_a_stuck_step_ends_near_its_timeout(open_system: OpenSystem) -
     with pytest.raises(SystemStopped):
         future.get(timeout=WAIT)
     gate.set()
+
+
+def test_the_engine_is_told_that_kv_is_saved_when_nothing_holds_it_any_more(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = HoldingFiles(name="write_temp", path="*/seg-*")
+    system = open_system(disk=slow)
+    views: list[weakref.ref[memoryview]] = []
+    held: list[int] = []
+    export, saved = Traffic.export, Traffic.saved
+
+    def noted(self: Traffic, request: Any) -> Any:
+        exported = export(self, request)
+        tensors = [data for part in exported for *_, data in part.tensors]
+        views.extend(weakref.ref(data) for data in tensors if isinstance(data, memoryview))
+        return exported
+
+    def counted(self: Traffic, *message: Any) -> None:
+        held.append(sum(view() is not None for view in views))
+        saved(self, *message)
+
+    monkeypatch.setattr(Traffic, "export", noted)
+    monkeypatch.setattr(Traffic, "saved", counted)
+    gc.disable()
+    try:
+        agents = [system.spawn(name) for name in ("alice", "bob", "carol")]
+        replies = [agent.ask([1] * 300, sampling=SHORT).get(timeout=WAIT) for agent in agents]
+        # Whoever took the turn's end has let go of it when it takes the next message.
+        assert [len(agent.transcript().turns) for agent in agents] == [2, 2, 2]
+        slow.release.set()
+        assert all(reply.cached.get(timeout=WAIT) for reply in replies)
+    finally:
+        gc.enable()
+    assert views
+    assert held[-1] == 0, f"{held} of {len(views)} tensors"
