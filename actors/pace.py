@@ -10,8 +10,8 @@ from collections.abc import Callable
 __all__ = ["Pace"]
 
 # Seconds of rest for each second of CPU time; and at most for one group of saves.
-REST = 32
-LONGEST_DELAY = 1.0
+REST = 64
+LONGEST_DELAY = 2.0
 # Seconds after which it is looked again whether somebody waits for the save.
 NAP = 0.005
 

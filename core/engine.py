@@ -134,8 +134,7 @@ class Engine:
         for request in started:
             self._begin(request)
         rows.set_lean(self._memory.tight)
-        prefilling = [request for request in rows.prefills if request.remaining]
-        plan = self._scheduler.plan(prefilling, rows.answering)
+        plan = self._scheduler.plan([r for r in rows.prefills if r.remaining], rows.answering)
         if plan.prefill:
             self._run_prefill(plan.prefill, plan.decode)
         self._hand_over()
@@ -155,8 +154,9 @@ class Engine:
 
     @property
     def watched(self) -> bool:
-        """Whether tokens are read as they come, and no turn waits to begin."""
-        return not self._admission.waiting and any(r.stream for r in self._rows.answering)
+        """Whether tokens are read as they come; not while a turn waits or memory is short."""
+        watched = any(request.stream for request in self._rows.answering)
+        return watched and not (self._admission.waiting or self._memory.tight)
 
     def check(self) -> None:
         """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""
