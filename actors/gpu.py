@@ -108,7 +108,6 @@ class GpuActor(SystemActor):
                 raise
         finally:
             self._vitals.step_ended()
-            self._vitals.watched = self._engine is not None and self._engine.watched
             if self._engine is not None:
                 self._vitals.hot_bytes = self._engine.hot_bytes
         return None if isinstance(message, Tick) else self.on_receive(message)
@@ -253,6 +252,7 @@ class GpuActor(SystemActor):
         self._vitals.step_begins()
         for event in engine.step():
             self._report(event)
+        self._vitals.watched = engine.watched
         self._wake(engine)
 
     def _report(self, event: Event) -> None:

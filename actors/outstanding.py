@@ -99,6 +99,11 @@ class Outstanding:
         return self._unwritten + self._saving_bytes
 
     @property
+    def pressing(self) -> bool:
+        """Whether the saves are waited for: the system ends, or takes no turn before."""
+        return self._refusal is not None or self.unsaved > self.max_unsaved
+
+    @property
     def refusal(self) -> KvactorsError | None:
         """Why no turn is accepted any more, if so."""
         return self._refusal

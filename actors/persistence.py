@@ -7,8 +7,9 @@ with the agent's next save or by themselves when the disk is back.
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import perf_counter
+from traceback import format_exception
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
@@ -27,10 +28,10 @@ from kvactors.actors.messages import (
 )
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.pace import Pace
-from kvactors.actors.reply import Ticket
+from kvactors.actors.saving import Ended, coalesce
 from kvactors.core.events import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
-from kvactors.persistence.errors import StoreError
+from kvactors.persistence.errors import StoreError, untraced
 from kvactors.persistence.store import Save, Store
 
 __all__ = ["PersistenceActor"]
@@ -45,16 +46,6 @@ LONGEST_PAUSE = 30.0
 @dataclass(frozen=True, slots=True)
 class Retry:
     """To itself: write again what the disk has refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A save that was written, or failed for a reason. It is told of when nothing holds the KV
-    any more: to the engine that memory is free then."""
-
-    saved: Saved
-    tickets: list[Ticket]
-    reason: Exception | None
 
 
 class PersistenceActor(SystemActor):
@@ -77,7 +68,7 @@ class PersistenceActor(SystemActor):
         self._outstanding = outstanding
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
-        self._ended: list[_Ended] = []
+        self._ended: list[Ended] = []
         self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
         self._after = after
         self._tracer = tracer
@@ -177,21 +168,27 @@ class PersistenceActor(SystemActor):
 
     def _hurried(self) -> bool:
         """Whether a save is awaited, or nobody minds that it takes the processors."""
-        return not self._watched() or not self.actor_inbox.empty()
+        awaited = self._outstanding.pressing or not self.actor_inbox.empty()
+        return awaited or not self._watched()
 
     def _flush(self, pace: Callable[[], object] = bool) -> None:
         if not self._gathered:
             return
-        self._commit(pace)
-        ended, self._ended = self._ended, []
-        for save in ended:
-            self._settle(save)
+        try:
+            self._commit(pace)
+        finally:
+            ended, self._ended = self._ended, []
+            for save in ended:
+                self._settle(save)
         self._try_again()
 
     def _commit(self, pace: Callable[[], object]) -> None:
         """Write what was gathered. When it returns, nothing holds the KV that was written."""
         gathered, self._gathered = self._gathered, {}
-        saves = [self._coalesce(agent_id, turns) for agent_id, turns in gathered.items()]
+        saves = [
+            coalesce(turns, self._unwritten.pop(agent_id, ()))
+            for agent_id, turns in gathered.items()
+        ]
 
         if self._tracer.on:
             now = perf_counter()
@@ -232,23 +229,11 @@ class PersistenceActor(SystemActor):
                 pace=pace,
             )
         except Exception as error:
-            logger.exception("a group of saves failed")
+            # As text: a record's own traceback holds the saves.
+            logger.error("a group of saves failed: %s", "".join(format_exception(error)))
             for save in saves:
                 if save.agent_id in open_saves:
-                    failed(save, "", error)
-
-    def _coalesce(self, agent_id: str, turns: list[SaveTurn]) -> Save:
-        """One save per agent: later segments supersede what they cover again."""
-        first = turns[0].save
-        records = self._unwritten.pop(agent_id, ())
-        segments = first.segments
-        for turn in turns:
-            records += turn.save.records
-        for turn in turns[1:]:
-            new = turn.save.segments
-            if new:
-                segments = tuple(part for part in segments if part.start < new[0].start) + new
-        return replace(first, records=records, segments=segments)
+                    failed(save, "", untraced(error))
 
     def _end(self, turns: list[SaveTurn], error: BaseException | None) -> None:
         """A save ended: note what is to be told of it."""
@@ -263,18 +248,12 @@ class PersistenceActor(SystemActor):
             end = min([self._extent(save), *(part.start for part in parts)])
             logger.warning("saving %r failed: %s", save.agent_id, reason)
         saved = Saved(save.agent_id, end, nbytes, reason is None)
-        self._ended.append(_Ended(saved, [turn.ticket for turn in turns], reason))
+        self._ended.append(Ended(saved, [turn.ticket for turn in turns], reason))
 
-    def _settle(self, ended: _Ended) -> None:
+    def _settle(self, ended: Ended) -> None:
         """Tell the GPU actor of a save that ended, and settle its futures."""
         self._tell_gpu(ended.saved)
-        for ticket in ended.tickets:
-            if ended.reason is None:
-                ticket.cached.resolve(True)
-            else:
-                ticket.durable.reject(ended.reason)
-                ticket.cached.reject(ended.reason)
-            self._outstanding.end_save(ticket)
+        ended.settle(self._outstanding)
 
     def _tell_saved(self, agent_id: str, nbytes: int, error: BaseException | None) -> None:
         now = perf_counter()

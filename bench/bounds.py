@@ -4,37 +4,29 @@
 that is launches and Python, what is below the target is not to be had on this machine.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import xxhash
-
 from kvactors.bench.setup import Setup
-from kvactors.persistence import Files
 
-__all__ = ["Rates", "decode_bound", "measure_rates", "prefill_bound", "save_bound"]
+__all__ = ["Rates", "decode_bound", "measure_rates", "prefill_bound"]
 
 TRIES = 5
 KEYS = 4096
-SAVED = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """In operations and bytes a second: products of floats of many rows (`matmul`), weights read
     for a product of one row (`read`), products with 4-bit codes, transposed (`scores`) and
-    not (`values`); bytes hashed, written and synced in a second of CPU time (`saved`)."""
+    not (`values`)."""
 
     matmul: float
     read: float
     scores: float
     values: float
-    saved: float
 
     def row(self) -> tuple[str, ...]:
         """Cells of a table, in units of 1e9 a second."""
@@ -54,7 +46,6 @@ def measure_rates(setup: Setup) -> Rates:
     weights = mx.contiguous(weights)
     mx.eval(square, vector, large, packed, query, weights)
     operations = 2 * layer.kv_heads * 2 * KEYS * 64
-    content = os.urandom(SAVED)
 
     def product(left: Any, transposed: bool) -> Any:
         return mx.quantized_matmul(left, *packed, transposed, group_size=64, bits=4)
@@ -64,19 +55,7 @@ def measure_rates(setup: Setup) -> Rates:
         large.nbytes / _best(lambda: vector @ large),
         operations / _best(lambda: product(query, True)),
         operations / _best(lambda: product(weights, False)),
-        SAVED / min(_seconds_to_save(content) for _ in range(TRIES)),
     )
-
-
-def _seconds_to_save(content: bytes) -> float:
-    """CPU time of this process, what the system does for it included."""
-    with TemporaryDirectory(prefix="kvactors-bench-") as folder:
-        files, path = Files(), Path(folder) / "segment"
-        begin = time.process_time()
-        xxhash.xxh3_128_digest(content)
-        files.write_temp(path, [content])
-        files.sync(path)
-        return time.process_time() - begin
 
 
 def decode_bound(setup: Setup, rates: Rates, rows: int, keys: int) -> float:
@@ -87,12 +66,6 @@ def decode_bound(setup: Setup, rates: Rates, rows: int, keys: int) -> float:
     weights: int = sum(array.nbytes for _, array in tree_flatten(setup.model.parameters()))
     asked = _attention_operations(setup, rows * keys)
     return weights / rates.read + asked / rates.scores + asked / rates.values
-
-
-def save_bound(setup: Setup, rates: Rates, tokens: int) -> float:
-    """Seconds of CPU time that saving so many tokens must take. A step that fills all cores is
-    late by them, divided by the cores."""
-    return tokens * setup.loaded.spec.bytes_per_token / rates.saved
 
 
 def prefill_bound(setup: Setup, rates: Rates, tokens: int) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.bench import decoding, footprint, latency, prefill, turns
-from kvactors.bench.bounds import decode_bound, measure_rates, prefill_bound, save_bound
+from kvactors.bench.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.growth import grow
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
@@ -105,9 +105,8 @@ def _bounds(setup: Setup) -> dict[str, float]:
         "prefill of 4,096": prefill_bound(setup, rates, 4096),
         "step, 1 agent of 4,096": decode_bound(setup, rates, 1, 4096),
         "step, 16 agents of 1,000": decode_bound(setup, rates, 16, 1000),
-        "CPU to save 16,384": save_bound(setup, rates, 16_384),
     }
-    columns = ("products GFLOP/s", "reading GB/s", "scores GFLOP/s", "sums GFLOP/s", "saving GB/s")
+    columns = ("products GFLOP/s", "reading GB/s", "scores GFLOP/s", "sums GFLOP/s")
     print_table(
         "What this machine does (quantized_matmul at 4 bits: scores of keys, sums of values).",
         columns,

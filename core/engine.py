@@ -155,8 +155,8 @@ class Engine:
     @property
     def watched(self) -> bool:
         """Whether tokens are read as they come; not while a turn waits or memory is short."""
-        watched = any(request.stream for request in self._rows.answering)
-        return watched and not (self._admission.waiting or self._memory.tight)
+        room = self._memory.plenty(self._memory.expected)
+        return room and not self._admission.waiting and any(r.stream for r in self._rows.answering)
 
     def check(self) -> None:
         """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception
 from typing import Any, TypeVar
 
 from kvactors.persistence.atomic import Files
+from kvactors.persistence.errors import StoreError, untraced
 from kvactors.persistence.segment import Segment
 
 __all__ = ["CommitPart", "DirSyncs", "Meter", "Save", "rounds", "run_steps"]
@@ -92,9 +94,10 @@ def run_steps(
                 step(part)
             except Exception as error:
                 part.undo()
-                _log.debug("a step of %r failed", part.save.agent_id, exc_info=True)
-                # Its frames hold the part.
-                failed(part, error.with_traceback(None))
+                if not isinstance(error, (OSError, StoreError)):
+                    text = "".join(format_exception(error))
+                    _log.error("a defect while saving %r: %s", part.save.agent_id, text)
+                failed(part, untraced(error))
             else:
                 passed.append(part)
         alive = passed

@@ -29,6 +29,7 @@ Errors of the operating system (disk full, I/O) stay `OSError`: they are handed 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = [
     "AgentExists",
@@ -52,7 +53,20 @@ __all__ = [
     "TensorFileUnreadable",
     "TokensMissing",
     "WrongKey",
+    "untraced",
 ]
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def untraced(error: Error) -> Error:
+    """The error, without the frames in which it and what led to it were raised: they hold what was
+    to be written."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
 
 
 class StoreError(Exception):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvactors.persistence.atomic import Files, replace_file
 from kvactors.persistence.commit import DirSyncs
-from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
+from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, untraced
 from kvactors.persistence.ledger import Mark
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest, read_manifest
 from kvactors.persistence.naming import (
@@ -131,6 +131,7 @@ class KvFolders:
             return self.manifest(key)
         except (NewerFormat, SegmentUnreadable) as error:
             _log.warning("%s; its tokens will be prefilled again", error)
+            untraced(error)
             return None
 
     def marks(self, encoded: str) -> list[Mark]:
@@ -155,7 +156,7 @@ class KvFolders:
                 segment = self._read_one(key, entry)
             except NewerFormat as error:
                 _log.warning("%s; its tokens will be prefilled again", error)
-                self._newer[key] = error
+                self._newer[key] = untraced(error)
                 return ()
             if segment is None:
                 self._keep_first(key, found, len(segments))

@@ -8,6 +8,9 @@ import pytest
 from kvactors.actors import AgentSystem, Sampling, persistence
 from kvactors.actors.messages import Flush
 from kvactors.actors.pace import LONGEST_DELAY, NAP, REST, Pace
+from kvactors.core.engine import Engine, EngineConfig
+from kvactors.core.model import LoadedModel
+from kvactors.core.testing import make_request
 
 LONG = Sampling(max_tokens=4000)
 
@@ -87,9 +90,54 @@ def test_a_save_beside_a_turn_that_nobody_reads_does_not(
     open_system: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
     system = open_system()
-    system.spawn("decoder").ask("a story", sampling=LONG)
+    decoder = system.spawn("decoder")
+    story = decoder.ask("a story", sampling=LONG)
     save(system)
+    assert not story.done, "it has decoded beside the save"
+    decoder.cancel()
     assert not naps
+
+
+def test_a_save_beside_a_stream_does_not_rest_while_a_turn_waits_to_begin(
+    open_system: Callable[..., AgentSystem], naps: list[float]
+) -> None:
+    system = open_system(max_batch=2)
+    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
+        next(story)
+        first = system.spawn("first").ask("hello", sampling=Sampling(max_tokens=2))
+        others = [system.spawn(name) for name in ("second", "third")]
+        asked = [agent.ask("a story", sampling=LONG) for agent in others]
+        assert first.get(timeout=60).cached.get(timeout=60)
+        assert not asked[0].done, "so the third one waits"
+        for agent in others:
+            agent.cancel()
+    assert not naps
+
+
+def test_a_save_beside_a_stream_does_not_rest_where_no_turn_is_taken_before_it_is_written(
+    open_system: Callable[..., AgentSystem], naps: list[float]
+) -> None:
+    system = open_system(max_unsaved=1)
+    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
+        next(story)
+        save(system)
+    assert not naps
+
+
+def test_nobody_watches_where_half_of_the_memory_is_used(
+    load_grid: Callable[..., LoadedModel],
+) -> None:
+    def watched(budget: int) -> bool:
+        engine = Engine(load_grid(), EngineConfig(1, budget, stored=True))
+        request = make_request("a", [], [1] * 600, Sampling(max_tokens=50))
+        request.stream = True
+        engine.submit(request)
+        while not request.decoded:
+            engine.step()
+        return engine.watched
+
+    assert watched(1 << 30)
+    assert not watched(600_000)
 
 
 def test_a_save_does_not_rest_while_the_store_is_asked_for_something(
@@ -110,6 +158,20 @@ def test_a_save_does_not_rest_while_the_store_is_asked_for_something(
         next(story)
         save(system)
     assert len(naps) == 1
+
+
+def test_a_save_does_not_rest_once_somebody_asks_to_forget_an_agent(
+    open_system: Callable[..., AgentSystem], naps: list[float]
+) -> None:
+    system = open_system()
+    system.spawn("other")
+    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
+        next(story)
+        writer = system.spawn("writer")
+        reply = writer.ask("hello", sampling=Sampling(max_tokens=2)).get(timeout=60)
+        system.forget("other")
+        assert reply.cached.done, "it was written before the store forgot anybody"
+    assert sum(naps) < LONGEST_DELAY
 
 
 def test_the_one_thread_of_deterministic_mode_never_rests(

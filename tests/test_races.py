@@ -3,17 +3,24 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from kvactors.actors import AgentSystem, Sampling, SystemStopped, TurnFailed, TurnTimeout
+from kvactors.actors import (
+    AgentSystem,
+    Sampling,
+    SaveFailed,
+    SystemStopped,
+    TurnFailed,
+    TurnTimeout,
+)
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
 from kvactors.core.traffic import Traffic
-from kvactors.persistence.store import Store
-from kvactors.persistence.testing import HoldingFiles
+from kvactors.persistence.store import Save, Store
+from kvactors.persistence.testing import FailingFiles, HoldingFiles
 
 OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
@@ -216,11 +223,14 @@ def test_stop_with_a_stuck_step_ends_near_its_timeout(open_system: OpenSystem) -
     gate.set()
 
 
-def test_the_engine_is_told_that_kv_is_saved_when_nothing_holds_it_any_more(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("commit", ["succeeds", "fails in the end", "fails"])
+def test_the_engine_is_told_that_a_save_has_ended_when_nothing_holds_its_kv_any_more(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
     slow = HoldingFiles(name="write_temp", path="*/seg-*")
-    system = open_system(disk=slow)
+    failing = FailingFiles(slow, name="sync", path="*/seg-*")
+    failing.armed = commit == "fails in the end"
+    system = open_system(disk=failing)
     views: list[weakref.ref[memoryview]] = []
     held: list[int] = []
     export, saved = Traffic.export, Traffic.saved
@@ -235,8 +245,17 @@ def test_the_engine_is_told_that_kv_is_saved_when_nothing_holds_it_any_more(
         held.append(sum(view() is not None for view in views))
         saved(self, *message)
 
+    def defective(self: Store, saves: Sequence[Save], **_told: Any) -> None:
+        slow.release.wait(WAIT)
+        try:
+            saves[0].segments[-1].tensors[len(saves[0].segments[-1].tensors)]
+        except IndexError as error:
+            raise RuntimeError("a defect") from error
+
     monkeypatch.setattr(Traffic, "export", noted)
     monkeypatch.setattr(Traffic, "saved", counted)
+    if commit == "fails":
+        monkeypatch.setattr(Store, "commit", defective)
     gc.disable()
     try:
         agents = [system.spawn(name) for name in ("alice", "bob", "carol")]
@@ -244,7 +263,13 @@ def test_the_engine_is_told_that_kv_is_saved_when_nothing_holds_it_any_more(
         # Whoever took the turn's end has let go of it when it takes the next message.
         assert [len(agent.transcript().turns) for agent in agents] == [2, 2, 2]
         slow.release.set()
-        assert all(reply.cached.get(timeout=WAIT) for reply in replies)
+        for reply in replies:
+            if commit == "succeeds":
+                assert reply.cached.get(timeout=WAIT)
+            else:
+                with pytest.raises(SaveFailed):
+                    reply.cached.get(timeout=WAIT)
+        system.stats()  # the GPU actor has heard of all of them
     finally:
         gc.enable()
     assert views
