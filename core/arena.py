@@ -154,7 +154,7 @@ class Arena:
                 self.layers[index].export(row, start, end, checkpoint=end == length)
                 for index in group
             ]
-            groups.append({name: mx.stack([part[name] for part in parts]) for name in parts[0]})
+            groups.append({name: _stack([part[name] for part in parts]) for name in parts[0]})
         mx.eval(groups)
         piece = Piece(start, end, tuple(groups), self.spec)
         self._note(row, piece)
@@ -252,3 +252,9 @@ def _nested(layers: Sequence[LayerCache], nesting: Sequence[int]) -> list[Any]:
 
 def _step_growth(layer: LayerCache, slab: int, tokens: int) -> tuple[int, int]:
     return layer.step_growth(slab, tokens)
+
+
+def _stack(arrays: list[mx.array]) -> mx.array:
+    """Copies of the arrays in a new first axis. MLX stacks one array as a view of it, which would
+    hold the whole slab."""
+    return mx.stack(arrays) if len(arrays) > 1 else mx.contiguous(arrays[0])[None]

@@ -99,7 +99,7 @@ def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
 
     engine.step()
     before = engine.stats()
-    engine.saved("alice", 711, unsaved, True)
+    engine.saved("alice", unsaved)
     engine.step()
     after = engine.stats()
 
@@ -129,9 +129,12 @@ def test_turns_that_outgrow_the_budget_give_way_and_answer_the_same(
         assert usage.prompt_tokens == usage.reused_tokens + usage.prefilled_tokens
 
 
-def test_when_all_is_idle_the_ledger_of_bytes_agrees_with_mlx(open_system: OpenSystem) -> None:
+@pytest.mark.parametrize("kv_bits", [4, {0: 8}], ids=["layers alike", "one layer of its own"])
+def test_when_all_is_idle_the_ledger_of_bytes_agrees_with_mlx(
+    open_system: OpenSystem, kv_bits: Any
+) -> None:
     gc.collect()
-    system = open_system(grid, store=False, attention="packed")
+    system = open_system(grid, store=False, attention="packed", kv_bits=kv_bits)
     asked = [system.spawn(f"{n}").ask([n + 1] * 300, sampling=ANSWER) for n in range(5)]
     for reply in asked:
         reply.get(timeout=WAIT)
