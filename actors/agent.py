@@ -254,7 +254,7 @@ class AgentActor(SystemActor):
             store.fork(parent, child)
             # The parent's KV may not have been saved, or there was no room for the child's.
             extent = store.kv_extent(child, wiring.model.fingerprint)
-            wiring.tell_gpu(Saved(child, extent, 0, False))
+            wiring.tell_gpu(Saved(child, 0, limit=extent))
 
         wiring.tell_gpu(ForkCache(parent, child))
         if wiring.persistence is not None and self.transcript.turns:

@@ -148,7 +148,7 @@ class GpuActor(SystemActor):
         elif isinstance(message, Restored):
             self._restored(engine, message)
         elif isinstance(message, Saved):
-            engine.saved(message.agent_id, message.end, message.nbytes, message.ok)
+            engine.saved(message.agent_id, message.nbytes, message.limit)
         elif isinstance(message, Prefetch):
             engine.prefetch(message.agent_id, list(message.token_ids))
         elif isinstance(message, ForkCache):
@@ -209,7 +209,7 @@ class GpuActor(SystemActor):
     def _drop_engine(self) -> None:
         if self._engine is not None:
             self._engine.release()
-        self._engine = None
+        self._engine, self._vitals.watched = None, False
 
     def _rebuild(self, error: BaseException) -> bool:
         """A fatal error: load the model again and go on with the turns that are left. False if

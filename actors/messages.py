@@ -190,7 +190,7 @@ class TurnFinished:
     def reject(self, _error: BaseException | None = None) -> None:
         """The agent stopped first: nobody will save them."""
         nbytes = sum(part.nbytes for part in self.finished.exported)
-        send(self.gpu, Saved(self.finished.request.agent_id, 0, nbytes, False))
+        send(self.gpu, Saved(self.finished.request.agent_id, nbytes, limit=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,16 +273,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """To the GPU actor: a save of KV ended."""
+    """To the GPU actor: KV no longer waits to be written, or will not be."""
 
     agent_id: str
     """Whose."""
-    end: int
-    """Tokens of KV that are on disk now."""
     nbytes: int
     """Bytes that no longer wait."""
-    ok: bool
-    """Whether it was written."""
+    limit: int | None = None
+    """Tokens of KV that the store has, if it has not all that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +293,12 @@ class SaveTurn:
     """Whose `durable` and `cached` to settle."""
     nbytes: int
     """Bytes of KV in it."""
+    gpu: Any
+    """Who counts these bytes until they are saved."""
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """The persistence actor stopped first: nobody will save them."""
+        send(self.gpu, Saved(self.save.agent_id, self.nbytes, limit=0))
 
 
 @dataclass(frozen=True, slots=True)

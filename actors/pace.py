@@ -13,7 +13,7 @@ __all__ = ["Pace"]
 REST = 64
 LONGEST_DELAY = 2.0
 # Seconds after which it is looked again whether somebody waits for the save.
-NAP = 0.005
+NAP = 0.025
 
 
 class Pace:

@@ -109,6 +109,9 @@ class PersistenceActor(SystemActor):
         """A defect in this actor: nothing is saved any more, and everybody is told."""
         failure = public(error)
         self._outstanding.refuse(failure)
+        for turns in self._gathered.values():
+            for turn in turns:
+                turn.reject()
         self._outstanding.fail_saves(failure)
         if self._store is not None:
             self._store.close()
@@ -167,7 +170,7 @@ class PersistenceActor(SystemActor):
         self._gathered.setdefault(message.save.agent_id, []).append(message)
 
     def _hurried(self) -> bool:
-        """Whether a save is awaited, or nobody minds that it takes the processors."""
+        """Whether somebody waits for the store, or nobody minds that it takes the processors."""
         awaited = self._outstanding.pressing or not self.actor_inbox.empty()
         return awaited or not self._watched()
 
@@ -179,16 +182,16 @@ class PersistenceActor(SystemActor):
         finally:
             ended, self._ended = self._ended, []
             for save in ended:
-                self._settle(save)
+                save.settle(self._gpu, self._outstanding)
         self._try_again()
 
     def _commit(self, pace: Callable[[], object]) -> None:
         """Write what was gathered. When it returns, nothing holds the KV that was written."""
-        gathered, self._gathered = self._gathered, {}
         saves = [
             coalesce(turns, self._unwritten.pop(agent_id, ()))
-            for agent_id, turns in gathered.items()
+            for agent_id, turns in self._gathered.items()
         ]
+        gathered, self._gathered = self._gathered, {}
 
         if self._tracer.on:
             now = perf_counter()
@@ -216,7 +219,7 @@ class PersistenceActor(SystemActor):
                 self._tracer.tell(Evicted(perf_counter(), agent_id, 0, "disk"))
             # The engine may hold this KV and think it is on disk: its next save is of all.
             if any(save.fingerprint == fingerprint for save in saves):
-                self._tell_gpu(Saved(agent_id, 0, 0, False))
+                self._tell_gpu(Saved(agent_id, 0, limit=0))
 
         try:
             self._opened().commit(
@@ -236,24 +239,21 @@ class PersistenceActor(SystemActor):
                     failed(save, "", untraced(error))
 
     def _end(self, turns: list[SaveTurn], error: BaseException | None) -> None:
-        """A save ended: note what is to be told of it."""
+        """A save ended. A failure is told at once: what the agent saves next begins before it."""
         save, nbytes = turns[-1].save, sum(turn.nbytes for turn in turns)
+        tickets = [turn.ticket for turn in turns]
         if self._tracer.on:
             self._tell_saved(save.agent_id, nbytes, error)
-        reason = None if error is None else public(error)
-        parts = [part for turn in turns for part in turn.save.segments]
-        end = max((part.end for part in parts), default=0)
-        if reason is not None:
-            # What is stored from where these were to begin is what they should have replaced.
-            end = min([self._extent(save), *(part.start for part in parts)])
+        if error is not None:
+            reason = public(error)
             logger.warning("saving %r failed: %s", save.agent_id, reason)
-        saved = Saved(save.agent_id, end, nbytes, reason is None)
-        self._ended.append(Ended(saved, [turn.ticket for turn in turns], reason))
-
-    def _settle(self, ended: Ended) -> None:
-        """Tell the GPU actor of a save that ended, and settle its futures."""
-        self._tell_gpu(ended.saved)
-        ended.settle(self._outstanding)
+            # What is stored from where these were to begin is what they should have replaced.
+            starts = [part.start for turn in turns for part in turn.save.segments]
+            self._tell_gpu(Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
+            for ticket in tickets:
+                ticket.durable.reject(reason)
+                ticket.cached.reject(reason)
+        self._ended.append(Ended(save.agent_id, nbytes, tickets))
 
     def _tell_saved(self, agent_id: str, nbytes: int, error: BaseException | None) -> None:
         now = perf_counter()

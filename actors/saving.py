@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvactors.actors.dispatcher import send
 from kvactors.actors.messages import Saved, SaveTurn
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Ticket
-from kvactors.core.errors import KvactorsError
 from kvactors.persistence.store import Save
 
 __all__ = ["Ended", "coalesce"]
@@ -29,19 +29,16 @@ def coalesce(turns: Sequence[SaveTurn], unwritten: tuple[dict[str, Any], ...]) -
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A save that was written, or failed for a reason. It is told of when nothing holds the KV
-    any more: to the engine that memory is free then."""
+    """A save that was written or has failed. It counts as ended when nothing holds the KV any
+    more: for the engine, memory is free then."""
 
-    saved: Saved
+    agent_id: str
+    nbytes: int
     tickets: Sequence[Ticket]
-    reason: KvactorsError | None
 
-    def settle(self, outstanding: Outstanding) -> None:
-        """Settle the futures of its turns."""
+    def settle(self, gpu: Any, outstanding: Outstanding) -> None:
+        """Tell the GPU actor, and settle the futures of the turns; those that failed are."""
+        send(gpu, Saved(self.agent_id, self.nbytes))
         for ticket in self.tickets:
-            if self.reason is None:
-                ticket.cached.resolve(True)
-            else:
-                ticket.durable.reject(self.reason)
-                ticket.cached.reject(self.reason)
+            ticket.cached.resolve(True)
             outstanding.end_save(ticket)

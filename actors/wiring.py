@@ -55,15 +55,16 @@ class Wiring:
         nbytes = sum(part.nbytes for part in exported)
         save = Save(agent_id, (record,), self.model.fingerprint, segments)
         self.outstanding.begin_save(ticket, nbytes)
-        if not send(self.persistence, SaveTurn(save, ticket, nbytes)):
+        message = SaveTurn(save, ticket, nbytes, self.gpu)
+        if not send(self.persistence, message):
             error = SaveFailed("the persistence actor is dead: nothing is saved any more")
             ticket.durable.reject(error)
             ticket.cached.reject(error)
             self.outstanding.end_save(ticket)
-            self.take_back(agent_id, exported)
+            message.reject()
 
     def take_back(self, agent_id: str, exported: Sequence[ExportedKV]) -> None:
         """Tell the GPU actor that the KV it exported will never be on disk."""
         if exported:
             nbytes = sum(part.nbytes for part in exported)
-            self.tell_gpu(Saved(agent_id, 0, nbytes, False))
+            self.tell_gpu(Saved(agent_id, nbytes, limit=0))

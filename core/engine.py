@@ -85,9 +85,9 @@ class Engine:
         self._traffic.provide(agent_id, stored, next(waiting, None))
         self._admission.retry()
 
-    def saved(self, agent_id: str, end: int, nbytes: int, ok: bool) -> None:
-        """The store wrote KV up to `end`, or failed and holds only that much."""
-        self._traffic.saved(agent_id, end, nbytes, ok)
+    def saved(self, agent_id: str, nbytes: int, limit: int | None = None) -> None:
+        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
+        self._traffic.saved(agent_id, nbytes, limit)
         self._admission.retry()
 
     def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
@@ -155,8 +155,8 @@ class Engine:
     @property
     def watched(self) -> bool:
         """Whether tokens are read as they come; not while a turn waits or memory is short."""
-        room = self._memory.plenty(self._memory.expected)
-        return room and not self._admission.waiting and any(r.stream for r in self._rows.answering)
+        short = self._memory.short or self._admission.waiting
+        return not short and any(request.stream for request in self._rows.answering)
 
     def check(self) -> None:
         """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""

@@ -85,6 +85,12 @@ class Memory:
         return self.used > 0.75 * self.budget
 
     @property
+    def short(self) -> bool:
+        """Whether half of the budget is taken by what cannot be evicted now: rows, the next
+        forward, and what waits to be written, with the hot caches that it is of."""
+        return self._rows.nbytes + self.expected + 2 * self.backlog > self.budget // 2
+
+    @property
     def active(self) -> int:
         """Bytes that MLX itself counts above the loaded model: what `used` must agree with."""
         return int(mx.get_active_memory()) - self._baseline

@@ -153,14 +153,14 @@ class Traffic:
         self._memory.backlog += nbytes
         return exported
 
-    def saved(self, agent_id: str, end: int, nbytes: int, ok: bool) -> None:
-        """The store wrote KV up to `end`, or failed and holds only that much."""
+    def saved(self, agent_id: str, nbytes: int, limit: int | None) -> None:
+        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
         self._memory.backlog -= nbytes
         cache = self._memory.hot.get(agent_id)
         if cache is not None:
             cache.unwritten = max(0, cache.unwritten - nbytes)
-            if not ok:
-                cache.limit_saved(end)
+            if limit is not None:
+                cache.limit_saved(limit)
 
     # -- from one agent to another -----------------------------------------------------
 

@@ -104,7 +104,7 @@ def run(engine: Engine, lives: Sequence[Life], requests: Sequence[Request]) -> l
             elif isinstance(event, Finished):
                 by_name[event.request.agent_id].end(event)
                 sent = sum(part.nbytes for part in event.exported)
-                engine.saved(event.request.agent_id, event.request.cached, sent, True)
+                engine.saved(event.request.agent_id, sent)
         engine.check()
     return list(requests)
 

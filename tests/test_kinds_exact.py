@@ -254,7 +254,7 @@ def run_over_store(
                 agent, exported = event.request.agent_id, event.exported
                 kept = [p for p in stored.get(agent, []) if p.start < exported[0].start]
                 stored[agent] = [*kept, *exported]
-                engine.saved(agent, exported[-1].end, sum(p.nbytes for p in exported), True)
+                engine.saved(agent, sum(p.nbytes for p in exported))
         engine.check()
 
 

@@ -10,9 +10,10 @@ from kvactors.actors.messages import Flush
 from kvactors.actors.pace import LONGEST_DELAY, NAP, REST, Pace
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.model import LoadedModel
-from kvactors.core.testing import make_request
+from kvactors.core.testing import make_request, run_engine
 
 LONG = Sampling(max_tokens=4000)
+ONE = Sampling(max_tokens=1)
 
 
 class Clock:
@@ -124,20 +125,24 @@ def test_a_save_beside_a_stream_does_not_rest_where_no_turn_is_taken_before_it_i
     assert not naps
 
 
-def test_nobody_watches_where_half_of_the_memory_is_used(
+def test_nobody_watches_where_half_of_the_memory_could_not_be_had(
     load_grid: Callable[..., LoadedModel],
 ) -> None:
-    def watched(budget: int) -> bool:
-        engine = Engine(load_grid(), EngineConfig(1, budget, stored=True))
+    def watched(budget: int, idle: int = 0) -> bool:
+        engine = Engine(load_grid(), EngineConfig(1, budget, stored=False))
+        for name in range(idle):
+            run_engine(engine, [(0, make_request(f"{name}", [], [1] * 600, ONE))])
         request = make_request("a", [], [1] * 600, Sampling(max_tokens=50))
         request.stream = True
         engine.submit(request)
         while not request.decoded:
             engine.step()
+        assert (engine.hot_bytes > budget // 3) == bool(idle)
         return engine.watched
 
-    assert watched(1 << 30)
+    assert watched(1 << 20)
     assert not watched(600_000)
+    assert watched(1 << 21, idle=6), "those who are idle can leave"
 
 
 def test_a_save_does_not_rest_while_the_store_is_asked_for_something(

@@ -5,10 +5,19 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed, SaveQueueFull
+from kvactors.actors import (
+    AgentSystem,
+    EncryptionError,
+    Sampling,
+    SaveFailed,
+    SaveQueueFull,
+    persistence,
+)
+from kvactors.actors.messages import ReadStats
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer
 from kvactors.core.errors import InvalidConfig
 
@@ -217,6 +226,60 @@ def test_after_a_rewind_one_failed_save_of_kv_keeps_no_later_one_from_the_disk(
 
     reply = alice.ask([4], sampling=SHORT).get(timeout=WAIT)
     assert reply.cached.get(timeout=WAIT) is True
+
+
+def test_a_turn_saved_after_a_failure_is_whole_though_the_others_are_still_being_written(
+    open_system: OpenSystem,
+) -> None:
+    first, second = (
+        HoldingFiles(name="write_temp", path=f"*/{name}-*/seg-*") for name in ("carol", "bob")
+    )
+    first.inner = second
+    full = FailingFiles(first, name="write_temp", path="*/alice-*/seg-*")
+    system = open_system(disk=full)
+    alice, bob, carol = (system.spawn(name) for name in ("alice", "bob", "carol"))
+    carol.ask([1], sampling=SHORT).get(timeout=WAIT)
+    assert first.reached.wait(WAIT)
+    lost, slow = (agent.ask([2], sampling=SHORT).get(timeout=WAIT) for agent in (alice, bob))
+    first.release.set()
+    assert second.reached.wait(WAIT)
+
+    with pytest.raises(SaveFailed, match="No space left"):
+        lost.cached.get(timeout=WAIT)
+    full.armed = False
+    reply = alice.ask([4], sampling=SHORT).get(timeout=WAIT)
+    assert not slow.cached.done
+    second.release.set()
+
+    assert reply.cached.get(timeout=WAIT) is True
+    assert slow.cached.get(timeout=WAIT) is True
+
+
+def test_a_defect_of_the_persistence_actor_leaves_no_bytes_that_wait_for_it(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defective(*_: object) -> NoReturn:
+        raise RuntimeError("a defect")
+
+    def backlog() -> int:
+        engine, _ = system._crew.ask(system._crew.gpu, ReadStats())
+        return int(engine["backlog_bytes"])
+
+    slow = HoldingFiles(name="write_temp", path="*/seg-*")
+    system = open_system(disk=slow)
+    agents = [system.spawn(name) for name in ("alice", "bob")]
+    replies = [agents[0].ask([1], sampling=SHORT).get(timeout=WAIT)]
+    assert slow.reached.wait(WAIT)
+    replies.append(agents[1].ask([1], sampling=SHORT).get(timeout=WAIT))
+
+    assert backlog() > 0
+    monkeypatch.setattr(persistence, "coalesce", defective)
+    slow.release.set()
+
+    assert replies[0].cached.get(timeout=WAIT)
+    with pytest.raises(SaveFailed, match="a defect"):
+        replies[1].cached.get(timeout=WAIT)
+    assert backlog() == 0
 
 
 def test_what_the_disk_refused_is_written_before_it_is_forked_or_exported(
