@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from hypothesis import settings
 
 from kvactors.core import blas
 
@@ -35,6 +36,10 @@ from kvactors.persistence.store import Store  # noqa: E402
 
 # A job that a shell runs in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine an example takes as long as it takes.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 LoadGrid = Callable[..., LoadedModel]
 

@@ -175,7 +175,7 @@ def test_rows_that_join_and_leave_get_the_logits_they_get_alone(
 ) -> None:
     checks = [HealthCheck.function_scoped_fixture]
 
-    @settings(max_examples=10, deadline=None, suppress_health_check=checks)
+    @settings(max_examples=10, suppress_health_check=checks)
     @given(OPERATIONS)
     def run(operations: list[tuple[str, int, int]]) -> None:
         company = Company(loaded)

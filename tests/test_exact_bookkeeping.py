@@ -226,9 +226,7 @@ step = st.tuples(
 )
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 99),

@@ -109,7 +109,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("kv_bits", [4, 8, None])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(operations=st.lists(changes, max_size=30), looked=st.sets(st.integers(0, 29)))
 def test_whatever_happens_to_a_slab_its_floats_are_what_its_codes_say(
     kv_bits: int | None, operations: list[str], looked: set[int]

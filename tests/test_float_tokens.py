@@ -197,7 +197,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(actions, min_size=1, max_size=3), st.integers(0, 99))
 def test_any_life_on_both_sides_of_the_limit_is_as_the_oracle_has_it(
     rounds: list[list[tuple[int, int, str]]], seed: int

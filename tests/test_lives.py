@@ -134,7 +134,6 @@ def test_lives_in_any_order(
     Lives.TestCase.settings = settings(
         max_examples=100 if FULL else 8,
         stateful_step_count=30 if FULL else 16,
-        deadline=None,
         suppress_health_check=checks,
     )
     Lives.TestCase().runTest()

@@ -39,7 +39,7 @@ def grid() -> tuple[Any, PlainTokenizer]:
 # -- the budget ----------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 4096), st.integers(0, 20_000), st.integers(-(10**6), 10**9))
 def test_a_chunk_is_the_longest_that_fits(asked: int, cached: int, room: int) -> None:
     space = WorkSpace(token=9000.0, pair=8.0, key=2000.0, decoded=32.0)
@@ -239,7 +239,7 @@ def test_by_default_the_end_of_the_context_refuses_with_the_numbers(
 # -- ranges --------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.integers(0, 4))
 def test_ranges_cover_what_is_new_and_end_where_a_shared_beginning_does(
     turns: list[int], blocks: int

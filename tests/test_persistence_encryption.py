@@ -245,7 +245,7 @@ def test_plain_files_in_an_encrypted_store_are_not_believed(root: Path, tmp_path
     again.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     size=st.sampled_from([0, 1, 17, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 5]),
 )

@@ -136,6 +136,5 @@ TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
     max_examples=200 if os.environ.get("KVACTORS_FULL") else 12,
     stateful_step_count=12,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -27,7 +27,7 @@ texts = st.text(st.sampled_from(LETTERS), min_size=1, max_size=40) | st.lists(
 ).map(" ".join)
 every_tokenizer = pytest.mark.parametrize("algorithm", ALGORITHMS)
 every_template = pytest.mark.parametrize("template", ["chatml", "default system", "drops thinking"])
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 
 def text_of(transcript: Transcript, draft: Draft) -> str:

@@ -91,7 +91,7 @@ def test_wherever_it_is_cut_the_next_question_is_well_formed(kept_tokens: int) -
 # -- the ledger ----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_replaying_the_ledger_gives_the_transcript(data: st.DataObject) -> None:
     chat = chat_format("bytes", "chatml")

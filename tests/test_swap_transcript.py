@@ -58,7 +58,7 @@ def step(transcript: Transcript, data: st.DataObject) -> dict[str, Any]:
     return transcript.extend([*draft.turns, answer], draft.keep, draft.system_prompt)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_exchanging_the_tokenizer_gives_what_a_restart_under_it_gives(data: st.DataObject) -> None:
     transcript = Transcript(*chat_of(FORMATS[0]), "Be brief.")

@@ -160,7 +160,7 @@ def histories(draw: st.DrawFn) -> list[TraceEvent]:
     return events
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(histories())
 def test_the_tracks_of_agents_nest_whatever_happens(events: list[TraceEvent]) -> None:
     recorder = Recorder()
