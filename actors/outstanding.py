@@ -77,11 +77,16 @@ class Outstanding:
             self._saving[ticket.serial] = nbytes
             self._saving_bytes += nbytes
 
+    def drop_bytes(self, ticket: Ticket) -> None:
+        """The KV of a save no longer waits for the disk; the save itself may not have ended."""
+        with self._changed:
+            self._saving_bytes -= self._saving.pop(ticket.serial, 0)
+
     def end_save(self, ticket: Ticket) -> None:
         """A save succeeded or failed."""
         with self._changed:
+            self.drop_bytes(ticket)
             self._saves.pop(ticket.serial, None)
-            self._saving_bytes -= self._saving.pop(ticket.serial, 0)
             self._changed.notify_all()
 
     def hold_back(self, nbytes: int) -> None:

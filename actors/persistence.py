@@ -251,6 +251,7 @@ class PersistenceActor(SystemActor):
             starts = [part.start for turn in turns for part in turn.save.segments]
             self._tell_gpu(Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
             for ticket in tickets:
+                self._outstanding.drop_bytes(ticket)
                 ticket.durable.reject(reason)
                 ticket.cached.reject(reason)
         self._ended.append(Ended(save.agent_id, nbytes, tickets))

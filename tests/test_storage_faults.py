@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,6 +16,7 @@ from kvactors.actors import (
     SaveFailed,
     SaveQueueFull,
     persistence,
+    saving,
 )
 from kvactors.actors.messages import ReadStats
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer
@@ -184,6 +185,32 @@ def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
     transcript = alice.transcript()
     system.stop()
     assert open_system().spawn("alice").transcript() == transcript
+
+
+def test_what_the_disk_has_refused_counts_once_while_the_rest_of_its_group_is_written(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, settle = threading.Event(), saving.Ended.settle
+
+    def slow(self: saving.Ended, *told: Any) -> None:
+        assert asked.wait(WAIT)
+        settle(self, *told)
+
+    monkeypatch.setattr(saving.Ended, "settle", slow)
+    full = FailingFiles(name="*", path="*", code=errno.ENOSPC)
+    full.armed = False
+    system = open_system(disk=full, max_unsaved=400)
+    alice = system.spawn("alice")
+    full.armed = True
+
+    lost = alice.ask([1] * 30, sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(SaveFailed):
+        lost.durable.get(timeout=WAIT)
+    again = alice.ask([2] * 30, sampling=SHORT)
+    asked.set()
+
+    assert again.get(timeout=WAIT).usage.generated_tokens > 0
+    assert system.wait_idle(WAIT)
 
 
 def test_a_slow_disk_holds_no_more_than_it_may(open_system: OpenSystem) -> None:
