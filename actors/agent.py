@@ -203,7 +203,7 @@ class AgentActor(SystemActor):
             return
         ask, draft = running.ask, running.draft
         if ask.ticket.reply.done:
-            self.wiring.take_back(self.agent_id, finished.exported)
+            message.reject()
             self._end()
             return
         if running.gap is not None:
@@ -214,7 +214,7 @@ class AgentActor(SystemActor):
         except Exception as error:
             failure = TurnFailed(f"the answer of {self.agent_id!r} cannot be decoded: {error}")
             failure.__cause__ = error
-            self.wiring.take_back(self.agent_id, finished.exported)
+            message.reject()
             self._fail(failure)
             return
         retokenized = retokenized_tokens(self.transcript, draft)

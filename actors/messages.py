@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.reply import Ticket
@@ -47,8 +47,21 @@ __all__ = [
 ]
 
 
+class _InPromptLane:
+    """Goes into an agent's bounded prompt lane, which a running turn shuts."""
+
+    __slots__ = ()
+    in_prompt_lane: ClassVar[Literal[True]] = True
+    ticket: Ticket
+
+    def reject(self, error: BaseException | None = None) -> None:
+        """Fail whoever waits: with `error`, or that the agent stopped first."""
+        stopped = f"agent {self.ticket.agent_id!r} stopped before this turn began"
+        self.ticket.reject(error or SystemStopped(stopped))
+
+
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(_InPromptLane):
     """To an agent: one turn to take. Goes into the bounded prompt lane."""
 
     ticket: Ticket
@@ -63,16 +76,10 @@ class Ask:
     """Whether an answer is wanted; False: remember only."""
     priority: int = 0
     """Before turns of other agents that have a lower one."""
-    in_prompt_lane: Literal[True] = True
-    """Sorts it into the lane that a running turn shuts."""
-
-    def reject(self, error: BaseException | None = None) -> None:
-        """Fail whoever waits: with `error`, or that the agent stopped first."""
-        self.ticket.reject(error or _stopped(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)
-class Rewind:
+class Rewind(_InPromptLane):
     """To an agent: forget the end of its transcript. Goes into the bounded prompt lane."""
 
     ticket: Ticket
@@ -81,16 +88,10 @@ class Rewind:
     """How many of the last turns to forget, or None."""
     to_token: int | None
     """How many tokens to keep, or None."""
-    in_prompt_lane: Literal[True] = True
-    """Sorts it into the lane that a running turn shuts."""
-
-    def reject(self, error: BaseException | None = None) -> None:
-        """Fail whoever waits: with `error`, or that the agent stopped first."""
-        self.ticket.reject(error or _stopped(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(_InPromptLane):
     """To an agent: let a new one begin with all of its memory. Goes into the prompt lane.
 
     Its reply is a copy of the transcript, and a future that resolves when the new agent is
@@ -101,12 +102,6 @@ class Fork:
     """Who waits for it."""
     child: str
     """Id of the new agent."""
-    in_prompt_lane: Literal[True] = True
-    """Sorts it into the lane that a running turn shuts."""
-
-    def reject(self, error: BaseException | None = None) -> None:
-        """Fail whoever waits: with `error`, or that the agent stopped first."""
-        self.ticket.reject(error or _stopped(self.ticket))
 
 
 Prompt = Ask | Fork | Rewind
@@ -118,10 +113,6 @@ MakePrompt = Callable[[Ticket], Prompt]
 @dataclass(frozen=True, slots=True)
 class CacheAhead:
     """To an agent: have its KV read ahead of its next turn."""
-
-
-def _stopped(ticket: Ticket) -> SystemStopped:
-    return SystemStopped(f"agent {ticket.agent_id!r} stopped before this turn began")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +179,10 @@ class TurnFinished:
     """Who counts these bytes until they are saved."""
 
     def reject(self, _error: BaseException | None = None) -> None:
-        """The agent stopped first: nobody will save them."""
+        """The agent stopped first, or has no use for it: nobody will save them."""
         nbytes = sum(part.nbytes for part in self.finished.exported)
-        send(self.gpu, Saved(self.finished.request.agent_id, nbytes, limit=0))
+        if nbytes:
+            send(self.gpu, Saved(self.finished.request.agent_id, nbytes, limit=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.errors import SaveFailed
 from kvactors.actors.launch import ModelInfo
-from kvactors.actors.messages import Saved, SaveTurn
+from kvactors.actors.messages import SaveTurn
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Ticket
 from kvactors.core.events import ExportedKV
@@ -62,9 +62,3 @@ class Wiring:
             ticket.cached.reject(error)
             self.outstanding.end_save(ticket)
             message.reject()
-
-    def take_back(self, agent_id: str, exported: Sequence[ExportedKV]) -> None:
-        """Tell the GPU actor that the KV it exported will never be on disk."""
-        if exported:
-            nbytes = sum(part.nbytes for part in exported)
-            self.tell_gpu(Saved(agent_id, nbytes, limit=0))

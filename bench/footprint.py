@@ -35,9 +35,10 @@ def kv_bytes(setup: Setup) -> Pairs:
 def prefill_peak(setup: Setup) -> Pairs:
     """MLX's peak of a prefill of 12,288 tokens through AgentSystem as it is by default, over that
     of one forward of all tokens over mlx-lm's float cache; random llama of 4 layers."""
+    tokens = setup.scale.tokens(12_288)
     while True:
-        whole, chunks, _ = memory.prefill_rows(setup.scale.tokens(12_288))
-        yield chunks["peak_mb"], whole["peak_mb"]
+        whole, _ = memory.peak_unchunked(tokens)
+        yield memory.peak_chunked(tokens, None) / 1e6, whole / 1e6
 
 
 def while_saving(setup: Setup) -> Pairs:

@@ -21,7 +21,7 @@ from kvactors.bench.report import print_json, print_table
 from kvactors.core import blas
 from kvactors.core.options import ModelOptions
 
-__all__ = ["main"]
+__all__ = ["main", "peak_chunked", "peak_unchunked"]
 
 DESCRIPTION = "random llama, 4 layers, hidden 128, 2 heads, 2 KV heads, head dim 64"
 VOCABULARY = 1024
@@ -130,13 +130,13 @@ def _prompt(tokens: int, seed: int = 0) -> list[int]:
 
 def prefill_rows(tokens: int) -> list[Row]:
     """Peaks of mlx-lm's forward of the whole prompt, of chunks, and of chunks within a budget."""
-    unchunked, kv = _peak_unchunked(tokens)
-    roomy = _peak_chunked(tokens, None)
+    unchunked, kv = peak_unchunked(tokens)
+    roomy = peak_chunked(tokens, None)
     budget = max(4 * kv, roomy // 4)
     rows = [
         ("one forward", None, unchunked),
         ("chunks", None, roomy),
-        ("chunks within a budget", budget, _peak_chunked(tokens, budget)),
+        ("chunks within a budget", budget, peak_chunked(tokens, budget)),
     ]
     return [
         {
@@ -150,7 +150,7 @@ def prefill_rows(tokens: int) -> list[Row]:
     ]
 
 
-def _peak_unchunked(tokens: int) -> tuple[int, int]:
+def peak_unchunked(tokens: int) -> tuple[int, int]:
     """The peak of mlx-lm's forward of all tokens, and the bytes of their KV at 4 bits."""
     import mlx.core as mx
 
@@ -167,7 +167,7 @@ def _peak_unchunked(tokens: int) -> tuple[int, int]:
     return _peak_of(forward), tokens * loaded.spec.bytes_per_token
 
 
-def _peak_chunked(tokens: int, budget: int | None) -> int:
+def peak_chunked(tokens: int, budget: int | None) -> int:
     """The peak of the engine's own prefill."""
     with AgentSystem(
         small_llama, store=False, dtype="float32", memory_budget=budget, context=2 * tokens

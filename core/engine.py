@@ -155,8 +155,8 @@ class Engine:
     @property
     def watched(self) -> bool:
         """Whether tokens are read as they come; not while a turn waits or memory is short."""
-        short = self._memory.short or self._admission.waiting
-        return not short and any(request.stream for request in self._rows.answering)
+        watched = any(request.stream for request in self._rows.answering)
+        return watched and not (self._admission.waiting or self._memory.short)
 
     def check(self) -> None:
         """Prove the bookkeeping: blocks, hot caches, slots, and the lengths of every turn."""

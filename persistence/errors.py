@@ -56,10 +56,10 @@ __all__ = [
     "untraced",
 ]
 
-Error = TypeVar("Error", bound=BaseException)
+_E = TypeVar("_E", bound=BaseException)
 
 
-def untraced(error: Error) -> Error:
+def untraced(error: _E) -> _E:
     """The error, without the frames in which it and what led to it were raised: they hold what was
     to be written."""
     cause: BaseException | None = error

@@ -13,7 +13,6 @@ from kvactors.core.model import LoadedModel
 from kvactors.core.testing import make_request, run_engine
 
 LONG = Sampling(max_tokens=4000)
-ONE = Sampling(max_tokens=1)
 
 
 class Clock:
@@ -77,13 +76,18 @@ def save(system: AgentSystem) -> None:
     assert reply.cached.get(timeout=60)
 
 
+def save_beside_a_stream(system: AgentSystem) -> None:
+    """Have a turn saved while somebody reads the tokens of another."""
+    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
+        next(story)
+        save(system)
+
+
 def test_a_save_beside_a_stream_rests(
     open_system: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
     system = open_system()
-    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
-        next(story)
-        save(system)
+    save_beside_a_stream(system)
     assert sum(naps) == pytest.approx(LONGEST_DELAY)
 
 
@@ -119,9 +123,7 @@ def test_a_save_beside_a_stream_does_not_rest_where_no_turn_is_taken_before_it_i
     open_system: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
     system = open_system(max_unsaved=1)
-    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
-        next(story)
-        save(system)
+    save_beside_a_stream(system)
     assert not naps
 
 
@@ -129,7 +131,7 @@ def test_nobody_watches_where_those_who_can_leave_would_not_free_half_of_the_mem
     load_grid: Callable[..., LoadedModel],
 ) -> None:
     engine = Engine(load_grid(), EngineConfig(1, 1 << 30, stored=False))
-    run_engine(engine, [(0, make_request("idle", [], [1] * 600, ONE))])
+    run_engine(engine, [(0, make_request("idle", [], [1] * 600, Sampling(max_tokens=1)))])
     request = make_request("a", [], [2] * 600, Sampling(max_tokens=50))
     request.stream = True
     engine.submit(request)
@@ -159,9 +161,7 @@ def test_a_save_does_not_rest_while_the_store_is_asked_for_something(
             system._crew.persistence.tell(Flush())
 
     monkeypatch.setattr(persistence, "Pace", Disturbed)
-    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
-        next(story)
-        save(system)
+    save_beside_a_stream(system)
     assert len(naps) == 1
 
 
@@ -183,7 +183,5 @@ def test_the_one_thread_of_deterministic_mode_never_rests(
     open_system: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
     system = open_system(deterministic=True, seed=1)
-    with system.spawn("decoder").stream("a story", sampling=LONG) as story:
-        next(story)
-        save(system)
+    save_beside_a_stream(system)
     assert not naps

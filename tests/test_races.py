@@ -248,7 +248,7 @@ def test_the_engine_is_told_that_a_save_has_ended_when_nothing_holds_its_kv_any_
     def defective(self: Store, saves: Sequence[Save], **_told: Any) -> None:
         slow.release.wait(WAIT)
         try:
-            saves[0].segments[-1].tensors[len(saves[0].segments[-1].tensors)]
+            saves[len(saves)]
         except IndexError as error:
             raise RuntimeError("a defect") from error
 
