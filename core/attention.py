@@ -20,6 +20,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -31,6 +32,7 @@ from kvactors.core.unpacking import PRECISION, scores_of, worth_unpacking
 
 __all__ = [
     "DEFAULT_THRESHOLD",
+    "HALVED_SCORES",
     "attend",
     "attend_together",
     "install",
@@ -43,6 +45,8 @@ DEFAULT_THRESHOLD = 4
 
 # From so many scores on, exponentials cost more than a few operations.
 _MANY_SCORES = 1 << 15
+# And a decode step gains from a second core (bench/LOG.md).
+HALVED_SCORES = 1 << 16
 _LOG2_E = 1.4426950408889634
 
 _NAME = "scaled_dot_product_attention"
@@ -65,12 +69,14 @@ def attend(
     products from the codes as floats, where that is faster. Returns [n, heads, T, value_dim] in
     the queries' dtype.
     """
-    rows = queries.shape[0]
+    rows, heads, tokens, _ = queries.shape
     keys = pool.keys(rows, extent, floats=unpack)
     values = pool.values(rows, extent, floats=unpack)
-    if packed:
-        return _packed(queries, keys, values, pool.layer, mask, scale, sinks, unpack)
-    return _dequantized(queries, keys, values, pool.layer, mask, scale, sinks)
+    if not packed:
+        return _dequantized(queries, keys, values, pool.layer, mask, scale, sinks)
+    halved = unpack and rows > 1 == tokens and heads * rows * extent >= HALVED_SCORES
+    attention = _in_halves if halved else _packed
+    return attention(queries, keys, values, pool.layer, mask, scale, sinks, unpack)
 
 
 def attend_together(
@@ -125,6 +131,34 @@ def attend_together(
     else:
         out += own @ to_float(own_values, value_side, PRECISION)
     return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
+
+
+def _in_halves(
+    queries: mx.array,
+    keys: Stored,
+    values: Stored,
+    layer: LayerSpec,
+    mask: mx.array | None,
+    scale: float,
+    sinks: mx.array | None,
+    unpack: bool,
+) -> mx.array:
+    """`_packed`, half of the rows on a stream of their own: on a CPU each stream has a core."""
+
+    def attended(some: slice) -> mx.array:
+        own_keys, own_values = (tuple(array[:, some] for array in side) for side in (keys, values))
+        own_mask = None if mask is None else mask[some]
+        return _packed(queries[some], own_keys, own_values, layer, own_mask, scale, sinks, unpack)
+
+    half = queries.shape[0] // 2
+    with mx.stream(_second_stream()):
+        others = attended(slice(half, None))
+    return mx.concatenate([attended(slice(half)), others])
+
+
+@cache
+def _second_stream() -> mx.ThreadLocalStream:
+    return mx.new_thread_local_stream(mx.cpu)
 
 
 def _packed(

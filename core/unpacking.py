@@ -17,8 +17,8 @@ __all__ = ["LEAST_KEYS", "PRECISION", "dequantize", "scores_of", "worth_unpackin
 # Of scores, softmax and sums, whatever the model's dtype.
 PRECISION = mx.float32
 
-# Keys of a step from which it pays (launches count below that), and queries per KV head from
-# which it does for sums, whose product with codes is faster (bench/LOG.md).
+# Keys of a step from which it pays (launches count below that), and queries per KV head that are
+# many: from there it does for sums too, whose product with codes is faster (bench/LOG.md).
 LEAST_KEYS = 4096
 LEAST_QUERIES = 6
 
@@ -74,13 +74,8 @@ def _proven(dtype: Any, **form: Any) -> bool:
 
 def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.array:
     """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys]."""
-    if side.bits != 4 or side.group_size != side.dim:
-        return queries @ dequantize(keys, side, PRECISION).swapaxes(-1, -2)
-    # The low halves of the bytes, then the high ones, unscaled: a fifth less time.
-    pairs, codes = queries.reshape(*queries.shape[:-1], -1, 2), keys[0].view(mx.uint8)
-    even, odd = (
-        pairs[..., index] @ half.astype(PRECISION).swapaxes(-1, -2)
-        for index, half in enumerate((codes & 15, codes >> 4))
-    )
-    scales, biases = (array.astype(PRECISION).swapaxes(-1, -2) for array in keys[1:])
-    return (even + odd) * scales + queries.sum(-1, keepdims=True) * biases
+    floats = dequantize(keys, side, PRECISION)
+    if queries.shape[-2] >= LEAST_QUERIES:
+        return queries @ floats.swapaxes(-1, -2)
+    # Few queries are multiplied from the right: half of the time in BLAS.
+    return (floats @ mx.contiguous(queries.swapaxes(-1, -2))).swapaxes(-1, -2)

@@ -108,6 +108,38 @@ def test_attention_agrees_with_float64_numpy(
     assert (error <= LIMIT * reference.std() + rounding * np.abs(reference)).all()
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("bits", [4, 8, None])
+def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one(
+    monkeypatch: pytest.MonkeyPatch, bits: int | None, sinks: bool
+) -> None:
+    used, second = [], attention._second_stream
+
+    def watched() -> mx.ThreadLocalStream:
+        used.append(stream := second())
+        return stream
+
+    monkeypatch.setattr(attention, "_second_stream", watched)
+    layer = LayerSpec("full", 2, 64, bits, None if bits is None else 64, "float32")
+    pool = Pool(layer, 6, 2048)
+    key = mx.random.split(mx.random.key(0), 4)
+    keys, values = (mx.random.normal((6, 2, 2048, 64), key=key[n]) for n in range(2))
+    pool.write(keys, values, Cells(mx.broadcast_to(mx.arange(2048), (6, 2048)), 0))
+    queries = mx.random.normal((6, 8, 1, 64), key=key[2])
+    mask = mx.arange(2000) <= mx.array([1999, 1203, 17, 0, 1500, 64])[:, None, None, None]
+    more = mx.random.normal((8,), key=key[3]) if sinks else None
+
+    def attend() -> mx.array:
+        return attention.attend(queries, pool, 2000, mask, 0.125, True, more, unpack=True)
+
+    halved = attend()
+    assert used
+    monkeypatch.setattr(attention, "HALVED_SCORES", 1 << 30)
+
+    assert mx.array_equal(halved, attend())
+    assert len(used) == 1
+
+
 def stored(arrays: tuple[mx.array, ...], layer: LayerSpec) -> np.ndarray:
     """What the pool holds, in float."""
     if layer.bits is None:
