@@ -7,7 +7,8 @@ Two paths over the stored codes, both with float32 scores, softmax and sums what
 model's dtype (in half precision they disagree enough to change tokens):
 
 - packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
-  the path is pinned, products of few queries take the codes as floats.
+  the path is pinned, products of few queries take the codes as floats, and decode steps of many
+  scores two cores.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
   CPU block by block. For prefill chunks; several times faster there.
 
@@ -45,7 +46,7 @@ DEFAULT_THRESHOLD = 4
 
 # From so many scores on, exponentials cost more than a few operations.
 _MANY_SCORES = 1 << 15
-# And a decode step gains from a second core (bench/LOG.md).
+# From so many on, a decode step gains from a second core (bench/LOG.md).
 HALVED_SCORES = 1 << 16
 _LOG2_E = 1.4426950408889634
 
