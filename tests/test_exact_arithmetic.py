@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracle import mlx_lm_caches, numpy_attention
 
-from kvactors.core import attention, unpacking
+from kvactors.core import attention, packed, unpacking
 from kvactors.core.arena import Arena
 from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.cells import Cells
@@ -113,13 +113,13 @@ def test_attention_agrees_with_float64_numpy(
 def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one(
     monkeypatch: pytest.MonkeyPatch, bits: int | None, sinks: bool
 ) -> None:
-    used, second = [], attention._second_stream
+    used, second = [], packed._second_stream
 
     def watched() -> mx.ThreadLocalStream:
         used.append(stream := second())
         return stream
 
-    monkeypatch.setattr(attention, "_second_stream", watched)
+    monkeypatch.setattr(packed, "_second_stream", watched)
     layer = LayerSpec("full", 2, 64, bits, None if bits is None else 64, "float32")
     pool = Pool(layer, 6, 2048)
     key = mx.random.split(mx.random.key(0), 4)
@@ -134,7 +134,7 @@ def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one
 
     halved = attend()
     assert used
-    monkeypatch.setattr(attention, "HALVED_SCORES", 1 << 30)
+    monkeypatch.setattr(packed, "HALVED_SCORES", 1 << 30)
 
     assert mx.array_equal(halved, attend())
     assert len(used) == 1

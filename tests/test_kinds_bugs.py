@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracle import one_step
 
-from kvactors.core import arena, attention, geometry, layers, states
+from kvactors.core import arena, geometry, layers, packed, states
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.model import LoadedModel
 from kvactors.core.sampling import Sampling
@@ -97,8 +97,8 @@ def a_checkpoint_lacks_a_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def sinks_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    true: Any = attention._softmax
-    patch.setattr(attention, "_softmax", lambda scores, sinks, tokens: true(scores, None, tokens))
+    true: Any = packed._softmax
+    patch.setattr(packed, "_softmax", lambda scores, sinks, tokens: true(scores, None, tokens))
 
 
 def a_state_is_not_put_back(patch: pytest.MonkeyPatch) -> None:

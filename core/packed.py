@@ -1,0 +1,170 @@
+"""The packed path of attention: products with stored codes, and on a CPU with codes as floats.
+
+MLX computes a CPU stream on one core, so a decode step of many scores takes two streams. GPU
+thread only.
+"""
+
+from functools import cache
+
+import mlx.core as mx
+
+from kvactors.core.blockwise import exponentiate
+from kvactors.core.pools import Stored, to_float
+from kvactors.core.spec import LayerSpec, Side
+from kvactors.core.unpacking import PRECISION, scores_of, worth_unpacking
+
+__all__ = ["HALVED_SCORES", "attend_packed", "exponentials", "score", "weigh"]
+
+# From so many scores on, exponentials cost more than a few operations.
+_MANY_SCORES = 1 << 15
+# From so many on, a decode step gains from a second core (bench/LOG.md).
+HALVED_SCORES = 1 << 16
+_LOG2_E = 1.4426950408889634
+
+
+def attend_packed(
+    queries: mx.array,
+    keys: Stored,
+    values: Stored,
+    layer: LayerSpec,
+    mask: mx.array | None,
+    scale: float,
+    sinks: mx.array | None,
+    unpack: bool,
+) -> mx.array:
+    """Attention of [n, heads, T, head_dim] queries over [1, n, kv_heads, E, width] keys and values,
+    as stored or as floats; the rest as `attend` of `kvactors.core.attention` has it."""
+    rows, heads, tokens, _ = queries.shape
+    halved = unpack and rows > 1 == tokens and rows * heads * keys[0].shape[-2] >= HALVED_SCORES
+    attended = _in_halves if halved else _attended
+    return attended(queries, keys, values, layer, mask, scale, sinks, unpack)
+
+
+def _in_halves(
+    queries: mx.array,
+    keys: Stored,
+    values: Stored,
+    layer: LayerSpec,
+    mask: mx.array | None,
+    scale: float,
+    sinks: mx.array | None,
+    unpack: bool,
+) -> mx.array:
+    """`_attended`, half of the rows on a stream of their own: on a CPU each stream has a core."""
+
+    def attended(some: slice) -> mx.array:
+        own_keys, own_values = (tuple(array[:, some] for array in side) for side in (keys, values))
+        own_mask = None if mask is None else mask[some]
+        return _attended(queries[some], own_keys, own_values, layer, own_mask, scale, sinks, unpack)
+
+    half = queries.shape[0] // 2
+    with mx.stream(_second_stream()):
+        others = attended(slice(half, None))
+    return mx.concatenate([attended(slice(half)), others])
+
+
+@cache
+def _second_stream() -> mx.ThreadLocalStream:
+    return mx.new_thread_local_stream(mx.cpu)
+
+
+def _attended(
+    queries: mx.array,
+    keys: Stored,
+    values: Stored,
+    layer: LayerSpec,
+    mask: mx.array | None,
+    scale: float,
+    sinks: mx.array | None,
+    unpack: bool,
+) -> mx.array:
+    rows, heads, tokens, dim = queries.shape
+    repeats = heads // layer.kv_heads
+    # Query heads that share a KV head become rows of one product, not copies of the keys.
+    folded = (queries.astype(PRECISION) * scale).reshape(
+        1, rows, layer.kv_heads, repeats * tokens, dim
+    )
+    key_side, value_side = layer.sides
+    scores = score(folded, keys, key_side, unpack)
+    if mask is not None and tokens == 1:
+        scores = mx.where(mask, scores, -mx.inf)
+    elif mask is not None:
+        shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
+        scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
+        scores = scores.reshape(1, rows, layer.kv_heads, repeats * tokens, -1)
+    if unpack and scores.size >= _MANY_SCORES:
+        weights, total = _weights_and_total(scores, sinks, tokens)
+        out = weigh(weights, values, value_side, unpack) / total
+    else:
+        out = weigh(_softmax(scores, sinks, tokens), values, value_side, unpack)
+    return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
+
+
+def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
+    """Weights of the keys; a sink is one more score of its head, whose weight is dropped."""
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True)
+    sink = mx.broadcast_to(_sink_scores(scores, sinks, tokens), (*scores.shape[:-1], 1))
+    return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
+
+
+def _weights_and_total(
+    scores: mx.array, sinks: mx.array | None, tokens: int
+) -> tuple[mx.array, mx.array]:
+    """The same on a CPU, undivided, and what to divide by: [..., 1]."""
+    if tokens > 1:
+        weights = scores[0]
+        total = exponentiate(weights, None, weights.shape[2] // tokens, sinks)
+        return weights[None], total[None]
+    top = scores.max(-1, keepdims=True)
+    sink = None if sinks is None else _sink_scores(scores, sinks, tokens)
+    if sink is not None:
+        top = mx.maximum(top, sink)
+    weights = exponentials(scores - top, True)
+    total = weights.sum(-1, keepdims=True)
+    if sink is not None:
+        total += mx.exp(sink - top)
+    return weights, total
+
+
+def exponentials(scores: mx.array, unpack: bool) -> mx.array:
+    """Exponentials in a step that is built while another one runs. Many of them, on a CPU, as
+    powers of two: 6 ns instead of 16."""
+    if unpack and scores.size >= _MANY_SCORES:
+        return mx.power(2.0, scores * _LOG2_E)
+    return mx.exp(scores)
+
+
+def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
+    """Sinks [heads] as [kv_heads, repeats * T, 1]."""
+    repeated = sinks.astype(PRECISION).reshape(scores.shape[-3], -1)
+    return mx.repeat(repeated, tokens, axis=1)[..., None]
+
+
+def score(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
+    """Scores [..., m, keys] of queries [..., m, dim]."""
+    if len(keys) == 1:
+        if unpack:
+            return queries @ keys[0].astype(PRECISION).swapaxes(-1, -2)
+        # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
+        return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
+    if unpack and worth_unpacking(keys[0]):
+        return scores_of(queries, keys, side)
+    codes, scales, biases = keys
+    return mx.quantized_matmul(
+        queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
+    )
+
+
+def weigh(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx.array:
+    """Sums [..., m, dim] of values by weights [..., m, keys]."""
+    if len(values) == 1:
+        if unpack:
+            return weights @ values[0].astype(PRECISION)
+        return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
+    if unpack and worth_unpacking(values[0], weights.shape[-2]):
+        return weights @ to_float(values, side, PRECISION)
+    codes, scales, biases = values
+    return mx.quantized_matmul(
+        weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
+    )
