@@ -4,6 +4,7 @@ MLX computes a CPU stream on one core, so a decode step of many scores takes two
 thread only.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
@@ -13,7 +14,15 @@ from kvactors.core.pools import Stored, to_float
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, scores_of, worth_unpacking
 
-__all__ = ["HALVED_SCORES", "attend_packed", "exponentials", "score", "weigh"]
+__all__ = [
+    "HALVED_SCORES",
+    "attend_packed",
+    "exponentials",
+    "in_halves",
+    "score",
+    "weigh",
+    "worth_halving",
+]
 
 # From so many scores on, exponentials cost more than a few operations.
 _MANY_SCORES = 1 << 15
@@ -35,32 +44,27 @@ def attend_packed(
     """Attention of [n, heads, T, head_dim] queries over [1, n, kv_heads, E, width] keys and values,
     as stored or as floats; the rest as `attend` of `kvactors.core.attention` has it."""
     rows, heads, tokens, _ = queries.shape
-    halved = unpack and rows > 1 == tokens and rows * heads * keys[0].shape[-2] >= HALVED_SCORES
-    attended = _in_halves if halved else _attended
-    return attended(queries, keys, values, layer, mask, scale, sinks, unpack)
-
-
-def _in_halves(
-    queries: mx.array,
-    keys: Stored,
-    values: Stored,
-    layer: LayerSpec,
-    mask: mx.array | None,
-    scale: float,
-    sinks: mx.array | None,
-    unpack: bool,
-) -> mx.array:
-    """`_attended`, half of the rows on a stream of their own: on a CPU each stream has a core."""
+    if not (tokens == 1 and worth_halving(rows, heads * keys[0].shape[-2], unpack)):
+        return _attended(queries, keys, values, layer, mask, scale, sinks, unpack)
 
     def attended(some: slice) -> mx.array:
         own_keys, own_values = (tuple(array[:, some] for array in side) for side in (keys, values))
         own_mask = None if mask is None else mask[some]
         return _attended(queries[some], own_keys, own_values, layer, own_mask, scale, sinks, unpack)
 
-    half = queries.shape[0] // 2
+    return in_halves(rows, attended)
+
+
+def worth_halving(rows: int, scores: int, unpack: bool) -> bool:
+    """Whether a decode step of so many scores a row gains by `in_halves`: not on a GPU."""
+    return unpack and rows > 1 and rows * scores >= HALVED_SCORES
+
+
+def in_halves(rows: int, attended: Callable[[slice], mx.array]) -> mx.array:
+    """What `attended` gives for all rows, half of them on a stream, so on a core, of their own."""
     with mx.stream(_second_stream()):
-        others = attended(slice(half, None))
-    return mx.concatenate([attended(slice(half)), others])
+        others = attended(slice(rows // 2, None))
+    return mx.concatenate([attended(slice(rows // 2)), others])
 
 
 @cache

@@ -1,5 +1,6 @@
 """Systems in a process that is forked, and in one that ends without stopping them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,25 @@ def test_who_imports_mlx_too_early_is_told(first: str, warned: bool) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
     assert ("MLX was imported before OpenBLAS" in done.stderr) == warned
+
+
+@pytest.mark.skipif(not blas.preload() or sys.platform != "linux", reason="no OpenBLAS to load")
+def test_threads_that_have_no_product_to_do_sleep() -> None:
+    """OpenBLAS's own would look for one for 30 ms, and take that from everybody else."""
+    code = """
+import time
+from kvactors.core import blas; blas.preload()
+import mlx.core as mx
+square = mx.ones((1024, 1024))
+mx.eval(square @ square)
+begin = time.process_time()
+time.sleep(0.2)
+print(time.process_time() - begin)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_THREAD_TIMEOUT"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=120, env=environment
+    )
+
+    assert float(done.stdout) < 0.01
