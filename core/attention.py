@@ -26,14 +26,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.blockwise import attend_in_blocks, on_cpu
-from kvactors.core.packed import (
-    attend_packed,
-    exponentials,
-    in_halves,
-    score,
-    weigh,
-    worth_halving,
-)
+from kvactors.core.packed import attend_packed, exponentials, score, weigh
 from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.spec import LayerSpec
 from kvactors.core.unpacking import PRECISION
@@ -98,7 +91,7 @@ def attend_together(
     key_side, value_side = layer.sides
     keys = to_float(pool.keys(1, shared, floats=unpack), key_side, PRECISION)[0]
     values = to_float(pool.values(1, shared, floats=unpack), value_side, PRECISION)[0]
-    own_sides = tuple(
+    own_keys, own_values = (
         tuple(array[0, :, :, shared:] for array in stored)
         for stored in (
             pool.keys(rows, extent, floats=unpack),
@@ -106,38 +99,30 @@ def attend_together(
         )
     )
 
-    folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
-
     def as_one(rowwise: mx.array) -> mx.array:
         """[rows, kv_heads, repeats, n] as one row's [1, kv_heads, rows * repeats, n]."""
         return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
 
     def apart(one: mx.array) -> mx.array:
         """The way back."""
-        return one.reshape(layer.kv_heads, -1, folded.shape[2], one.shape[-1]).swapaxes(0, 1)
+        return one.reshape(layer.kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
 
-    def attended(some: slice) -> mx.array:
-        asked = folded[some]
-        own_keys, own_values = (tuple(array[some] for array in side) for side in own_sides)
-        common = as_one(asked) @ keys.swapaxes(-1, -2)
-        if packed:
-            own = score(asked, own_keys, key_side, unpack)
-        else:
-            own = asked @ to_float(own_keys, key_side, PRECISION).swapaxes(-1, -2)
-        own = mx.where(mask[some, ..., shared:], own, -mx.inf)
-        top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
-        common, own = exponentials(common - as_one(top), unpack), exponentials(own - top, unpack)
-        total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
-        out = apart(common @ values)
-        if packed:
-            out += weigh(own, own_values, value_side, unpack)
-        else:
-            out += own @ to_float(own_values, value_side, PRECISION)
-        return out / total
-
-    halved = worth_halving(rows, queries.shape[1] * extent, unpack)
-    out = in_halves(rows, attended) if halved else attended(slice(None))
-    return out.reshape(*queries.shape[:3], -1).astype(queries.dtype)
+    folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
+    common = as_one(folded) @ keys.swapaxes(-1, -2)
+    if packed:
+        own = score(folded, own_keys, key_side, unpack)
+    else:
+        own = folded @ to_float(own_keys, key_side, PRECISION).swapaxes(-1, -2)
+    own = mx.where(mask[..., shared:], own, -mx.inf)
+    top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
+    common, own = exponentials(common - as_one(top), unpack), exponentials(own - top, unpack)
+    total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
+    out = apart(common @ values)
+    if packed:
+        out += weigh(own, own_values, value_side, unpack)
+    else:
+        out += own @ to_float(own_values, value_side, PRECISION)
+    return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
 
 
 def _dequantized(

@@ -1,10 +1,8 @@
 """The packed path of attention: products with stored codes, and on a CPU with codes as floats.
 
-MLX computes a CPU stream on one core, so a decode step of many scores takes two streams. GPU
-thread only.
+A decode step of many scores takes two cores there. GPU thread only.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
@@ -14,15 +12,7 @@ from kvactors.core.pools import Stored, to_float
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, scores_of, worth_unpacking
 
-__all__ = [
-    "HALVED_SCORES",
-    "attend_packed",
-    "exponentials",
-    "in_halves",
-    "score",
-    "weigh",
-    "worth_halving",
-]
+__all__ = ["HALVED_SCORES", "attend_packed", "exponentials", "score", "weigh"]
 
 # From so many scores on, exponentials cost more than a few operations.
 _MANY_SCORES = 1 << 15
@@ -44,7 +34,8 @@ def attend_packed(
     """Attention of [n, heads, T, head_dim] queries over [1, n, kv_heads, E, width] keys and values,
     as stored or as floats; the rest as `attend` of `kvactors.core.attention` has it."""
     rows, heads, tokens, _ = queries.shape
-    if not (tokens == 1 and worth_halving(rows, heads * keys[0].shape[-2], unpack)):
+    halved = unpack and rows > 1 == tokens and rows * heads * keys[0].shape[-2] >= HALVED_SCORES
+    if not halved:
         return _attended(queries, keys, values, layer, mask, scale, sinks, unpack)
 
     def attended(some: slice) -> mx.array:
@@ -52,16 +43,7 @@ def attend_packed(
         own_mask = None if mask is None else mask[some]
         return _attended(queries[some], own_keys, own_values, layer, own_mask, scale, sinks, unpack)
 
-    return in_halves(rows, attended)
-
-
-def worth_halving(rows: int, scores: int, unpack: bool) -> bool:
-    """Whether a decode step of so many scores a row gains by `in_halves`: not on a GPU."""
-    return unpack and rows > 1 and rows * scores >= HALVED_SCORES
-
-
-def in_halves(rows: int, attended: Callable[[slice], mx.array]) -> mx.array:
-    """What `attended` gives for all rows, half of them on a stream, so on a core, of their own."""
+    # MLX computes a CPU stream on one core.
     with mx.stream(_second_stream()):
         others = attended(slice(rows // 2, None))
     return mx.concatenate([attended(slice(rows // 2)), others])
