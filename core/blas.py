@@ -39,7 +39,7 @@ def preload() -> bool:
     if _loaded is None:
         _too_late = "mlx.core" in sys.modules and not _is_loaded()
         _keep_freed_memory()
-        # A power of two, of processor cycles: 30 us instead of 30 ms. Read by the library at once.
+        # Processor cycles, as a power of two: 26 if nobody says. The library reads it when loaded.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
         _loaded = any(_load(name) for name in _NAMES)
     return _loaded

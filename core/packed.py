@@ -34,8 +34,8 @@ def attend_packed(
     """Attention of [n, heads, T, head_dim] queries over [1, n, kv_heads, E, width] keys and values,
     as stored or as floats; the rest as `attend` of `kvactors.core.attention` has it."""
     rows, heads, tokens, _ = queries.shape
-    halved = unpack and rows > 1 == tokens and rows * heads * keys[0].shape[-2] >= HALVED_SCORES
-    if not halved:
+    scores = rows * heads * keys[0].shape[-2]
+    if not unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
         return _attended(queries, keys, values, layer, mask, scale, sinks, unpack)
 
     def attended(some: slice) -> mx.array:

@@ -90,7 +90,7 @@ def test_who_imports_mlx_too_early_is_told(first: str, warned: bool) -> None:
 
 @pytest.mark.skipif(not blas.preload() or sys.platform != "linux", reason="no OpenBLAS to load")
 def test_threads_that_have_no_product_to_do_sleep() -> None:
-    """OpenBLAS's own would look for one for 30 ms, and take that from everybody else."""
+    """OpenBLAS's own would look for one for 2^26 cycles, and take those from everybody else."""
     code = """
 import time
 from kvactors.core import blas; blas.preload()
