@@ -26,7 +26,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.blockwise import attend_in_blocks, on_cpu
-from kvactors.core.packed import attend_packed, exponentials, score, weigh
+from kvactors.core.packed import LOG2_E, attend_packed, exponentials, score, takes_powers, weigh
 from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.spec import LayerSpec
 from kvactors.core.unpacking import PRECISION
@@ -107,7 +107,9 @@ def attend_together(
         """The way back."""
         return one.reshape(layer.kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
 
-    folded = (queries.astype(PRECISION) * scale).reshape(rows, layer.kv_heads, -1, layer.head_dim)
+    powers = takes_powers(rows * queries.shape[1] * shared, unpack)
+    asked = queries.astype(PRECISION) * (scale * LOG2_E if powers else scale)
+    folded = asked.reshape(rows, layer.kv_heads, -1, layer.head_dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)
     if packed:
         own = score(folded, own_keys, key_side, unpack)
@@ -115,7 +117,7 @@ def attend_together(
         own = folded @ to_float(own_keys, key_side, PRECISION).swapaxes(-1, -2)
     own = mx.where(mask[..., shared:], own, -mx.inf)
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
-    common, own = exponentials(common - as_one(top), unpack), exponentials(own - top, unpack)
+    common, own = exponentials(common - as_one(top), powers), exponentials(own - top, powers)
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
     out = apart(common @ values)
     if packed:

@@ -14,8 +14,8 @@ from kvactors.core.unpacking import PRECISION, dequantize
 __all__ = ["LATE_STEPS", "MOST_BYTES", "MOST_TOKENS", "FloatCopy"]
 
 # Of the floats of one slab and layer, and of a row.
-MOST_BYTES = 4 << 20
-MOST_TOKENS = 512
+MOST_BYTES = 16 << 20
+MOST_TOKENS = 2048
 # Steps whose codes wait.
 LATE_STEPS = 64
 

@@ -10,15 +10,23 @@ import mlx.core as mx
 from kvactors.core.blockwise import exponentiate
 from kvactors.core.pools import Stored, to_float
 from kvactors.core.spec import LayerSpec, Side
-from kvactors.core.unpacking import PRECISION, scores_of, worth_unpacking
+from kvactors.core.unpacking import PRECISION, multiply, scores_of, worth_unpacking
 
-__all__ = ["HALVED_SCORES", "attend_packed", "exponentials", "score", "weigh"]
+__all__ = [
+    "HALVED_SCORES",
+    "LOG2_E",
+    "attend_packed",
+    "exponentials",
+    "score",
+    "takes_powers",
+    "weigh",
+]
 
 # From so many scores on, exponentials cost more than a few operations.
-_MANY_SCORES = 1 << 15
+_MANY_SCORES = 1 << 14
 # From so many on, a decode step gains from a second core (bench/LOG.md).
 HALVED_SCORES = 1 << 16
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 def attend_packed(
@@ -66,8 +74,10 @@ def _attended(
 ) -> mx.array:
     rows, heads, tokens, dim = queries.shape
     repeats = heads // layer.kv_heads
+    many = takes_powers(rows * heads * tokens * keys[0].shape[-2], unpack)
+    powers = many and tokens == 1
     # Query heads that share a KV head become rows of one product, not copies of the keys.
-    folded = (queries.astype(PRECISION) * scale).reshape(
+    folded = (queries.astype(PRECISION) * (scale * LOG2_E if powers else scale)).reshape(
         1, rows, layer.kv_heads, repeats * tokens, dim
     )
     key_side, value_side = layer.sides
@@ -78,11 +88,18 @@ def _attended(
         shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
         scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
         scores = scores.reshape(1, rows, layer.kv_heads, repeats * tokens, -1)
-    if unpack and scores.size >= _MANY_SCORES:
-        weights, total = _weights_and_total(scores, sinks, tokens)
-        out = weigh(weights, values, value_side, unpack) / total
+    total = None
+    if powers:
+        weights, total = _powers(scores, sinks)
+    elif many:
+        exponents = scores[0]
+        total = exponentiate(exponents, None, repeats, sinks)[None]
+        weights = exponents[None]
     else:
-        out = weigh(_softmax(scores, sinks, tokens), values, value_side, unpack)
+        weights = _softmax(scores, sinks, tokens)
+    out = weigh(weights, values, value_side, unpack)
+    if total is not None:
+        out = out / total
     return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
 
 
@@ -94,31 +111,27 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
     return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
 
-def _weights_and_total(
-    scores: mx.array, sinks: mx.array | None, tokens: int
-) -> tuple[mx.array, mx.array]:
-    """The same on a CPU, undivided, and what to divide by: [..., 1]."""
-    if tokens > 1:
-        weights = scores[0]
-        total = exponentiate(weights, None, weights.shape[2] // tokens, sinks)
-        return weights[None], total[None]
+def takes_powers(scores: int, unpack: bool) -> bool:
+    """Whether so many scores of a step that is built while another one runs are multiplied by
+    `LOG2_E`, and become powers of two: 6 ns instead of 16 on a CPU."""
+    return unpack and scores >= _MANY_SCORES
+
+
+def exponentials(scores: mx.array, powers: bool) -> mx.array:
+    """Exponentials, or powers of two."""
+    return mx.power(2.0, scores) if powers else mx.exp(scores)
+
+
+def _powers(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Undivided weights of one query a row, and what to divide by: [..., 1]."""
     top = scores.max(-1, keepdims=True)
-    sink = None if sinks is None else _sink_scores(scores, sinks, tokens)
-    if sink is not None:
-        top = mx.maximum(top, sink)
+    if sinks is None:
+        weights = exponentials(scores - top, True)
+        return weights, weights.sum(-1, keepdims=True)
+    sink = _sink_scores(scores, sinks * LOG2_E, 1)
+    top = mx.maximum(top, sink)
     weights = exponentials(scores - top, True)
-    total = weights.sum(-1, keepdims=True)
-    if sink is not None:
-        total += mx.exp(sink - top)
-    return weights, total
-
-
-def exponentials(scores: mx.array, unpack: bool) -> mx.array:
-    """Exponentials in a step that is built while another one runs. Many of them, on a CPU, as
-    powers of two: 6 ns instead of 16."""
-    if unpack and scores.size >= _MANY_SCORES:
-        return mx.power(2.0, scores * _LOG2_E)
-    return mx.exp(scores)
+    return weights, weights.sum(-1, keepdims=True) + exponentials(sink - top, True)
 
 
 def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
@@ -131,7 +144,7 @@ def score(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array
     """Scores [..., m, keys] of queries [..., m, dim]."""
     if len(keys) == 1:
         if unpack:
-            return queries @ keys[0].astype(PRECISION).swapaxes(-1, -2)
+            return multiply(queries, keys[0].astype(PRECISION))
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
         return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
     if unpack and worth_unpacking(keys[0]):

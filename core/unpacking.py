@@ -12,7 +12,7 @@ import mlx.core as mx
 from kvactors.core.blockwise import on_cpu
 from kvactors.core.spec import Side
 
-__all__ = ["LEAST_KEYS", "PRECISION", "dequantize", "scores_of", "worth_unpacking"]
+__all__ = ["LEAST_KEYS", "PRECISION", "dequantize", "multiply", "scores_of", "worth_unpacking"]
 
 # Of scores, softmax and sums, whatever the model's dtype.
 PRECISION = mx.float32
@@ -73,14 +73,10 @@ def _proven(dtype: Any, **form: Any) -> bool:
 
 
 def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.array:
-    """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys].
-
-    Few queries are multiplied from the right: half of the time in BLAS.
-    """
-    if queries.shape[-2] >= LEAST_QUERIES:
-        return queries @ _turned(dequantize(keys, side, PRECISION))
-    if side.bits != 4 or side.group_size != side.dim:
-        return _turned(dequantize(keys, side, PRECISION) @ mx.contiguous(_turned(queries)))
+    """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys]."""
+    few = queries.shape[-2] < LEAST_QUERIES
+    if not few or side.bits != 4 or side.group_size != side.dim:
+        return multiply(queries, dequantize(keys, side, PRECISION))
     # The low halves of the bytes, then the high ones, which say 16 times as much; unscaled.
     codes, (scales, biases) = keys[0].view(mx.uint8), map(_turned, keys[1:])
     low, high = (
@@ -89,6 +85,15 @@ def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.a
     )
     unscaled = mx.contiguous(_turned(low + high))
     return unscaled * scales + queries.sum(-1, keepdims=True) * biases
+
+
+def multiply(queries: mx.array, keys: mx.array) -> mx.array:
+    """Scores [..., m, keys] of queries [..., m, dim], both float. Few queries against many keys are
+    multiplied from the right: half of the time in BLAS."""
+    *_, rows, heads, count, _ = keys.shape
+    if queries.shape[-2] < LEAST_QUERIES and rows * heads * count >= LEAST_KEYS:
+        return _turned(keys @ mx.contiguous(_turned(queries)))
+    return queries @ _turned(keys)
 
 
 def _turned(matrices: mx.array) -> mx.array:
