@@ -89,8 +89,7 @@ def attend_together(
     """
     rows, layer = queries.shape[0], pool.layer
     key_side, value_side = layer.sides
-    keys = to_float(pool.keys(1, shared, floats=unpack), key_side, PRECISION)[0]
-    values = to_float(pool.values(1, shared, floats=unpack), value_side, PRECISION)[0]
+    keys, values = pool.beginning(shared)
     own_keys, own_values = (
         tuple(array[0, :, :, shared:] for array in stored)
         for stored in (

@@ -1,8 +1,8 @@
-"""What the codes of few short rows say, kept as floats: for decode steps on a CPU. GPU thread only.
+"""What the codes of few rows say, kept as floats: for decode steps on a CPU. GPU thread only.
 
-Such a step is launches more than reading: products of floats need fewer, and the codes of a step
-are put where they belong later, many steps in one write. Of many long rows floats would take half
-a gigabyte for a quarter of the time (bench/LOG.md).
+A step of short rows is launches more than reading: products of floats need fewer, and the codes of
+a step are put where they belong later, many steps in one write. Of many long rows floats would take
+half a gigabyte for a quarter of the time (bench/LOG.md).
 """
 
 import mlx.core as mx
@@ -11,11 +11,10 @@ from kvactors.core.cells import written
 from kvactors.core.spec import Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
-__all__ = ["LATE_STEPS", "MOST_BYTES", "MOST_TOKENS", "FloatCopy"]
+__all__ = ["LATE_STEPS", "MOST_BYTES", "FloatCopy"]
 
-# Of the floats of one slab and layer, and of a row.
+# Of the floats of one slab and layer.
 MOST_BYTES = 16 << 20
-MOST_TOKENS = 2048
 # Steps whose codes wait.
 LATE_STEPS = 64
 

@@ -189,18 +189,15 @@ class KVLayer:
                 return None
             if self.layer.window is None and not return_array:
                 return "causal"
-            return self._trimmed_mask(geometry)
+            # [T, keys]: any shape of scores takes it.
+            mask = geometry.reaches(self.layer)[0].mask[0, 0, :, : self._held(geometry)]
+            return geometry.note(mask)
         mask = geometry.reaches(self.layer)[0].mask
         if self._masks == "groups":
             mask = mask[:, :, None]
         elif self._masks == "added":
             dtype = getattr(mx, self.layer.dtype)
             mask = mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
-        return geometry.note(mask)
-
-    def _trimmed_mask(self, geometry: StepGeometry) -> mx.array:
-        """The mask of one row that runs alone, [T, keys]: any shape of scores takes it."""
-        mask = geometry.reaches(self.layer)[0].mask[0, 0, :, : self._held(geometry)]
         return geometry.note(mask)
 
     def _held(self, geometry: StepGeometry) -> int:
@@ -232,14 +229,15 @@ class KVLayer:
     def begin(self, geometry: StepGeometry) -> None:
         """A step begins: allocate what it needs."""
         self.geometry = geometry
-        for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
+        for index, slab in enumerate(geometry.slabs):
             pool = self.pools[slab]
-            capacity = self._capacity(self.table.slabs[slab].capacity, extent)
+            capacity = self._capacity(self.table.slabs[slab].capacity, geometry.extents[index])
             grows = capacity > pool.shape[1]
             if grows:
                 pool.resize(len(self.table.slabs[slab].lengths), capacity)
             # There was memory for floats of what it was.
-            pool.keep_floats(geometry.floats and self._wants_floats and not grows)
+            memory = geometry.floats and not grows
+            pool.keep_floats(memory and self._wants_floats, geometry.shared[index])
 
     @property
     def _wants_floats(self) -> bool:
@@ -325,7 +323,8 @@ class KVLayer:
     @property
     def float_bytes(self) -> int:
         """Bytes more that steps would take to keep what codes say as floats."""
-        return sum(pool.float_bytes for pool in self.pools) if self._wants_floats else 0
+        slabs = range(len(self.pools) if self._wants_floats else 0)
+        return sum(self.pools[slab].float_bytes(self.table.shared(slab)) for slab in slabs)
 
     @property
     def state(self) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.cells import Cells, written
-from kvactors.core.float_copy import LATE_STEPS, MOST_BYTES, MOST_TOKENS, FloatCopy
+from kvactors.core.float_copy import LATE_STEPS, MOST_BYTES, FloatCopy
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.unpacking import PRECISION, dequantize
 
@@ -93,6 +93,8 @@ class Pool:
             for name, (sides, width, dtype) in array_widths(layer).items()
         }
         self._copy: FloatCopy | None = None
+        self._beginning: tuple[mx.array, ...] = ()
+        self._shared = 0
         self._without_floats = 0
 
     @property
@@ -104,7 +106,7 @@ class Pool:
 
     def _drop_floats(self) -> Arrays:
         """The arrays, which are about to change otherwise than by a step."""
-        arrays, self._copy = self.arrays, None
+        arrays, self._copy, self._beginning = self.arrays, None, ()
         return arrays
 
     def __copy__(self) -> "Pool":
@@ -112,7 +114,7 @@ class Pool:
         pool = object.__new__(Pool)
         pool.layer, pool._sides = self.layer, self._sides
         pool._stored = {name: copy(array) for name, array in self.arrays.items()}
-        pool._copy, pool._without_floats = None, 0
+        pool._copy, pool._beginning, pool._shared, pool._without_floats = None, (), 0, 0
         return pool
 
     @property
@@ -124,38 +126,57 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return self.stored_bytes + (0 if self._copy is None else self._copy.nbytes)
+        floats = sum(array.nbytes for array in self._beginning)
+        return self.stored_bytes + floats + (0 if self._copy is None else self._copy.nbytes)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes allocated without floats."""
         return sum(array.nbytes for array in self._stored.values())
 
-    @property
-    def float_bytes(self) -> int:
-        """Bytes more that `keep_floats` would take, those of codes that wait included."""
-        if self._copy or not self._bytes_of_floats:
+    def float_bytes(self, shared: int = 0) -> int:
+        """Bytes more that `keep_floats` would take, those of codes that wait included; of a slab
+        that is too large, those of the `shared` tokens that all rows begin with."""
+        if self._copy or self._beginning:
             return 0
-        return self._bytes_of_floats + LATE_STEPS * self.stored_bytes // self.shape[1]
+        if whole := self._bytes_of_floats(*self.shape):
+            return whole + LATE_STEPS * self.stored_bytes // self.shape[1]
+        return self._bytes_of_floats(1, shared) if self.layer.window is None else 0
 
-    @property
-    def _bytes_of_floats(self) -> int:
+    def _bytes_of_floats(self, slots: int, tokens: int) -> int:
         """0 if they are too many, or what is stored is no codes, or not alike for both sides."""
-        slots, capacity = self.shape
-        if "codes" not in self._stored or capacity > MOST_TOKENS:
+        if "codes" not in self._stored:
             return 0
         layer = self.layer
-        nbytes = 2 * slots * layer.kv_heads * capacity * layer.head_dim * PRECISION.size
+        nbytes = 2 * slots * layer.kv_heads * tokens * layer.head_dim * PRECISION.size
         return nbytes if nbytes <= MOST_BYTES else 0
 
-    def keep_floats(self, wanted: bool) -> None:
-        """A step begins: what is stored is kept as floats too, or no longer."""
+    def keep_floats(self, wanted: bool, shared: int = 0) -> None:
+        """A step begins: what is stored is kept as floats too, or no longer; of a slab that is too
+        large, the `shared` tokens that all rows begin with."""
+        self._shared = shared if wanted and not self._without_floats else 0
+        if self._beginning and self._beginning[0].shape[2] != self._shared:
+            self._beginning = ()
         if not wanted:
             self._drop_floats()
         elif self._without_floats:
             self._without_floats -= 1
-        elif self._copy is None and self._bytes_of_floats:
+        elif self._copy is None and self._bytes_of_floats(*self.shape):
             self._copy = FloatCopy(self._stored, self._sides[0])
+
+    def beginning(self, tokens: int) -> tuple[mx.array, ...]:
+        """The first `tokens` keys and values of the first slot as floats, as they are kept if they
+        are: [1, kv_heads, tokens, dim]."""
+        if self._beginning and tokens == self._shared:
+            return self._beginning
+        stored = self.keys(1, tokens, floats=True), self.values(1, tokens, floats=True)
+        floats = tuple(
+            to_float(some, side, PRECISION)[0]
+            for some, side in zip(stored, self._sides, strict=True)
+        )
+        if self._copy is None and tokens == self._shared and self._bytes_of_floats(1, tokens):
+            self._beginning = floats
+        return floats
 
     def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
         """Store new tokens [n, kv_heads, T, dim] at the cells of their rows."""

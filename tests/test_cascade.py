@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvactors.core import attention, layers
+from kvactors.core import attention, layers, pools
 from kvactors.core.arena import Arena
 from kvactors.core.attention import attend_together
 from kvactors.core.cells import Cells
@@ -146,11 +146,16 @@ class Company:
         self.alone[row] = self.alone[moved]
         del self.alone[moved]
 
-    def step(self) -> bool:
-        """Whether a step of all rows gives each the logits that it gets alone, to the bit."""
+    def step_together(self) -> tuple[list[int], mx.array]:
+        """Tokens that a step fed, and its logits."""
         fed = [next(self.tokens) for _ in self.alone]
         together = self.arena.forward(self.loaded.model, mx.array(fed)[:, None])
         self.arena.table.check()
+        return fed, together
+
+    def step(self) -> bool:
+        """Whether a step of all rows gives each the logits that it gets alone, to the bit."""
+        fed, together = self.step_together()
         return all(
             bool(
                 mx.array_equal(together[row], arena.forward(self.loaded.model, mx.array([[t]]))[0])
@@ -191,6 +196,37 @@ def test_rows_that_join_and_leave_get_the_logits_they_get_alone(
 
     run()
     assert {shared for _, shared in calls} == {len(BEGINNING)}
+
+
+def test_a_beginning_that_is_kept_as_floats_gives_the_logits_that_its_codes_give(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = loaded.spec.layers[0]
+    # Of no more than what two rows of 200 tokens take.
+    monkeypatch.setattr(pools, "MOST_BYTES", 4 * 2 * layer.kv_heads * 400 * layer.head_dim)
+    policy = AttentionPolicy(threshold=1, launch_tokens=64, unpack=True)
+    kept = set()
+
+    @settings(max_examples=10)
+    @given(OPERATIONS)
+    def run(operations: list[tuple[str, int, int]]) -> None:
+        companies = [Company(replace(loaded, policy=policy)) for _ in range(2)]
+        companies[0].arena.floats = True
+        for kind, first, second in [("join", 0, 9)] * 3 + [("step", 0, 0)] * 2 + operations:
+            logits = []
+            for company in companies:
+                if kind == "join":
+                    company.join(first, second)
+                elif company.alone and kind == "leave":
+                    company.leave(first % len(company.alone))
+                elif company.alone:
+                    logits.append(company.step_together()[1])
+            assert not logits or mx.array_equal(*logits)
+            kept.add(companies[0].arena.nbytes - companies[1].arena.nbytes)
+
+    run()
+    # Nothing, what three rows or more begin with, or all of fewer.
+    assert {0, len(loaded.spec.layers) * 4 * 2 * layer.kv_heads * 200 * layer.head_dim} < kept
 
 
 @pytest.mark.usefixtures("exact")

@@ -13,12 +13,12 @@ from kvactors.core import workspace
 from kvactors.core.arena import Arena
 from kvactors.core.cells import Cells
 from kvactors.core.engine import Engine
-from kvactors.core.float_copy import LATE_STEPS, MOST_BYTES, MOST_TOKENS
+from kvactors.core.float_copy import LATE_STEPS, MOST_BYTES
 from kvactors.core.geometry import UNPACK_ROWS, AttentionPolicy
 from kvactors.core.layers import KVLayer
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Pool, to_float
+from kvactors.core.pools import Pool, encode, to_float
 from kvactors.core.request import Request
 from kvactors.core.runner import DecodeBatch
 from kvactors.core.sampling import Sampling
@@ -191,14 +191,15 @@ def test_a_decode_step_makes_them_and_what_else_changes_the_slab_drops_them(
 @pytest.mark.parametrize(
     ("slots", "tokens", "kept"),
     [
-        (MOST_BYTES // (2 * 2 * MOST_TOKENS * 64 * 4), MOST_TOKENS, True),
-        (MOST_BYTES // (2 * 2 * MOST_TOKENS * 64 * 4) + 1, MOST_TOKENS, False),
-        (1, MOST_TOKENS + 64, False),
+        (MOST_BYTES // (2 * 2 * 512 * 64 * 4), 512, True),
+        (MOST_BYTES // (2 * 2 * 512 * 64 * 4) + 1, 512, False),
+        (1, MOST_BYTES // (2 * 2 * 64 * 4), True),
+        (1, MOST_BYTES // (2 * 2 * 64 * 4) + 64, False),
     ],
 )
-def test_only_few_short_rows_are_kept_as_floats(slots: int, tokens: int, kept: bool) -> None:
+def test_only_so_many_bytes_of_floats_are_kept(slots: int, tokens: int, kept: bool) -> None:
     pool = Pool(LAYER, slots, tokens)
-    asked = pool.float_bytes
+    asked = pool.float_bytes()
 
     pool.keep_floats(True)
 
@@ -208,7 +209,32 @@ def test_only_few_short_rows_are_kept_as_floats(slots: int, tokens: int, kept: b
         pool.keep_floats(True)
         pool.write(new, new, Cells(mx.full((slots, 1), step)))
     assert pool.nbytes - pool.stored_bytes == asked
-    assert pool.float_bytes == (0 if kept else asked)
+    assert pool.float_bytes() == (0 if kept else asked)
+
+
+def test_of_a_large_slab_what_its_rows_begin_with_is_kept_as_floats() -> None:
+    tokens = 1 + MOST_BYTES // (2 * ROWS * 2 * 64 * 4)
+    pool = Pool(LAYER, ROWS, tokens)
+    noise = mx.random.normal((ROWS, 2, 40, 64))
+    pool.load(0, 0, {name: a[:, 0] for name, a in encode(LAYER, noise, noise).items()})
+    plain = pool.beginning(40)
+    assert pool.nbytes == pool.stored_bytes
+
+    asked = pool.float_bytes(40)
+    pool.keep_floats(True, 40)
+    kept = pool.beginning(40)
+
+    assert all(mx.array_equal(*floats) for floats in zip(plain, kept, strict=True))
+    assert pool.nbytes - pool.stored_bytes == asked == 2 * 2 * 40 * 64 * 4
+    pool.keep_floats(True, 40)
+    pool.write(noise[:, :, :1], noise[:, :, :1], Cells(mx.full((ROWS, 1), 40), 40))
+    assert pool.beginning(40) is kept
+    pool.load(0, 0, {name: a[:, 1] for name, a in encode(LAYER, noise, noise).items()})
+    assert not mx.array_equal(pool.beginning(40)[0], plain[0])
+    pool.keep_floats(True, 39)
+    assert pool.beginning(39)[0].shape[2] == 39
+    pool.keep_floats(True)
+    assert pool.nbytes == pool.stored_bytes
 
 
 def test_they_are_kept_only_while_half_of_the_budget_is_left(
