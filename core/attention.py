@@ -89,7 +89,7 @@ def attend_together(
     """
     rows, layer = queries.shape[0], pool.layer
     key_side, value_side = layer.sides
-    keys, values = pool.beginning(shared)
+    keys, values = pool.beginning(shared, PRECISION)
     own_keys, own_values = (
         tuple(array[0, :, :, shared:] for array in stored)
         for stored in (

@@ -164,14 +164,14 @@ class Pool:
         elif self._copy is None and self._bytes_of_floats(*self.shape):
             self._copy = FloatCopy(self._stored, self._sides[0])
 
-    def beginning(self, tokens: int) -> tuple[mx.array, ...]:
+    def beginning(self, tokens: int, dtype: Any = PRECISION) -> tuple[mx.array, ...]:
         """The first `tokens` keys and values of the first slot as floats, as they are kept if they
         are: [1, kv_heads, tokens, dim]."""
         if self._beginning and tokens == self._shared:
             return self._beginning
         stored = self.keys(1, tokens, floats=True), self.values(1, tokens, floats=True)
         floats = tuple(
-            to_float(some, side, PRECISION)[0]
+            to_float(some, side, dtype)[0]
             for some, side in zip(stored, self._sides, strict=True)
         )
         if self._copy is None and tokens == self._shared and self._bytes_of_floats(1, tokens):
