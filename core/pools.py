@@ -171,8 +171,7 @@ class Pool:
             return self._beginning
         stored = self.keys(1, tokens, floats=True), self.values(1, tokens, floats=True)
         floats = tuple(
-            to_float(some, side, dtype)[0]
-            for some, side in zip(stored, self._sides, strict=True)
+            to_float(some, side, dtype)[0] for some, side in zip(stored, self._sides, strict=True)
         )
         if self._copy is None and tokens == self._shared and self._bytes_of_floats(1, tokens):
             self._beginning = floats
