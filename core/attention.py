@@ -26,7 +26,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.blockwise import attend_in_blocks, on_cpu
-from kvactors.core.packed import LOG2_E, attend_packed, exponentials, score, takes_powers, weigh
+from kvactors.core.packed import LOG2_E, attend_packed, exponentials, many_scores, score, weigh
 from kvactors.core.pools import Pool, Stored, to_float
 from kvactors.core.spec import LayerSpec
 from kvactors.core.unpacking import PRECISION
@@ -106,7 +106,7 @@ def attend_together(
         """The way back."""
         return one.reshape(layer.kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
 
-    powers = takes_powers(rows * queries.shape[1] * shared, unpack)
+    powers = many_scores(rows * queries.shape[1] * shared, unpack)
     asked = queries.astype(PRECISION) * (scale * LOG2_E if powers else scale)
     folded = asked.reshape(rows, layer.kv_heads, -1, layer.head_dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)

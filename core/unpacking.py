@@ -25,8 +25,12 @@ LEAST_QUERIES = 6
 
 def worth_unpacking(codes: mx.array, queries: int = LEAST_QUERIES) -> bool:
     """Whether codes [..., rows, kv_heads, keys, width] are enough."""
-    *_, rows, heads, keys, _ = codes.shape
-    return rows * heads * keys >= LEAST_KEYS and queries >= LEAST_QUERIES
+    return _many(codes) and queries >= LEAST_QUERIES
+
+
+def _many(keys: mx.array) -> bool:
+    *_, rows, heads, count, _ = keys.shape
+    return rows * heads * count >= LEAST_KEYS
 
 
 def dequantize(stored: tuple[mx.array, ...], side: Side, dtype: Any) -> mx.array:
@@ -74,8 +78,8 @@ def _proven(dtype: Any, **form: Any) -> bool:
 
 def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.array:
     """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys]."""
-    few = queries.shape[-2] < LEAST_QUERIES
-    if not few or side.bits != 4 or side.group_size != side.dim:
+    many = queries.shape[-2] >= LEAST_QUERIES
+    if many or side.bits != 4 or side.group_size != side.dim:
         return multiply(queries, dequantize(keys, side, PRECISION))
     # The low halves of the bytes, then the high ones, which say 16 times as much; unscaled.
     codes, (scales, biases) = keys[0].view(mx.uint8), map(_turned, keys[1:])
@@ -90,8 +94,7 @@ def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.a
 def multiply(queries: mx.array, keys: mx.array) -> mx.array:
     """Scores [..., m, keys] of queries [..., m, dim], both float. Few queries against many keys are
     multiplied from the right: half of the time in BLAS."""
-    *_, rows, heads, count, _ = keys.shape
-    if queries.shape[-2] < LEAST_QUERIES and rows * heads * count >= LEAST_KEYS:
+    if queries.shape[-2] < LEAST_QUERIES and _many(keys):
         return _turned(keys @ mx.contiguous(_turned(queries)))
     return queries @ _turned(keys)
 
