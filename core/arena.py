@@ -16,6 +16,7 @@ from mlx_lm.models.cache import CacheList, KVCache
 
 from kvactors.core.geometry import AttentionPolicy, StepGeometry
 from kvactors.core.layers import KVLayer, LayerCache
+from kvactors.core.linear import in_parts
 from kvactors.core.pieces import Piece
 from kvactors.core.slots import EXTENT_STEP, Beginning, SlotTable
 from kvactors.core.spec import UNUSED, LayerSpec, ModelCacheSpec
@@ -206,7 +207,8 @@ class Arena:
         for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
             held = self.table.slabs[slab]
             held.capacity = self.table.capacity_for(held.capacity, extent)
-        logits: mx.array = model(tokens, cache=list(self._caches))
+        with in_parts(self.policy.parts):
+            logits: mx.array = model(tokens, cache=list(self._caches))
         return logits
 
     def _note(self, row: int, piece: Piece) -> None:

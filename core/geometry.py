@@ -23,7 +23,8 @@ UNPACK_ROWS = 48
 class AttentionPolicy:
     """Which path a step takes. `threshold` counts query rows per KV head, `launch_tokens` the
     padding that one more slab is worth; both are measured at load. `unpack` lets steps of
-    up to UNPACK_ROWS query rows per KV head take products from codes as floats.
+    up to UNPACK_ROWS query rows per KV head take products from codes as floats, `parts` few rows
+    to be multiplied with parts of the model's weights.
 
     `reproducible` decides by position instead of by measurement: whole blocks of 256
     tokens take the dequantizing path, everything else the packed one.
@@ -34,6 +35,7 @@ class AttentionPolicy:
     reproducible: bool = False
     launch_tokens: int = 1024
     unpack: bool = False
+    parts: bool = False
 
     @property
     def cascades(self) -> bool:

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load as mlx_load
 
-from kvactors.core import attention, fingerprint
+from kvactors.core import attention, fingerprint, linear
 from kvactors.core.blockwise import on_cpu
 from kvactors.core.errors import InvalidConfig, ModelError, ModelNotFound
 from kvactors.core.geometry import AttentionPolicy
@@ -24,7 +24,7 @@ from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
 from kvactors.core.probe import choose_plan
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
-from kvactors.core.thresholds import measure_launch_tokens, measure_threshold
+from kvactors.core.thresholds import measure_launch_tokens, measure_parts, measure_threshold
 from kvactors.core.wire import FORMAT_VERSION, layout
 
 __all__ = ["LoadedModel", "load_model", "locate"]
@@ -71,6 +71,7 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     weights = fingerprint.weights_hash(model)
     _cast(model, options.dtype)
     attention.install()
+    linear.install()
     spec = derive_spec(model, options)
     chat = ChatFormat(tokenizer, options.template_kwargs)
     tokenizer_id = fingerprint.tokenizer_identity(tokenizer)
@@ -218,9 +219,12 @@ def _architecture(model: Any) -> str:
 def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     mode = check_attention(options.attention)
     packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
-    if mode != "auto" or options.reproducible or not packable:
+    if mode != "auto" or options.reproducible:
         return AttentionPolicy(mode, reproducible=options.reproducible)
+    parts = on_cpu() and measure_parts()
+    if not packable:
+        return AttentionPolicy(parts=parts)
     threshold = measure_threshold(packable[0])
     launch = measure_launch_tokens(packable[0])
     logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
-    return AttentionPolicy(mode, threshold, launch_tokens=launch, unpack=on_cpu())
+    return AttentionPolicy(threshold=threshold, launch_tokens=launch, unpack=on_cpu(), parts=parts)

@@ -1,0 +1,86 @@
+"""The linear seam: few rows times a model's float weights, on a CPU.
+
+OpenBLAS has a kernel for products of up to a million multiplications that reads a matrix where it
+stands. For a larger product it packs the matrix first, on every core: with few rows that takes
+longer than the product, and the cores from whoever launches the next step. So few rows are
+multiplied with parts of the weights, each small enough (bench/LOG.md).
+
+`install()` replaces the calls of `nn.Linear` and of an embedding as output layer; outside of
+`in_parts` they pass through unchanged. GPU thread only.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+__all__ = ["in_parts", "install"]
+
+# Multiplications of the largest product for which OpenBLAS packs nothing (x86 with AVX-512).
+_SMALL_PRODUCT = 1_000_000
+# Beyond so many rows, below so many numbers in each and with narrower parts it does not pay.
+_MOST_ROWS = 8
+_LEAST_INNER = 256
+_LEAST_WIDTH = 8
+
+_wanted: ContextVar[bool] = ContextVar("kvactors_in_parts", default=False)
+
+
+@contextmanager
+def in_parts(wanted: bool) -> Iterator[None]:
+    """Within, few rows are multiplied with parts of a weight, if wanted."""
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def install() -> None:
+    """Put the seam in front of the layers that multiply rows with float weights. Idempotent."""
+    for owner, name in ((nn.Linear, "__call__"), (nn.Embedding, "as_linear")):
+        original = getattr(owner, name)
+        if not hasattr(original, "kvactors_original"):
+            setattr(owner, name, _make_seam(original))
+
+
+def _make_seam(original: Callable[[Any, mx.array], mx.array]) -> Any:
+    def product(self: Any, x: mx.array) -> mx.array:
+        weight = self["weight"]
+        parts = _parts_of(x, weight) if _wanted.get() else 1
+        if parts == 1:
+            return original(self, x)
+        out = _multiply(x, weight, parts)
+        return out + self["bias"] if "bias" in self else out
+
+    product.kvactors_original = original  # type: ignore[attr-defined]
+    return product
+
+
+def _multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
+    """Rows [..., inner] times weights [outer, inner]: [..., outer]."""
+    outer, inner = weight.shape
+    split = weight.reshape(parts, -1, inner).swapaxes(-1, -2)
+    products = rows.reshape(1, -1, inner) @ split
+    return products.swapaxes(0, 1).reshape(*rows.shape[:-1], outer)
+
+
+def _parts_of(rows: mx.array, weight: mx.array) -> int:
+    inner = rows.shape[-1]
+    count = rows.size // inner
+    floats = rows.dtype == weight.dtype == mx.float32
+    if not floats or count > _MOST_ROWS or inner < _LEAST_INNER:
+        return 1
+    return _parts(count * inner, weight.shape[0])
+
+
+@cache
+def _parts(each: int, outer: int) -> int:
+    """Into how many equal parts `outer` columns are split, of which each costs so many
+    multiplications; 1 if they need not be, or cannot."""
+    least, most = -(-each * outer // _SMALL_PRODUCT), outer // _LEAST_WIDTH
+    return next((parts for parts in range(max(1, least), most + 1) if outer % parts == 0), 1)

@@ -1,0 +1,194 @@
+"""The linear seam: few rows times parts of a model's weights say what the whole would."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import Thread
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvactors.core import linear, model
+from kvactors.core.engine import Engine
+from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.linear import in_parts
+from kvactors.core.model import LoadedModel, load_model
+from kvactors.core.options import ModelOptions
+from kvactors.core.sampling import Sampling
+from kvactors.core.testing import PlainTokenizer, make_request, run_engine, tiny_model
+
+MakeEngine = Callable[..., Engine]
+LoadGrid = Callable[..., LoadedModel]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed() -> None:
+    linear.install()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Parts for the products of a tiny model."""
+    monkeypatch.setattr(linear, "_SMALL_PRODUCT", 1 << 11)
+    monkeypatch.setattr(linear, "_LEAST_INNER", 8)
+    linear._parts.cache_clear()
+    yield
+    linear._parts.cache_clear()
+
+
+def whole_numbers(*shape: int) -> mx.array:
+    """Whose products are exact, however they are summed."""
+    return mx.random.randint(-8, 8, shape, key=mx.random.key(len(shape))).astype(mx.float32)
+
+
+def parts_of(rows: int, inner: int, outer: int) -> int:
+    return linear._parts_of(mx.zeros((rows, inner)), mx.zeros((outer, inner)))
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    inner=st.sampled_from([256, 300, 1024]),
+    outer=st.sampled_from([8, 1187, 2048, 4100, 6 * 1187]),
+    bias=st.booleans(),
+)
+def test_a_layer_says_the_same_in_parts(
+    shape: list[int], inner: int, outer: int, bias: bool
+) -> None:
+    layer = nn.Linear(inner, outer, bias=bias)
+    layer.weight = whole_numbers(outer, inner)
+    if bias:
+        layer.bias = whole_numbers(outer)
+    x = whole_numbers(*shape, inner)
+
+    with in_parts(True):
+        product = layer(x)
+
+    assert product.shape == (*shape, outer)
+    assert mx.array_equal(product, layer(x))
+
+
+def test_an_embedding_says_the_same_in_parts_as_output_layer() -> None:
+    layer = nn.Embedding(8192, 512)
+    layer.weight, x = whole_numbers(8192, 512), whole_numbers(2, 1, 512)
+    assert parts_of(2, 512, 8192) > 1
+
+    with in_parts(True):
+        product = layer.as_linear(x)
+
+    assert mx.array_equal(product, layer.as_linear(x))
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 8), st.integers(256, 8192), st.integers(1, 200_000))
+def test_parts_are_equal_small_and_as_few_as_can_be(rows: int, inner: int, outer: int) -> None:
+    parts = parts_of(rows, inner, outer)
+
+    assert outer % parts == 0
+    if rows * inner * outer <= linear._SMALL_PRODUCT:
+        assert parts == 1
+    if parts > 1:
+        assert rows * inner * (outer // parts) <= linear._SMALL_PRODUCT
+        assert outer // parts >= linear._LEAST_WIDTH
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "outer", "dtype"),
+    [
+        (9, 1024, 2048, mx.float32),
+        (1, 128, 65_536, mx.float32),
+        (2, 1024, 2048, mx.float16),
+        (2, 1024, 100_003, mx.float32),
+        (0, 1024, 2048, mx.float32),
+    ],
+    ids=["many rows", "short rows", "halves", "a prime number of columns", "no row"],
+)
+def test_what_gains_nothing_is_multiplied_whole(
+    rows: int, inner: int, outer: int, dtype: mx.Dtype
+) -> None:
+    layer = nn.Linear(inner, outer)
+    layer.set_dtype(dtype)
+    x = mx.ones((rows, inner), dtype)
+
+    with in_parts(True):
+        assert mx.array_equal(layer(x), layer(x))
+        assert linear._parts_of(x, layer.weight) == 1
+
+
+def test_outside_of_a_step_and_in_other_threads_the_layer_is_mlxs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split: list[int] = []
+    true = linear._multiply
+
+    def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
+        split.append(parts)
+        return true(rows, weight, parts)
+
+    monkeypatch.setattr(linear, "_multiply", multiply)
+    layer, x = nn.Linear(1024, 2048), mx.ones((2, 1024))
+    layer(x)
+    with in_parts(True):
+        thread = Thread(target=lambda: layer(x))
+        thread.start()
+        thread.join()
+        with in_parts(False):
+            layer(x)
+        assert not split
+        layer(x)
+    layer(x)
+
+    assert split == [8]
+
+
+def test_the_seam_is_installed_once() -> None:
+    before = nn.Linear.__call__, nn.Embedding.as_linear
+    linear.install()
+
+    assert (nn.Linear.__call__, nn.Embedding.as_linear) == before
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_agents_say_the_same_in_parts(
+    make_engine: MakeEngine, load_grid: LoadGrid, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, said = load_grid(kind=kind), []
+    seen: list[int] = []
+    true = linear._multiply
+
+    def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
+        seen.append(parts)
+        return true(rows, weight, parts)
+
+    monkeypatch.setattr(linear, "_multiply", multiply)
+    for parts in (False, True):
+        policy = AttentionPolicy("packed", parts=parts)
+        requests = [
+            make_request(name, [], [3, 1, 4, 1, 5 + place], Sampling(max_tokens=8))
+            for place, name in enumerate("abc")
+        ]
+        run_engine(make_engine(replace(loaded, policy=policy)), [(0, each) for each in requests])
+        said.append([each.generated for each in requests])
+        assert bool(seen) == parts
+
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_cpu_takes_parts_where_they_were_faster(
+    found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "on_cpu", lambda: True)
+    monkeypatch.setattr(model, "measure_parts", lambda: found)
+
+    def policy(**options: Any) -> AttentionPolicy:
+        source = tiny_model(), PlainTokenizer()
+        return load_model(lambda: source, ModelOptions(**options)).policy
+
+    assert policy().parts is found
+    assert not policy(reproducible=True).parts
+    assert not policy(attention="packed").parts
