@@ -70,17 +70,16 @@ def _multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
 
 
 def _parts_of(rows: mx.array, weight: mx.array) -> int:
-    inner = rows.shape[-1]
-    count = rows.size // inner
+    outer, inner = weight.shape
     floats = rows.dtype == weight.dtype == mx.float32
-    if not floats or count > _MOST_ROWS or inner < _LEAST_INNER:
+    if not floats or inner < _LEAST_INNER or rows.size > _MOST_ROWS * inner:
         return 1
-    return _parts(count * inner, weight.shape[0])
+    return _parts(rows.size, outer)
 
 
 @cache
 def _parts(each: int, outer: int) -> int:
-    """Into how many equal parts `outer` columns are split, of which each costs so many
-    multiplications; 1 if they need not be, or cannot."""
+    """Into how many equal parts `outer` columns that cost `each` multiplications are split; 1 if
+    they need not be, or cannot."""
     least, most = -(-each * outer // _SMALL_PRODUCT), outer // _LEAST_WIDTH
     return next((parts for parts in range(max(1, least), most + 1) if outer % parts == 0), 1)
