@@ -24,7 +24,7 @@ from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
 from kvactors.core.probe import choose_plan
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
-from kvactors.core.thresholds import measure_launch_tokens, measure_parts, measure_threshold
+from kvactors.core.thresholds import measure_launch_tokens, measure_threshold
 from kvactors.core.wire import FORMAT_VERSION, layout
 
 __all__ = ["LoadedModel", "load_model", "locate"]
@@ -70,6 +70,7 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     mx.eval(model.parameters())
     weights = fingerprint.weights_hash(model)
     _cast(model, options.dtype)
+    _straighten(model)
     attention.install()
     linear.install()
     spec = derive_spec(model, options)
@@ -185,6 +186,14 @@ def _cast(model: Any, dtype: str) -> None:
     mx.eval(model.parameters())
 
 
+def _straighten(model: Any) -> None:
+    """Some models transpose weights when they load them: few rows would copy these in each
+    product on a CPU (bench/LOG.md)."""
+    if on_cpu():
+        model.update(nn.utils.tree_map(mx.contiguous, model.parameters()))
+        mx.eval(model.parameters())
+
+
 def _vocabulary(model: Any) -> int:
     for _, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
@@ -221,7 +230,8 @@ def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
     if mode != "auto" or options.reproducible:
         return AttentionPolicy(mode, reproducible=options.reproducible)
-    parts = on_cpu() and measure_parts()
+    parts = on_cpu() and linear.measure_parts()
+    logger.debug("few rows are multiplied %s", "with parts of weights" if parts else "whole")
     if not packable:
         return AttentionPolicy(parts=parts)
     threshold = measure_threshold(packable[0])

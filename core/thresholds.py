@@ -1,22 +1,17 @@
-"""Which path is faster on this device, and what a launch costs: measured. GPU thread."""
+"""Which attention path is faster on this device, and what a launch costs: measured. GPU thread."""
 
 import time
 from functools import cache
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from kvactors.core.attention import attend
 from kvactors.core.cells import Cells
-from kvactors.core.linear import in_parts
 from kvactors.core.pools import Pool
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["measure_launch_tokens", "measure_parts", "measure_threshold"]
-
-# What parts of a weight must take at most of the whole, to be worth the launches.
-_PARTS_GAIN = 0.9
+__all__ = ["measure_launch_tokens", "measure_threshold"]
 
 
 @cache
@@ -58,22 +53,6 @@ def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) 
     )
     per_token = max(long - short, 1e-9) / (extent - few)
     return int(min(8192, max(few, (short - few * per_token) / per_token)))
-
-
-@cache
-def measure_parts(tries: int = 5) -> bool:
-    """Whether few rows are multiplied faster with parts of a weight. Times both on two rows and 8
-    MB, about 30 ms on a CPU, once per process."""
-    layer, rows = nn.Linear(1024, 2048, bias=False), mx.ones((2, 1024))
-    mx.eval(layer.parameters(), rows)
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for parts in [True, False] * tries:
-        with in_parts(parts):
-            product = layer(rows)
-        start = time.perf_counter()
-        mx.eval(product)
-        times[parts].append(time.perf_counter() - start)
-    return min(times[True]) < _PARTS_GAIN * min(times[False])
 
 
 def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvactors.bench.tiny import build
 from kvactors.core import linear, model
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
@@ -32,7 +34,7 @@ def installed() -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Parts for the products of a tiny model."""
-    monkeypatch.setattr(linear, "_SMALL_PRODUCT", 1 << 11)
+    monkeypatch.setattr(linear, "_SMALL_PRODUCT", 1 << 13)
     monkeypatch.setattr(linear, "_LEAST_INNER", 8)
     linear._parts.cache_clear()
     yield
@@ -112,10 +114,47 @@ def test_what_gains_nothing_is_multiplied_whole(
     layer = nn.Linear(inner, outer)
     layer.set_dtype(dtype)
     x = mx.ones((rows, inner), dtype)
+    assert linear._parts_of(x, layer.weight) == 1
 
     with in_parts(True):
-        assert mx.array_equal(layer(x), layer(x))
-        assert linear._parts_of(x, layer.weight) == 1
+        product = layer(x)
+
+    assert mx.array_equal(product, layer(x))
+
+
+class Scaled(nn.Embedding):  # type: ignore[misc]
+    """A user's own, whose weights are made when they are asked for, and which has a bias."""
+
+    def __init__(self) -> None:
+        super().__init__(2048, 1024)
+        self.table = whole_numbers(2048, 1024)
+        self.bias = whole_numbers(2048)
+        del self["weight"]
+
+    @property
+    def weight(self) -> mx.array:
+        return 2 * self.table
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        out: mx.array = super().as_linear(x) + self.bias
+        return out
+
+
+def test_a_layer_of_a_users_own_keeps_its_meaning() -> None:
+    layer, x = Scaled(), whole_numbers(2, 1024)
+
+    with in_parts(True):
+        product = layer.as_linear(x)
+
+    assert mx.array_equal(product, layer.as_linear(x))
+    assert mx.array_equal(product, 2 * x @ layer.table.T + layer.bias)
+
+
+def test_rows_that_do_not_fit_get_mlxs_own_error() -> None:
+    layer = nn.Linear(1024, 2048)
+
+    with in_parts(True), pytest.raises(ValueError, match="shape"):
+        layer(mx.ones((2, 512)))
 
 
 def test_outside_of_a_step_and_in_other_threads_the_layer_is_mlxs_own(
@@ -157,11 +196,11 @@ def test_agents_say_the_same_in_parts(
     make_engine: MakeEngine, load_grid: LoadGrid, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, said = load_grid(kind=kind), []
-    seen: list[int] = []
+    seen: set[int] = set()
     true = linear._multiply
 
     def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
-        seen.append(parts)
+        seen.add(rows.size // rows.shape[-1])
         return true(rows, weight, parts)
 
     monkeypatch.setattr(linear, "_multiply", multiply)
@@ -173,22 +212,84 @@ def test_agents_say_the_same_in_parts(
         ]
         run_engine(make_engine(replace(loaded, policy=policy)), [(0, each) for each in requests])
         said.append([each.generated for each in requests])
-        assert bool(seen) == parts
+        assert (max(seen, default=1) > 1) == parts
 
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_a_cpu_takes_parts_where_they_were_faster(
-    found: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_a_step_that_fails_wanted_is_forgotten() -> None:
+    with pytest.raises(ZeroDivisionError), in_parts(True):
+        raise ZeroDivisionError
+
+    assert not linear._wanted.get()
+
+
+@pytest.mark.parametrize(
+    ("whole", "split", "found"),
+    [(1.0, 0.5, True), (1.0, 0.95, False), (0.5, 1.0, False)],
+    ids=["half as long", "hardly faster", "slower"],
+)
+def test_parts_are_taken_where_they_are_clearly_faster(
+    whole: float, split: float, found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "on_cpu", lambda: True)
-    monkeypatch.setattr(model, "measure_parts", lambda: found)
+    made: list[int] = []
+
+    def multiply(rows: mx.array, _weight: mx.array, parts: int) -> mx.array:
+        made.append(parts)
+        return rows
+
+    def timed(product: Callable[[], mx.array]) -> float:
+        made.clear()
+        product()
+        return split if made else whole
+
+    monkeypatch.setattr(linear, "_multiply", multiply)
+    monkeypatch.setattr(linear, "_timed", timed)
+
+    assert linear.measure_parts.__wrapped__() is found
+
+
+def test_to_measure_leaves_the_random_state_of_the_process_alone() -> None:
+    mx.random.seed(5)
+    expected = float(mx.random.uniform())
+    mx.random.seed(5)
+
+    assert linear.measure_parts.__wrapped__() in (True, False)
+    assert float(mx.random.uniform()) == expected
+
+
+@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "mamba2"])
+def test_a_cpu_takes_parts_where_they_were_faster(
+    found: bool, cpu: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "on_cpu", lambda: cpu)
+    monkeypatch.setattr(linear, "measure_parts", lambda: found)
 
     def policy(**options: Any) -> AttentionPolicy:
-        source = tiny_model(), PlainTokenizer()
+        source = build(kind), PlainTokenizer()
         return load_model(lambda: source, ModelOptions(**options)).policy
 
-    assert policy().parts is found
+    assert policy().parts is (found and cpu)
     assert not policy(reproducible=True).parts
     assert not policy(attention="packed").parts
+    assert not policy(attention="dequantize").parts
+
+
+def test_weights_that_a_model_transposed_lie_straight_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model, "on_cpu", lambda: True)
+    source = tiny_model()
+    weight = source.layers[0].self_attn.q_proj.weight
+    bent = mx.contiguous(weight.T).T
+    source.layers[0].self_attn.q_proj.weight = bent
+    mx.eval(bent)
+    assert not np.array(bent, copy=False).flags.c_contiguous
+
+    loaded = load_model(lambda: (source, PlainTokenizer()), ModelOptions())
+
+    straight = loaded.model.layers[0].self_attn.q_proj.weight
+    assert np.array(straight, copy=False).flags.c_contiguous
+    assert mx.array_equal(straight, bent)
