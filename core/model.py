@@ -189,7 +189,7 @@ def _cast(model: Any, dtype: str) -> None:
 def _straighten(model: Any) -> None:
     """Some models transpose weights when they load them: few rows would copy these in each
     product on a CPU (bench/LOG.md)."""
-    if on_cpu():
+    if on_cpu() and isinstance(model, nn.Module):
         model.update(nn.utils.tree_map(mx.contiguous, model.parameters()))
         mx.eval(model.parameters())
 
