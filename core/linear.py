@@ -10,7 +10,6 @@ multiplied with parts of the weights, each small enough (bench/LOG.md).
 traced first, whole or in parts. GPU thread only.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-__all__ = ["in_parts", "install", "measure_parts"]
+__all__ = ["in_parts", "install", "multiply_parts", "parts_of"]
 
 # Multiplications of the largest product for which OpenBLAS packs nothing (x86 with AVX-512).
 _SMALL_PRODUCT = 1_000_000
@@ -28,8 +27,6 @@ _SMALL_PRODUCT = 1_000_000
 _MOST_ROWS = 8
 _LEAST_INNER = 256
 _LEAST_WIDTH = 8
-# What parts must take at most of the whole, to be worth the launches.
-_GAIN = 0.9
 
 _wanted: ContextVar[bool] = ContextVar("kvactors_in_parts", default=False)
 
@@ -55,48 +52,30 @@ def install() -> None:
 def _make_seam(original: Callable[[Any, mx.array], mx.array], *, biased: bool) -> Any:
     @wraps(original)
     def product(self: Any, x: mx.array) -> mx.array:
-        parts = _parts_of(x, self.weight) if _wanted.get() else 1
+        if not _wanted.get():
+            return original(self, x)
+        weight = self.weight
+        parts = parts_of(x, weight)
         if parts == 1:
             return original(self, x)
-        out = _multiply(x, self.weight, parts)
+        out = multiply_parts(x, weight, parts)
         return out + self.bias if biased and "bias" in self else out
 
     product.kvactors_original = original  # type: ignore[attr-defined]
     return product
 
 
-@cache
-def measure_parts(tries: int = 5) -> bool:
-    """Whether two rows are multiplied faster with parts of 8 MB of weights than with the whole.
-
-    Times both, about 30 ms on a CPU, once per process. Seen on two cores: true with OpenBLAS's
-    kernels for AVX-512, false with those for Haswell and Zen.
-    """
-    rows, weight = mx.ones((2, 1024)), mx.random.normal((2048, 1024), key=mx.random.key(0))
-    mx.eval(rows, weight)
-    parts = _parts_of(rows, weight)
-    whole, split = [], []
-    for _ in range(tries):
-        whole.append(_timed(lambda: rows @ weight.T))
-        split.append(_timed(lambda: _multiply(rows, weight, parts)))
-    return min(split) < _GAIN * min(whole)
-
-
-def _timed(product: Callable[[], mx.array]) -> float:
-    start = time.perf_counter()
-    mx.eval(product())
-    return time.perf_counter() - start
-
-
-def _multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
-    """Rows [..., inner] times weights [outer, inner]: [..., outer]."""
+def multiply_parts(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
+    """Rows [..., inner] times weights [outer, inner] in so many equal parts: [..., outer]."""
     outer, inner = weight.shape
     split = weight.reshape(parts, -1, inner).swapaxes(-1, -2)
     products = rows.reshape(1, -1, inner) @ split
     return products.swapaxes(0, 1).reshape(*rows.shape[:-1], outer)
 
 
-def _parts_of(rows: mx.array, weight: mx.array) -> int:
+def parts_of(rows: mx.array, weight: mx.array) -> int:
+    """In how many parts rows [..., inner] are multiplied with weights [outer, inner]: 1, the whole,
+    where more would gain nothing."""
     floats = rows.dtype == weight.dtype == mx.float32
     if not floats or weight.ndim != 2 or rows.shape[-1:] != weight.shape[1:]:
         return 1

@@ -24,7 +24,7 @@ from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
 from kvactors.core.probe import choose_plan
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
-from kvactors.core.thresholds import measure_launch_tokens, measure_threshold
+from kvactors.core.thresholds import measure_launch_tokens, measure_parts, measure_threshold
 from kvactors.core.wire import FORMAT_VERSION, layout
 
 __all__ = ["LoadedModel", "load_model", "locate"]
@@ -230,7 +230,7 @@ def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
     packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
     if mode != "auto" or options.reproducible:
         return AttentionPolicy(mode, reproducible=options.reproducible)
-    parts = on_cpu() and linear.measure_parts()
+    parts = on_cpu() and measure_parts()
     logger.debug("few rows are multiplied %s", "with parts of weights" if parts else "whole")
     if not packable:
         return AttentionPolicy(parts=parts)

@@ -1,17 +1,23 @@
-"""Which attention path is faster on this device, and what a launch costs: measured. GPU thread."""
+"""Which path is faster on this device, and what a launch costs: measured. GPU thread."""
 
 import time
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
 from kvactors.core.attention import attend
 from kvactors.core.cells import Cells
+from kvactors.core.linear import multiply_parts, parts_of
 from kvactors.core.pools import Pool
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["measure_launch_tokens", "measure_threshold"]
+__all__ = ["measure_launch_tokens", "measure_parts", "measure_threshold"]
+
+# What parts of a weight must take at most of the whole, to be worth the launches.
+_PARTS_GAIN = 0.9
 
 
 @cache
@@ -29,7 +35,9 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
     for width in (2, 4, 8, 16):
         queries = noise[:, :, :width].astype(dtype)
         times = {
-            packed: min(_timed(queries, pool, extent, packed) for _ in range(tries))
+            packed: min(
+                _timed(attend, queries, pool, extent, None, 1.0, packed) for _ in range(tries)
+            )
             for packed in (True, False)
         }
         if times[True] > times[False]:
@@ -49,10 +57,28 @@ def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) 
     query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
     packed = layer.bits is not None and layer.group_size is not None
     short, long = (
-        min(_timed(query, pool, keys, packed) for _ in range(tries)) for keys in (few, extent)
+        min(_timed(attend, query, pool, keys, None, 1.0, packed) for _ in range(tries))
+        for keys in (few, extent)
     )
     per_token = max(long - short, 1e-9) / (extent - few)
     return int(min(8192, max(few, (short - few * per_token) / per_token)))
+
+
+@cache
+def measure_parts(tries: int = 5) -> bool:
+    """Whether two rows are multiplied faster with parts of 8 MB of weights than with the whole.
+
+    Times both, about 30 ms on a CPU, once per process. Seen on two cores: true with OpenBLAS's
+    kernels for AVX-512, false with those for Haswell and Zen.
+    """
+    rows, weight = mx.ones((2, 1024)), mx.random.normal((2048, 1024), key=mx.random.key(0))
+    mx.eval(rows, weight)
+    parts = parts_of(rows, weight)
+    whole, split = [], []
+    for _ in range(tries):
+        whole.append(_timed(lambda: rows @ weight.T))
+        split.append(_timed(multiply_parts, rows, weight, parts))
+    return min(split) < _PARTS_GAIN * min(whole)
 
 
 def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
@@ -68,7 +94,7 @@ def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
     return pool, keys
 
 
-def _timed(queries: mx.array, pool: Pool, extent: int, packed: bool) -> float:
+def _timed(product: Callable[..., mx.array], *args: Any) -> float:
     start = time.perf_counter()
-    mx.eval(attend(queries, pool, extent, None, 1.0, packed))
+    mx.eval(product(*args))
     return time.perf_counter() - start

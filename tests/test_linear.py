@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvactors.bench.tiny import build
-from kvactors.core import linear, model
+from kvactors.core import linear, model, thresholds
 from kvactors.core.engine import Engine
 from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.linear import in_parts
@@ -41,13 +41,27 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     linear._parts.cache_clear()
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(rows, parts) of each product that was taken in parts."""
+    products: list[tuple[int, int]] = []
+    true = linear.multiply_parts
+
+    def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
+        products.append((rows.size // rows.shape[-1], parts))
+        return true(rows, weight, parts)
+
+    monkeypatch.setattr(linear, "multiply_parts", multiply)
+    return products
+
+
 def whole_numbers(*shape: int) -> mx.array:
     """Whose products are exact, however they are summed."""
     return mx.random.randint(-8, 8, shape, key=mx.random.key(len(shape))).astype(mx.float32)
 
 
 def parts_of(rows: int, inner: int, outer: int) -> int:
-    return linear._parts_of(mx.zeros((rows, inner)), mx.zeros((outer, inner)))
+    return linear.parts_of(mx.zeros((rows, inner)), mx.zeros((outer, inner)))
 
 
 @settings(max_examples=60)
@@ -95,6 +109,8 @@ def test_parts_are_equal_small_and_as_few_as_can_be(rows: int, inner: int, outer
     if parts > 1:
         assert rows * inner * (outer // parts) <= linear._SMALL_PRODUCT
         assert outer // parts >= linear._LEAST_WIDTH
+    fewer = [n for n in range(1, parts) if outer % n == 0]
+    assert all(rows * inner * (outer // n) > linear._SMALL_PRODUCT for n in fewer)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +130,7 @@ def test_what_gains_nothing_is_multiplied_whole(
     layer = nn.Linear(inner, outer)
     layer.set_dtype(dtype)
     x = mx.ones((rows, inner), dtype)
-    assert linear._parts_of(x, layer.weight) == 1
+    assert linear.parts_of(x, layer.weight) == 1
 
     with in_parts(True):
         product = layer(x)
@@ -158,16 +174,8 @@ def test_rows_that_do_not_fit_get_mlxs_own_error() -> None:
 
 
 def test_outside_of_a_step_and_in_other_threads_the_layer_is_mlxs_own(
-    monkeypatch: pytest.MonkeyPatch,
+    taken: list[tuple[int, int]],
 ) -> None:
-    split: list[int] = []
-    true = linear._multiply
-
-    def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
-        split.append(parts)
-        return true(rows, weight, parts)
-
-    monkeypatch.setattr(linear, "_multiply", multiply)
     layer, x = nn.Linear(1024, 2048), mx.ones((2, 1024))
     layer(x)
     with in_parts(True):
@@ -176,11 +184,11 @@ def test_outside_of_a_step_and_in_other_threads_the_layer_is_mlxs_own(
         thread.join()
         with in_parts(False):
             layer(x)
-        assert not split
+        assert not taken
         layer(x)
     layer(x)
 
-    assert split == [8]
+    assert taken == [(2, 8)]
 
 
 def test_the_seam_is_installed_once() -> None:
@@ -193,17 +201,9 @@ def test_the_seam_is_installed_once() -> None:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
 def test_agents_say_the_same_in_parts(
-    make_engine: MakeEngine, load_grid: LoadGrid, kind: str, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, load_grid: LoadGrid, kind: str, taken: list[tuple[int, int]]
 ) -> None:
     loaded, said = load_grid(kind=kind), []
-    seen: set[int] = set()
-    true = linear._multiply
-
-    def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
-        seen.add(rows.size // rows.shape[-1])
-        return true(rows, weight, parts)
-
-    monkeypatch.setattr(linear, "_multiply", multiply)
     for parts in (False, True):
         policy = AttentionPolicy("packed", parts=parts)
         requests = [
@@ -212,7 +212,7 @@ def test_agents_say_the_same_in_parts(
         ]
         run_engine(make_engine(replace(loaded, policy=policy)), [(0, each) for each in requests])
         said.append([each.generated for each in requests])
-        assert (max(seen, default=1) > 1) == parts
+        assert any(rows > 1 for rows, _ in taken) == parts
 
     assert said[0] == said[1]
 
@@ -238,15 +238,15 @@ def test_parts_are_taken_where_they_are_clearly_faster(
         made.append(parts)
         return rows
 
-    def timed(product: Callable[[], mx.array]) -> float:
+    def timed(product: Callable[..., mx.array], *args: Any) -> float:
         made.clear()
-        product()
+        product(*args)
         return split if made else whole
 
-    monkeypatch.setattr(linear, "_multiply", multiply)
-    monkeypatch.setattr(linear, "_timed", timed)
+    monkeypatch.setattr(thresholds, "multiply_parts", multiply)
+    monkeypatch.setattr(thresholds, "_timed", timed)
 
-    assert linear.measure_parts.__wrapped__() is found
+    assert thresholds.measure_parts.__wrapped__() is found
 
 
 def test_to_measure_leaves_the_random_state_of_the_process_alone() -> None:
@@ -254,7 +254,7 @@ def test_to_measure_leaves_the_random_state_of_the_process_alone() -> None:
     expected = float(mx.random.uniform())
     mx.random.seed(5)
 
-    assert linear.measure_parts.__wrapped__() in (True, False)
+    assert thresholds.measure_parts.__wrapped__() in (True, False)
     assert float(mx.random.uniform()) == expected
 
 
@@ -265,7 +265,7 @@ def test_a_cpu_takes_parts_where_they_were_faster(
     found: bool, cpu: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "on_cpu", lambda: cpu)
-    monkeypatch.setattr(linear, "measure_parts", lambda: found)
+    monkeypatch.setattr(model, "measure_parts", lambda: found)
 
     def policy(**options: Any) -> AttentionPolicy:
         source = build(kind), PlainTokenizer()
