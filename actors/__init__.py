@@ -20,7 +20,7 @@ from kvactors.actors.errors import (
 )
 from kvactors.actors.handle import Agent, TranscriptView
 from kvactors.actors.health import Health
-from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.mailbox import LanePolicy
 from kvactors.actors.replay import Replayed, replay
 from kvactors.actors.reply import Reply, Rewound, Timing, Usage
 from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
@@ -38,6 +38,7 @@ from kvactors.core.errors import (
     InvalidInput,
     InvalidSampling,
     KvactorsError,
+    MailboxFull,
     MemoryExceeded,
     ModelError,
     ModelNotFound,

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvactors.actors.futures import ReplyFuture, mark_pool_thread
-from kvactors.actors.outstanding import Outstanding
 from kvactors.core.errors import SystemStopped
 
 __all__ = ["BlockingWork"]
@@ -18,10 +17,12 @@ STOPPED = "the system is stopped"
 
 
 class BlockingWork:
-    """A few threads, begun when there is something to do. Each call is outstanding work."""
+    """A few threads, begun when there is something to do. Each call calls `begin` before it
+    counts as accepted, and `end` when it has ended."""
 
-    def __init__(self, outstanding: Outstanding) -> None:
-        self._outstanding = outstanding
+    def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        self._begin = begin
+        self._end = end
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
@@ -37,18 +38,18 @@ class BlockingWork:
             except BaseException as error:
                 future.reject(error)
             finally:
-                self._outstanding.end_work()
+                self._end()
 
         def ended(done: Done[None]) -> None:
             if done.cancelled():
                 future.reject(SystemStopped(STOPPED))
-                self._outstanding.end_work()
+                self._end()
 
         with self._lock:
             if self._closed:
                 future.reject(SystemStopped(STOPPED))
                 return future
-            self._outstanding.begin_work()
+            self._begin()
             if not here:
                 if self._threads is None:
                     mark = functools.partial(mark_pool_thread, shared=False)

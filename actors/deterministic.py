@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from kvactors.actors.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.dispatcher import Dispatcher
 from kvactors.actors.futures import add_driver, remove_driver
+from kvactors.actors.mailbox import Runnable
 from kvactors.actors.timer import Timer
 
 __all__ = ["CountingClock", "SeededDispatcher", "VirtualTimer"]
@@ -85,14 +86,14 @@ class SeededDispatcher(Dispatcher):
         self._random = Random(seed)
         self._timer = timer
         self._thread = thread
-        self._waiting: list[PooledActor] = []
+        self._waiting: list[Runnable] = []
         self._lock = threading.Lock()
         self._until: Callable[[], bool] = bool
         self._deadline: float | None = None
         self._paused = threading.Event()
         add_driver(self)
 
-    def schedule(self, actor: PooledActor) -> None:
+    def schedule(self, actor: Runnable) -> None:
         """Let an actor that has messages take part in the draw."""
         with self._lock:
             self._waiting.append(actor)
@@ -103,7 +104,7 @@ class SeededDispatcher(Dispatcher):
         self._until = until
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._paused.clear()
-        self._thread.schedule(self)  # type: ignore[arg-type]  # It asks for run_batch alone.
+        self._thread.schedule(self)
         self._paused.wait()
 
     def run_batch(self) -> None:

@@ -8,16 +8,20 @@ mailbox (`kvactors.actors.mailbox`) has a system lane and a bounded lane of prom
 import functools
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from pykka import Actor, ActorRef, ActorRegistry, Future, messages
-from pykka._envelope import Envelope
+from pykka import Actor, ActorRef, ActorRegistry, Future
 
 from kvactors.actors.futures import ReplyFuture, check_may_block, mark_pool_thread
-from kvactors.actors.mailbox import Mailbox
+from kvactors.actors.mailbox import ActorStop, Envelope, Mailbox, Runnable
 
-__all__ = ["Dispatcher", "PooledActor", "SystemActor", "send"]
+__all__ = ["Dispatcher", "PooledActor", "SystemActor", "handles", "send", "send_stop"]
+
+A = TypeVar("A")
+M = TypeVar("M")
+R = TypeVar("R")
 
 BATCH = 32
 
@@ -35,7 +39,7 @@ class Dispatcher:
         self.name = name
         self._blocking = blocking
         # None asks a thread to end.
-        self._ready: SimpleQueue[PooledActor | None] = SimpleQueue()
+        self._ready: SimpleQueue[Runnable | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{index}", daemon=True)
             for index in range(threads)
@@ -43,7 +47,7 @@ class Dispatcher:
         for thread in self._threads:
             thread.start()
 
-    def schedule(self, actor: "PooledActor") -> None:
+    def schedule(self, actor: Runnable) -> None:
         """Queue an actor that has messages and is not queued yet. Any thread."""
         self._ready.put(actor)
 
@@ -193,10 +197,34 @@ class PooledActor(Actor):
             self._handle_failure(*sys.exc_info())
 
 
+def handles(kind: type[M]) -> Callable[[Callable[[A, M], R]], Callable[[A, M], R]]:
+    """Mark the method of a SystemActor that takes the messages of one type."""
+
+    def mark(method: Callable[[A, M], R]) -> Callable[[A, M], R]:
+        method.handles = kind  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
 class SystemActor(PooledActor):
     """An actor of an AgentSystem: without proxies, and not in pykka's ActorRegistry, whose list
     makes a hundred thousand actors quadratic. Whatever it raises ends it alone, and an answer
-    that is a future reaches the asker as that future's value."""
+    that is a future reaches the asker as that future's value.
+
+    A message goes to the method that is marked with its type by `handles`.
+    """
+
+    _handlers: ClassVar[Mapping[type, Callable[[Any, Any], Any]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        marked = {m.handles: m for m in vars(cls).values() if hasattr(m, "handles")}
+        cls._handlers = {**cls._handlers, **marked}
+
+    def on_receive(self, message: Any) -> Any:
+        """Give a message to whoever handles its type; one of no known type is logged."""
+        handle = self._handlers.get(type(message))
+        return super().on_receive(message) if handle is None else handle(self, message)
 
     def begin(self) -> "ActorRef[Self]":
         """Start an actor that was constructed directly; returns its reference."""
@@ -205,7 +233,7 @@ class SystemActor(PooledActor):
 
     def _handle_receive(self, message: Any) -> Any:
         # Without proxies; one look instead of four for each message.
-        if isinstance(message, messages._ActorStop):
+        if type(message) is ActorStop:
             return self._stop()
         return self.on_receive(message)
 
@@ -237,3 +265,8 @@ def send(actor: Any, message: Any) -> bool:
         return False
     actor.actor_inbox.put(Envelope(message))
     return True
+
+
+def send_stop(actor: Any) -> bool:
+    """Tell an actor to end before it handles anything else; whether it still ran."""
+    return send(actor, ActorStop())

@@ -243,4 +243,10 @@ def _running_loop() -> "asyncio.AbstractEventLoop | None":
     """The asyncio loop of this thread. Importing asyncio takes a tenth of a second: a program
     that has not done it runs no loop."""
     module = sys.modules.get("asyncio")
-    return None if module is None else module._get_running_loop()
+    if module is None:
+        return None
+    try:
+        loop: asyncio.AbstractEventLoop = module.get_running_loop()
+    except RuntimeError:
+        return None
+    return loop

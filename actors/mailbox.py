@@ -8,23 +8,40 @@ later, with an error: nothing is left waiting.
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from pykka import ActorDeadError, Timeout, messages
+from pykka import ActorDeadError, Timeout
+from pykka._envelope import Envelope
+from pykka.messages import _ActorStop as ActorStop
 
 from kvactors.actors.futures import ReplyFuture, must_not_wait
-from kvactors.core.errors import InvalidConfig, KvactorsError
+from kvactors.core.errors import InvalidConfig, MailboxFull
 
-if TYPE_CHECKING:
-    from kvactors.actors.dispatcher import PooledActor
-
-__all__ = ["DEFAULT_LANE", "LanePolicy", "Mailbox", "MailboxFull", "refuse"]
+__all__ = ["DEFAULT_LANE", "ActorStop", "Envelope", "LanePolicy", "Mailbox", "Runnable", "refuse"]
 
 WhenFull = Literal["refuse", "block", "drop_oldest"]
 
 
-class MailboxFull(KvactorsError):
-    """The bounded prompt lane of an agent is full; wait for replies before sending more."""
+class Runnable(Protocol):
+    """What a dispatcher's thread runs."""
+
+    def run_batch(self) -> None:
+        """Handle some messages."""
+
+
+class Scheduler(Protocol):
+    """Whose threads run it."""
+
+    def schedule(self, actor: Runnable, /) -> None:
+        """Queue what has messages and is not queued yet. Any thread."""
+
+
+class Reader(Runnable, Protocol):
+    """Who reads a mailbox."""
+
+    @property
+    def dispatcher(self) -> Scheduler:
+        """Who runs it when there is something to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +93,7 @@ class Mailbox:
     )
 
     def __init__(self) -> None:
-        self._actor: PooledActor | None = None
+        self._actor: Reader | None = None
         self._lock = threading.Lock()
         self._system: deque[Any] = deque()
         self._prompts: deque[Any] = deque()
@@ -88,7 +105,7 @@ class Mailbox:
         self.open_to_prompts = True
         self.dropped = 0
 
-    def bind(self, actor: "PooledActor") -> None:
+    def bind(self, actor: Reader) -> None:
         """Start delivering to an actor; its start is the first thing it handles."""
         with self._lock:
             # Together: between the two a put would queue the actor once more.
@@ -239,7 +256,7 @@ class Mailbox:
         self._scheduled = bool(self._system or (self._prompts and self.open_to_prompts))
         return self._scheduled
 
-    def _wakes(self) -> "PooledActor | None":
+    def _wakes(self) -> Reader | None:
         """The actor, if it is to be scheduled now. Called with the lock held."""
         if self._closed or self._scheduled or self._actor is None or not self.open_to_prompts:
             return None
@@ -253,7 +270,7 @@ def refuse(envelope: Any, error: BaseException | None = None) -> None:
         reject = getattr(envelope.message, "reject", None)
         if reject is not None:
             reject(error)
-    elif isinstance(envelope.message, messages._ActorStop):
+    elif isinstance(envelope.message, ActorStop):
         envelope.reply_to.set(None)
     else:
         error = error or ActorDeadError("the actor stopped before handling the message")

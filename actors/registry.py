@@ -13,7 +13,7 @@ from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
-from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.mailbox import LanePolicy
 from kvactors.actors.messages import (
     CacheAhead,
     CancelTurn,
@@ -29,7 +29,13 @@ from kvactors.actors.reply import Ticket
 from kvactors.actors.stage import Stage
 from kvactors.actors.supervision import Supervision
 from kvactors.actors.wiring import Wiring
-from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
+from kvactors.core.errors import (
+    InvalidConfig,
+    InvalidInput,
+    MailboxFull,
+    SystemStopped,
+    TurnTimeout,
+)
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
 

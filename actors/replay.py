@@ -17,7 +17,6 @@ from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.behaviour_context import Scheduled, with_choices
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.journal import pack, read_journal, unpack
-from kvactors.actors.mailbox import MailboxFull
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
 
@@ -29,7 +28,7 @@ __all__ = ["Replayed", "replay"]
 
 _KINDS: dict[str, type[KvactorsError]] = {
     kind.__name__: kind
-    for kind in (*vars(of_core).values(), *vars(of_storage).values(), MailboxFull)
+    for kind in (*vars(of_core).values(), *vars(of_storage).values())
     if isinstance(kind, type) and issubclass(kind, KvactorsError)
 }
 

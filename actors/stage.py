@@ -10,16 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pykka import Future, messages
-from pykka._envelope import Envelope
+from pykka import Future
 
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.behaviour_context import Context, late_after
 from kvactors.actors.blocking import BlockingWork
-from kvactors.actors.dispatcher import Dispatcher, send
+from kvactors.actors.dispatcher import Dispatcher, send, send_stop
 from kvactors.actors.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.journal import Journal
-from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.mailbox import Envelope, LanePolicy
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.player import ChildFailed, Deliver, Player, StopBehaviour
 from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
@@ -27,6 +26,7 @@ from kvactors.core.errors import (
     BehaviourFailed,
     InvalidConfig,
     KvactorsError,
+    MailboxFull,
     SystemStopped,
     Undelivered,
 )
@@ -58,7 +58,7 @@ class Stage:
         self._topics: dict[str, dict[str, None]] = {}
         self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
         self._own_threads: dict[str, Dispatcher] = {}
-        self._blocking = BlockingWork(outstanding)
+        self._blocking = BlockingWork(outstanding.begin_work, outstanding.end_work)
 
     # -- life --------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Stage:
             self.closed = True
             players = list(self._players.values())
         for player in players:
-            send(player.actor_ref, messages._ActorStop())
+            send_stop(player.actor_ref)
         self._blocking.close()
 
     def plays(self, agent_id: str) -> bool:

@@ -15,10 +15,16 @@ from typing import Any
 
 from kvactors.actors.errors import StorageError
 from kvactors.actors.handle import Agent
-from kvactors.actors.mailbox import LanePolicy, MailboxFull
+from kvactors.actors.mailbox import LanePolicy
 from kvactors.actors.system import AgentSystem
 from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
-from kvactors.core.errors import AdmissionFull, SystemStopped, TurnFailed, TurnTimeout
+from kvactors.core.errors import (
+    AdmissionFull,
+    MailboxFull,
+    SystemStopped,
+    TurnFailed,
+    TurnTimeout,
+)
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn, tokens_hash
 

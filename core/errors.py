@@ -24,6 +24,7 @@
     ├── SystemStopped                     the system, or this agent, is no longer running
     ├── EngineDied                        the GPU actor is gone; carries the cause
     ├── AdmissionFull                     too many turns wait for the engine
+    ├── MailboxFull                       too many prompts wait for one agent
     ├── Undelivered                       a message that no behaviour handled
     ├── BehaviourFailed                   one that a behaviour began, and did not end
     └── BlockingCall                      a blocking wait on a thread that must not block
@@ -45,6 +46,7 @@ __all__ = [
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",
+    "MailboxFull",
     "MemoryExceeded",
     "ModelError",
     "ModelNotFound",
@@ -157,6 +159,10 @@ class EngineDied(KvactorsError):
 
 class AdmissionFull(KvactorsError):
     """The engine's queue of waiting turns is full; the turn left no trace."""
+
+
+class MailboxFull(KvactorsError):
+    """The bounded prompt lane of an agent is full; wait for replies before sending more."""
 
 
 class Undelivered(KvactorsError):

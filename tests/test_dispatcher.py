@@ -9,14 +9,13 @@ from typing import Any
 
 import pykka
 import pytest
-from pykka._envelope import Envelope
 
 from kvactors.actors import dispatcher as module
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, SystemActor
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.mailbox import LanePolicy, Mailbox, MailboxFull
+from kvactors.actors.mailbox import Envelope, LanePolicy, Mailbox
 from kvactors.actors.timer import Timer
-from kvactors.core.errors import BlockingCall, InvalidConfig
+from kvactors.core.errors import BlockingCall, InvalidConfig, MailboxFull
 
 WAIT = 30
 
