@@ -9,64 +9,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pykka import ActorDeadError
-
-from kvactors.actors.context import Planner, Running
-from kvactors.actors.dispatcher import SystemActor
-from kvactors.actors.messages import (
+from kvactors.actors.context import Planner, Running, warn_if_nearly_full
+from kvactors.actors.dispatcher import SystemActor, handles
+from kvactors.actors.launch import ModelInfo
+from kvactors.actors.messages_agent import (
+    Adopt,
     Ask,
-    CacheAhead,
-    Cancel,
     CancelTurn,
     Fork,
-    ForkCache,
-    NewTokens,
+    Pause,
     Prefetch,
     Rewind,
-    Saved,
-    Step,
-    TurnAborted,
     TurnFinished,
-    WithStore,
 )
-from kvactors.actors.model_messages import Adopt, Pause
+from kvactors.actors.messages_gpu import Cancel, PrefetchKV, Step
 from kvactors.actors.reply import Rewound, make_reply
-from kvactors.actors.turns import (
-    log_answer,
-    log_prompt,
-    make_answer,
-    most_tokens,
-    retokenized_tokens,
-)
-from kvactors.actors.wiring import Wiring
+from kvactors.actors.turns import log_answer, log_prompt, make_answer, retokenized_tokens
+from kvactors.actors.wiring import AgentServices
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
-from kvactors.core.events import Finished
+from kvactors.core.events import Aborted, Finished, Tokens
 from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
 from kvactors.core.transcript import Transcript, Turn
-from kvactors.persistence.store import Store
 
 __all__ = ["AgentActor"]
 
 logger = logging.getLogger(__name__)
-
-WARN_AT = 0.8
-
-
-# What handles a message, by its type: one look instead of ten.
-_HANDLERS: dict[type, str] = {
-    NewTokens: "_on_tokens",
-    Ask: "_begin",
-    Rewind: "_rewind",
-    Fork: "_fork",
-    CacheAhead: "_cache_ahead",
-    TurnFinished: "_finish",
-    TurnAborted: "_aborted",
-    CancelTurn: "_cancel",
-    Pause: "_pause",
-    Adopt: "_adopt",
-}
 
 
 class AgentActor(SystemActor):
@@ -76,15 +45,15 @@ class AgentActor(SystemActor):
         self,
         agent_id: str,
         transcript: Transcript,
-        wiring: Wiring,
+        services: AgentServices,
         context_policy: ContextPolicy = "refuse",
     ) -> None:
         super().__init__()
         self.context_policy = context_policy
-        self.dispatcher = wiring.pool
+        self.dispatcher = services.pool
         self.agent_id = agent_id
         self.transcript = transcript
-        self.wiring = wiring
+        self.services = services
         self._running: Running | None = None
         self._warned = False
         # The first turn to begin is cancelled if it was asked before this.
@@ -96,19 +65,11 @@ class AgentActor(SystemActor):
         """Whether it runs no turn. Any thread."""
         return self._running is None
 
-    def on_receive(self, message: Any) -> None:
-        """Handle one message; its type decides."""
-        handle = _HANDLERS.get(type(message))
-        if handle is None:
-            super().on_receive(message)
-        else:
-            getattr(self, handle)(message)
-
     def on_stop(self) -> None:
         """Fail the turn that runs: its agent is gone."""
         if self._running is not None:
             error = SystemStopped(f"agent {self.agent_id!r} was stopped during its turn")
-            self.wiring.tell_gpu(Cancel(self.agent_id, self._running.serial, error))
+            self.services.tell_gpu(Cancel(self.agent_id, self._running.serial, error))
             self._fail(error)
         if self._paused is not None:
             self._paused.reject()
@@ -119,6 +80,7 @@ class AgentActor(SystemActor):
 
     # -- one turn ----------------------------------------------------------------------
 
+    @handles(Ask)
     def _begin(self, ask: Ask) -> None:
         cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
@@ -141,20 +103,19 @@ class AgentActor(SystemActor):
             self._end()
             ask.ticket.reject(failure)
             return
-        self._warn(request)
-        log_prompt(request, running.draft, with_text=self.wiring.log_text)
+        if self.context_policy == "refuse" and not self._warned:
+            self._warned = warn_if_nearly_full(request, self.services.model.spec.context)
+        log_prompt(request, running.draft, with_text=self.services.log_text)
         self._running = running
         self.actor_inbox.open_to_prompts = False
         ask.ticket.chat = self.transcript.chat
-        self.wiring.tell_gpu(Step(request, self.actor_ref))
+        self.services.tell_gpu(Step(request, self.actor_ref))
 
     def _planner(self) -> Planner:
         """Plans turns under the model that is loaded. Raises TemplateError."""
-        self._follow_model()
-        wiring = self.wiring
-        return Planner(
-            self.agent_id, self.transcript, wiring.model.spec, self.context_policy, wiring.isolated
-        )
+        model, isolated = self.services.model, self.services.isolated
+        self.transcript = _under(self.transcript, model)
+        return Planner(self.agent_id, self.transcript, model.spec, self.context_policy, isolated)
 
     def _after_summary(self, running: Running, ended: Finished | Exception) -> None:
         """The summary that a turn waited for has ended: now the turn itself."""
@@ -164,42 +125,33 @@ class AgentActor(SystemActor):
         late = f"the turn of {self.agent_id!r} was cancelled while its past was summarized"
         self._fail(running.cancelled.error or TurnFailed(late))
 
-    def _warn(self, request: Request) -> None:
-        most, context = most_tokens(request), self.wiring.model.spec.context
-        refuses = self.context_policy == "refuse"
-        if refuses and most >= WARN_AT * context and not self._warned:
-            self._warned = True
-            logger.warning(
-                "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "
-                "at the end",
-                self.agent_id,
-                most,
-                context,
-                100 * most // context,
-            )
-
-    def _on_tokens(self, message: NewTokens) -> None:
-        if self._running is not None and self._is_running(message.serial):
-            self._running.ask.ticket.push(message.token_ids)
-
-    def _aborted(self, message: TurnAborted) -> None:
+    @handles(Tokens)
+    def _on_tokens(self, message: Tokens) -> None:
         running = self._running
-        if running is None or not self._is_running(message.serial):
+        if running is not None and running.serial == message.serial:
+            running.ask.ticket.push(message.token_ids)
+
+    @handles(Aborted)
+    def _aborted(self, message: Aborted) -> None:
+        running = self._running
+        if running is None or running.serial != message.serial:
             return
         if running.gap is not None and not running.ask.ticket.reply.done:
             self._after_summary(running, message.error)
         else:
             self._fail(message.error)
 
-    def _cache_ahead(self, _message: CacheAhead) -> None:
+    @handles(Prefetch)
+    def _prefetch(self, _message: Prefetch) -> None:
         if self.actor_inbox.open_to_prompts and self.transcript.turns:
             tokens = tuple(self.transcript.token_ids)
-            self.wiring.tell_gpu(Prefetch(self.agent_id, tokens))
+            self.services.tell_gpu(PrefetchKV(self.agent_id, tokens))
 
+    @handles(TurnFinished)
     def _finish(self, message: TurnFinished) -> None:
         finished = message.finished
         running = self._running
-        if running is None or not self._is_running(finished.request.serial):
+        if running is None or running.serial != finished.request.serial:
             return
         ask, draft = running.ask, running.draft
         if ask.ticket.reply.done:
@@ -219,12 +171,13 @@ class AgentActor(SystemActor):
             return
         retokenized = retokenized_tokens(self.transcript, draft)
         record = self.transcript.extend([*draft.turns, *answer], draft.keep, draft.system_prompt)
-        self.wiring.save(self.agent_id, record, ask.ticket, finished.exported)
+        self.services.save(self.agent_id, record, ask.ticket, finished.exported)
         self._end()
         text = answer[0].text if answer else ""
-        log_answer(finished, text, with_text=self.wiring.log_text)
+        log_answer(finished, text, with_text=self.services.log_text)
         ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket, retokenized))
 
+    @handles(Rewind)
     def _rewind(self, message: Rewind) -> None:
         ticket = message.ticket
         if ticket.reply.done:
@@ -239,35 +192,25 @@ class AgentActor(SystemActor):
             ticket.reject(error)
             return
         self._warned = False
-        self.wiring.save(self.agent_id, transcript.extend(remains, keep), ticket, ())
+        self.services.save(self.agent_id, transcript.extend(remains, keep), ticket, ())
         left = sum(len(turn.token_ids) for turn in transcript.turns)
         ticket.resolve(Rewound(len(transcript.turns), left, ticket.durable))
 
+    @handles(Fork)
     def _fork(self, message: Fork) -> None:
-        """Both other actors are told at once: whatever comes later of this agent is not the
-        child's."""
-        if message.ticket.reply.done:
+        ticket, transcript = message.ticket, self.transcript
+        if ticket.reply.done:
             return
-        stored, parent, child, wiring = None, self.agent_id, message.child, self.wiring
+        try:
+            stored = self.services.fork(self.agent_id, message.child, stored=bool(transcript.turns))
+        except SystemStopped as error:
+            ticket.reject(error)
+            return
+        ticket.durable.resolve(stored is not None)
+        ticket.cached.resolve(stored is not None)
+        ticket.resolve((transcript.copy(), stored))
 
-        def fork(store: Store) -> None:
-            store.fork(parent, child)
-            # The parent's KV may not have been saved, or there was no room for the child's.
-            extent = store.kv_extent(child, wiring.model.fingerprint)
-            wiring.tell_gpu(Saved(child, 0, limit=extent))
-
-        wiring.tell_gpu(ForkCache(parent, child))
-        if wiring.persistence is not None and self.transcript.turns:
-            try:
-                stored = wiring.persistence.ask(WithStore(fork, parent), block=False)
-            except ActorDeadError:
-                gone = SystemStopped("the persistence actor is dead: nothing can be forked")
-                message.ticket.reject(gone)
-                return
-        message.ticket.durable.resolve(stored is not None)
-        message.ticket.cached.resolve(stored is not None)
-        message.ticket.resolve((self.transcript.copy(), stored))
-
+    @handles(CancelTurn)
     def _cancel(self, message: CancelTurn) -> None:
         """End the running turn at its next step; one that has not begun never will."""
         running = self._running
@@ -275,7 +218,7 @@ class AgentActor(SystemActor):
             self._cancel_before = message.serial
         elif running is not None and message.ticket in (None, running.ask.ticket):
             running.cancelled = message
-            self.wiring.tell_gpu(Cancel(self.agent_id, running.serial, message.error))
+            self.services.tell_gpu(Cancel(self.agent_id, running.serial, message.error))
             if message.error is not None:
                 # Whoever waits is told now: the GPU may be in the middle of a long step.
                 running.ask.ticket.reject(message.error)
@@ -298,17 +241,19 @@ class AgentActor(SystemActor):
 
     # -- another model -----------------------------------------------------------------
 
+    @handles(Pause)
     def _pause(self, message: Pause) -> None:
         self._paused = message
         self.actor_inbox.open_to_prompts = False
         if self._running is None:
             message.done.resolve(True)
 
+    @handles(Adopt)
     def _adopt(self, message: Adopt) -> None:
-        self.wiring = replace(self.wiring, model=message.model)
+        self.services = replace(self.services, model=message.model)
         self._warned = False
         try:
-            self._follow_model()
+            self.transcript = _under(self.transcript, message.model)
         except Exception as error:
             # Its turns fail with this until another model is loaded.
             logger.warning("agent %r cannot go on under this model: %s", self.agent_id, error)
@@ -316,11 +261,9 @@ class AgentActor(SystemActor):
         self.actor_inbox.open_to_prompts = self._running is None
         message.done.resolve(True)
 
-    def _follow_model(self) -> None:
-        """Have the transcript under the model that is loaded. Raises TemplateError."""
-        model = self.wiring.model
-        if self.transcript.chat is not model.chat:
-            self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
 
-    def _is_running(self, serial: int) -> bool:
-        return self._running is not None and self._running.serial == serial
+def _under(transcript: Transcript, model: ModelInfo) -> Transcript:
+    """A transcript under the model that is loaded. Raises TemplateError."""
+    if transcript.chat is model.chat:
+        return transcript
+    return transcript.under(model.chat, model.tokenizer_id)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.parameters import check_turn
+from kvactors.actors.turn_checks import check_turn
 from kvactors.core.errors import InvalidInput, TurnTimeout
 from kvactors.core.sampling import Sampling
 

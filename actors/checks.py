@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kvactors.actors.crew import Crew
-from kvactors.actors.messages import Check, ReadStats
+from kvactors.actors.messages_gpu import Check, ReadStats
 
 if TYPE_CHECKING:
     from kvactors.actors.handle import Agent

@@ -10,8 +10,8 @@ from kvactors.actors.cli_key import stored_key
 from kvactors.actors.errors import ImportRejected
 from kvactors.actors.exchange import check_format
 from kvactors.actors.export import export_stored
-from kvactors.actors.parameters import check_id
 from kvactors.actors.system import AgentSystem, default_store
+from kvactors.actors.turn_checks import check_id
 from kvactors.core.errors import InvalidAgentId
 from kvactors.persistence.archive import import_archive, is_archive
 from kvactors.persistence.formats import ARCHIVE

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvactors.actors.messages import Ask, CancelTurn
+from kvactors.actors.messages_agent import Ask, CancelTurn
 from kvactors.actors.said import NewText
-from kvactors.actors.turns import make_draft, make_request
+from kvactors.actors.turn_options import TurnOptions
+from kvactors.actors.turns import make_draft, make_request, most_tokens
 from kvactors.core.errors import ContextExceeded, KvactorsError, TurnFailed
 from kvactors.core.events import Finished
 from kvactors.core.overflow import ContextPolicy, DropOldest, Summarize, turns_to_drop
@@ -20,10 +21,11 @@ from kvactors.core.sampling import Sampling
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.transcript import Transcript, Turn
 
-__all__ = ["Planner", "Running"]
+__all__ = ["Planner", "Running", "warn_if_nearly_full"]
 
 logger = logging.getLogger(__name__)
 
+WARN_AT = 0.8
 HEADING = "Summary of our conversation so far: "
 
 
@@ -103,7 +105,7 @@ class Planner:
         if not isinstance(self.policy, DropOldest):
             return None
         past, context = self.transcript.turns[: draft.keep], self.spec.context
-        new = _tokens(draft.turns) + (ask.sampling.max_tokens if ask.answer else 0)
+        new = _tokens(draft.turns) + (ask.turn.sampling.max_tokens if ask.turn.answer else 0)
         if _tokens(past) + new <= context:
             return None
         reserved = self.policy.max_tokens if isinstance(self.policy, Summarize) else 0
@@ -146,7 +148,7 @@ class Planner:
         """The request for a summary of all up to the end of a gap, or of fewer turns where
         they leave no room for it. Raises ContextExceeded, TemplateError."""
         turns, sampling = self.transcript.turns, Sampling(max_tokens=policy.max_tokens)
-        asked = Ask(ask.ticket, "user", NewText(policy.prompt), sampling, True)
+        asked = Ask(ask.ticket, TurnOptions(NewText(policy.prompt), sampling))
         tail = gap.tail
         while True:
             question = self._beginning(tail).render("user", policy.prompt, answer=True)
@@ -179,3 +181,19 @@ class Planner:
 
 def _tokens(turns: Sequence[Turn]) -> int:
     return sum(len(turn.token_ids) for turn in turns)
+
+
+def warn_if_nearly_full(request: Request, context: int) -> bool:
+    """Warn if a turn may fill most of the context; whether it may."""
+    most = most_tokens(request)
+    if most < WARN_AT * context:
+        return False
+    logger.warning(
+        "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "
+        "at the end",
+        request.agent_id,
+        most,
+        context,
+        100 * most // context,
+    )
+    return True

@@ -15,8 +15,8 @@ from kvactors.actors.futures import drive
 from kvactors.actors.gpu import GpuActor, OnProgress, mlx_dispatcher
 from kvactors.actors.health import Vitals
 from kvactors.actors.launch import Launch, ModelInfo
-from kvactors.actors.messages import OpenStore, Wire
-from kvactors.actors.model_messages import LoadModel
+from kvactors.actors.messages_gpu import LoadModel, Wire
+from kvactors.actors.messages_store import OpenStore
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.timer import Timer
@@ -134,7 +134,7 @@ class Crew:
 
     def _watched(self) -> bool:
         """Whether a save is to rest: never on the one thread of deterministic mode."""
-        return self.seed is None and self.vitals.watched
+        return self.seed is None and self.vitals.streaming
 
     def _watch(self) -> None:
         """Look again and again whether a step hangs, and say so once."""

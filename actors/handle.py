@@ -1,16 +1,18 @@
 """Agent: the handle that users hold. Its methods may be called from any thread."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
-from kvactors.actors.parameters import check_count, check_turn
-from kvactors.actors.reply import Reply, Rewound, Ticket, next_serial
-from kvactors.actors.said import Messages, Said, check_said
-from kvactors.actors.stream import Piece, ReplyStream, read_async
+from kvactors.actors.messages_agent import Ask, CancelTurn, Prompt, Rewind
+from kvactors.actors.reply import Reply, Rewound
+from kvactors.actors.said import Messages
+from kvactors.actors.stream import ReplyStream, TextPiece, read_async
+from kvactors.actors.ticket import Ticket, next_serial
+from kvactors.actors.turn_checks import check_count
+from kvactors.actors.turn_options import AskOptions, TurnOptions, check_options
 from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
@@ -85,12 +87,21 @@ class Agent:
         in order. Raises InvalidInput, MailboxFull, SystemStopped or EngineDied at once; the
         future raises InvalidInput, ContextExceeded, MemoryExceeded, AdmissionFull or TurnFailed.
         """
-        said = self._said(prompt, messages, match, threshold)
-        return self._send(said, sampling, timeout, priority).reply
+        turn = check_options(
+            self._system.info,
+            prompt,
+            messages=messages,
+            match=match,
+            threshold=threshold,
+            sampling=sampling,
+            timeout=timeout,
+            priority=priority,
+        )
+        return self._send(turn).reply
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._send(self._said(prompt), sampling, None)
+        self._send(check_options(self._system.info, prompt, sampling=sampling))
 
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; prefilled after the turns of others.
@@ -101,43 +112,28 @@ class Agent:
             raise InvalidInput(f"observe takes text, not {type(text).__name__}")
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
-        return self._send(self._said(text), None, None, role=role, answer=False).reply
+        turn = check_options(self._system.info, text)
+        return self._send(replace(turn, role=role, answer=False)).reply
 
     def stream(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        *,
-        messages: Messages | None = None,
-        match: bool = False,
-        threshold: float = THRESHOLD,
-        sampling: Sampling | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> ReplyStream:
-        """Take a turn as `ask` does and iterate over its text as it is decoded; `.reply` at
+        """Take a turn as `ask` does, with the same options (messages, match, threshold,
+        sampling, timeout, priority), and iterate over its text as it is decoded; `.reply` at
         the end.
 
         Leaving the loop early, or `close()`, cancels the turn.
         """
-        chosen = sampling or Sampling()
-        said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, chosen, timeout, priority, streamed=True)
-        return ReplyStream(ticket, chosen.stop, lambda: self._cancel(ticket))
+        turn = check_options(self._system.info, prompt, **options)
+        ticket = self._send(turn, streamed=True)
+        return ReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
 
     async def ask_async(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        *,
-        messages: Messages | None = None,
-        match: bool = False,
-        threshold: float = THRESHOLD,
-        sampling: Sampling | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> Reply:
-        """Take a turn as `ask` does, under asyncio; cancelling the task cancels the turn."""
-        said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, sampling, timeout, priority)
+        """Take a turn as `ask` does, with the same options, under asyncio; cancelling the task
+        cancels the turn."""
+        ticket = self._send(check_options(self._system.info, prompt, **options))
         try:
             reply: Reply = await ticket.reply
         except BaseException:
@@ -147,23 +143,15 @@ class Agent:
         return reply
 
     async def stream_async(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        *,
-        messages: Messages | None = None,
-        match: bool = False,
-        threshold: float = THRESHOLD,
-        sampling: Sampling | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-    ) -> AsyncGenerator[Piece, None]:
-        """Iterate over a turn's pieces as `stream` does, under asyncio. Leaving the loop (close
-        the generator, or let it go) or cancelling the task cancels the turn."""
-        chosen = sampling or Sampling()
-        said = self._said(prompt, messages, match, threshold)
-        ticket = self._send(said, chosen, timeout, priority, streamed=True)
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Iterate over a turn's pieces as `stream` does, with the same options, under asyncio.
+        Leaving the loop (close the generator, or let it go) or cancelling the task cancels the
+        turn."""
+        turn = check_options(self._system.info, prompt, **options)
+        ticket = self._send(turn, streamed=True)
         try:
-            async for piece in read_async(ticket, chosen.stop):
+            async for piece in read_async(ticket, turn.sampling.stop):
                 yield piece
         finally:
             if not ticket.reply.done:
@@ -222,30 +210,8 @@ class Agent:
     def _cancel(self, ticket: Ticket | None) -> None:
         send(self._actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
 
-    def _said(
-        self,
-        prompt: str | Sequence[int] | None,
-        messages: Messages | None = None,
-        match: bool = False,
-        threshold: float = THRESHOLD,
-    ) -> Said:
-        return check_said(prompt, messages, match, threshold, self._system.info)
-
-    def _send(
-        self,
-        said: Said,
-        sampling: Sampling | None,
-        timeout: float | None,
-        priority: int = 0,
-        *,
-        role: str = "user",
-        answer: bool = True,
-        streamed: bool = False,
-    ) -> Ticket:
-        check_turn(sampling, timeout, priority)
-        chosen = sampling or Sampling()
-
+    def _send(self, turn: TurnOptions, *, streamed: bool = False) -> Ticket:
         def make(ticket: Ticket) -> Prompt:
-            return Ask(ticket, role, said, chosen, answer, priority)
+            return Ask(ticket, turn)
 
-        return self._system.send(self._actor, make, timeout, streamed=streamed)
+        return self._system.send(self._actor, make, turn.timeout, streamed=streamed)

@@ -33,8 +33,16 @@ class Vitals:
         self.rebuilds = 0
         self.error = ""
         self.hot_bytes = 0
-        self.watched = False
+        self.streaming = False
         self._step_began = 0.0
+
+    def rebuild_begins(self, error: BaseException) -> None:
+        """A fatal error: the engine is built anew."""
+        self.state, self.error = "rebuilding", f"{type(error).__name__}: {error}"
+
+    def rebuild_ended(self) -> None:
+        """It goes on."""
+        self.state, self.rebuilds = "ok", self.rebuilds + 1
 
     def step_begins(self) -> None:
         """A step starts now."""

@@ -8,7 +8,8 @@ import time
 
 from kvactors.actors.errors import SaveQueueFull
 from kvactors.actors.futures import check_outside_of_actors, drive, runs_actors
-from kvactors.actors.reply import Ticket, turn_ended
+from kvactors.actors.reply import turn_ended
+from kvactors.actors.ticket import Ticket
 from kvactors.core.errors import KvactorsError
 from kvactors.core.trace import Tracer, TurnQueued
 

@@ -14,15 +14,14 @@ from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.errors import SaveFailed, public
-from kvactors.actors.messages import (
+from kvactors.actors.messages_gpu import Restored, Saved
+from kvactors.actors.messages_store import (
     CountStored,
     Flush,
     ForgetStored,
     LoadKV,
     OpenStore,
     ReadLedger,
-    Restored,
-    Saved,
     SaveTurn,
     WithStore,
 )

@@ -14,21 +14,14 @@ from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
 from kvactors.actors.mailbox import LanePolicy
-from kvactors.actors.messages import (
-    CacheAhead,
-    CancelTurn,
-    Forget,
-    ForgetStored,
-    Fork,
-    MakePrompt,
-    ReadLedger,
-)
-from kvactors.actors.model_messages import Pause
-from kvactors.actors.parameters import check_id, check_system_prompt, check_turn
-from kvactors.actors.reply import Ticket
+from kvactors.actors.messages_agent import CancelTurn, Fork, MakePrompt, Pause, Prefetch
+from kvactors.actors.messages_gpu import Forget
+from kvactors.actors.messages_store import ForgetStored, ReadLedger
 from kvactors.actors.stage import Stage
 from kvactors.actors.supervision import Supervision
-from kvactors.actors.wiring import Wiring
+from kvactors.actors.ticket import Ticket
+from kvactors.actors.turn_checks import check_id, check_system_prompt, check_turn
+from kvactors.actors.wiring import AgentServices
 from kvactors.core.errors import (
     InvalidConfig,
     InvalidInput,
@@ -138,7 +131,7 @@ class Registry:
     def prefetch(self, agent_id: str) -> None:
         """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
         agent = self.spawn(agent_id)
-        send(agent._actor.actor_ref, CacheAhead())
+        send(agent._actor.actor_ref, Prefetch())
 
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails."""
@@ -250,7 +243,7 @@ class Registry:
 
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
         crew = self._crew
-        wiring = Wiring(
+        services = AgentServices(
             crew.gpu,
             crew.persistence,
             crew.outstanding,
@@ -259,7 +252,7 @@ class Registry:
             self._isolated,
             crew.log_text,
         )
-        actor = AgentActor(agent_id, transcript, wiring, policy)
+        actor = AgentActor(agent_id, transcript, services, policy)
         actor.actor_inbox.lane = self._prompt_lane
         actor.begin()
         if self._swapping:

@@ -14,10 +14,10 @@ __all__ = [
     "Messages",
     "NewText",
     "NewTokenIds",
-    "Said",
+    "PromptInput",
     "WholeConversation",
     "WholeText",
-    "check_said",
+    "check_prompt",
 ]
 
 Messages = Sequence[Mapping[str, str]]
@@ -58,12 +58,12 @@ class WholeConversation:
     threshold: float
 
 
-Said = NewText | NewTokenIds | WholeText | WholeConversation
+PromptInput = NewText | NewTokenIds | WholeText | WholeConversation
 
 
-def check_said(
+def check_prompt(
     prompt: object, messages: object, match: bool, threshold: object, model: ModelInfo
-) -> Said:
+) -> PromptInput:
     """What `Agent.ask` was given. Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise InvalidInput(f"threshold must be a number, not {type(threshold).__name__}")

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvactors.actors.dispatcher import send
-from kvactors.actors.messages import Saved, SaveTurn
+from kvactors.actors.messages_gpu import Saved
+from kvactors.actors.messages_store import SaveTurn
 from kvactors.actors.outstanding import Outstanding
-from kvactors.actors.reply import Ticket
+from kvactors.actors.ticket import Ticket
 from kvactors.persistence.store import Save
 
 __all__ = ["Ended", "coalesce"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from kvactors.actors.chrome_trace import chrome_trace, write
 from kvactors.actors.monitor import Monitor, socket_path
-from kvactors.actors.parameters import check_count
 from kvactors.actors.recorder import DEFAULT_CAPACITY, Recorder
 from kvactors.actors.snapshot import take_snapshot
 from kvactors.actors.society import Society
+from kvactors.actors.turn_checks import check_count
 
 __all__ = ["Seeing"]
 

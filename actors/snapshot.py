@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pykka import ActorDeadError, Timeout
 
-from kvactors.actors.messages import CountStored, ReadStats, ReadTurns
+from kvactors.actors.messages_gpu import ReadStats, ReadTurns
+from kvactors.actors.messages_store import CountStored
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.errors import StoreError
 

@@ -8,18 +8,22 @@ from types import TracebackType
 from typing import Self
 
 from kvactors.actors.futures import check_may_block, drive
-from kvactors.actors.reply import Reply, Ticket
+from kvactors.actors.reply import Reply
+from kvactors.actors.ticket import Ticket
 from kvactors.core.template import ChatFormat
 
-__all__ = ["Piece", "ReplyStream", "read_async"]
+__all__ = ["Piece", "ReplyStream", "TextPiece", "read_async"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Some of a reply's text, and the tokens that were decoded since the last piece."""
 
     text: str
     token_ids: tuple[int, ...]
+
+
+Piece = TextPiece
 
 
 class ReplyStream:
@@ -39,10 +43,10 @@ class ReplyStream:
         reply: Reply = self._ticket.reply.get()
         return reply
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[TextPiece]:
         return self
 
-    def __next__(self) -> Piece:
+    def __next__(self) -> TextPiece:
         return next(self._pieces)
 
     def __enter__(self) -> Self:
@@ -69,7 +73,7 @@ class ReplyStream:
         with suppress(ValueError):  # The generator is running, on another thread.
             self._pieces.close()
 
-    def _run(self, stop: Sequence[str]) -> Generator[Piece, None, None]:
+    def _run(self, stop: Sequence[str]) -> Generator[TextPiece, None, None]:
         check_may_block()
         assert self._ticket.tokens is not None
         pieces = _Pieces(self._ticket, stop)
@@ -82,7 +86,7 @@ class ReplyStream:
         return queue.get()
 
 
-async def read_async(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[Piece, None]:
+async def read_async(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
     """The pieces of a turn under asyncio: tokens wake the loop, no thread waits for them."""
     import asyncio
 
@@ -119,7 +123,7 @@ class _Pieces:
         self._shown = 0
         self._fresh: list[int] = []
 
-    def add(self, tokens: Sequence[int]) -> Iterator[Piece]:
+    def add(self, tokens: Sequence[int]) -> Iterator[TextPiece]:
         """The piece that further tokens complete, if they do."""
         # A turn that waited for a model swap is the new model's.
         assert self._ticket.chat is not None
@@ -127,15 +131,15 @@ class _Pieces:
         self._fresh += tokens
         stable = self._text.add(tokens)
         if len(stable) > self._shown:
-            piece = Piece(stable[self._shown :], tuple(self._fresh))
+            piece = TextPiece(stable[self._shown :], tuple(self._fresh))
             self._shown, self._fresh = len(stable), []
             yield piece
 
-    def rest(self, text: str) -> Iterator[Piece]:
+    def rest(self, text: str) -> Iterator[TextPiece]:
         """What is left of the finished turn's text."""
         rest = text[self._shown :]
         if rest or self._fresh:
-            yield Piece(rest, tuple(self._fresh))
+            yield TextPiece(rest, tuple(self._fresh))
 
 
 class _Text:

@@ -20,9 +20,11 @@ from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture, check_may_block
 from kvactors.actors.launch import Launch, ModelInfo, callable_name
 from kvactors.actors.mailbox import LanePolicy
-from kvactors.actors.messages import WithStore
-from kvactors.actors.model_messages import Adopt, Pause, SwapModel, Swapped
-from kvactors.actors.parameters import check_model, check_turn
+from kvactors.actors.messages_agent import Adopt, Pause
+from kvactors.actors.messages_gpu import SwapModel, Swapped
+from kvactors.actors.messages_store import WithStore
+from kvactors.actors.parameters import check_model
+from kvactors.actors.turn_checks import check_turn
 from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
 from kvactors.core.precision import KVBits
 

@@ -17,7 +17,8 @@ from kvactors.actors.gpu import OnProgress
 from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
-from kvactors.actors.messages import CountStored, ReadStats
+from kvactors.actors.messages_gpu import ReadStats
+from kvactors.actors.messages_store import CountStored
 from kvactors.actors.outstanding import MAX_UNSAVED
 from kvactors.actors.parameters import (
     check_isolation,

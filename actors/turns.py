@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from kvactors.actors.messages import Ask
+from kvactors.actors.messages_agent import Ask
 from kvactors.actors.said import NewText, WholeConversation, WholeText
 from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
@@ -32,18 +32,18 @@ __all__ = [
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:
     """The transcript as it is before the answer. Raises InvalidInput, TemplateError."""
-    said = ask.said
-    if isinstance(said, WholeConversation):
-        return match_messages(transcript, said.messages, said.threshold)
-    if isinstance(said, WholeText):
-        return match_text(transcript, said.text, said.threshold)
-    if isinstance(said, NewText):
-        turn = transcript.render(ask.role, said.text, answer=ask.answer)
+    asked, given = ask.turn, ask.turn.prompt
+    if isinstance(given, WholeConversation):
+        return match_messages(transcript, given.messages, given.threshold)
+    if isinstance(given, WholeText):
+        return match_text(transcript, given.text, given.threshold)
+    if isinstance(given, NewText):
+        turn = transcript.render(asked.role, given.text, answer=asked.answer)
     else:
-        text, ids = said.model.chat.decode(said.token_ids), said.token_ids
-        if said.model.tokenizer_id != transcript.tokenizer_id:
+        text, ids = given.model.chat.decode(given.token_ids), given.token_ids
+        if given.model.tokenizer_id != transcript.tokenizer_id:
             ids = tuple(transcript.chat.encode(text))
-        turn = Turn(ask.role, text, ids, text, raw=True)
+        turn = Turn(asked.role, text, ids, text, raw=True)
     return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
 
 
@@ -70,8 +70,8 @@ def make_request(
             f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
         )
     known = _remembered(transcript, draft, tokens)
-    chat, sampling = transcript.chat, ask.sampling
-    choices = tuple(_choice(chat, text) for text in sampling.choices if ask.answer)
+    chat, asked, sampling = transcript.chat, ask.turn, ask.turn.sampling
+    choices = tuple(_choice(chat, text) for text in sampling.choices if asked.answer)
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
         if sampling.max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
@@ -79,7 +79,7 @@ def make_request(
                 f"a choice of {sampling.max_tokens} tokens: a model with sliding windows can take "
                 f"back {BLOCK_TOKENS} at most"
             )
-    max_tokens = sampling.max_tokens if ask.answer else 0
+    max_tokens = sampling.max_tokens if asked.answer else 0
     if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
@@ -92,14 +92,14 @@ def make_request(
         tokens=tokens,
         prompt=len(tokens),
         sampling=sampling,
-        generate=ask.answer,
+        generate=asked.answer,
         stop_tokens=chat.eos,
         matcher=StopMatcher(sampling.stop, chat.decode),
         fresh=len(tokens) - known,
         serial=ask.ticket.serial,
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
-        priority=ask.priority if ask.answer else ask.priority - 1,
+        priority=asked.priority if asked.answer else asked.priority - 1,
         shared=len(shared),
         beginning=tokens_hash(shared) if shared else "",
         choices=choices,
@@ -110,11 +110,12 @@ def make_answer(
     transcript: Transcript, draft: Draft, ask: Ask, finished: Finished
 ) -> tuple[Turn, ...]:
     """The turn that answers a draft; none if no answer was wanted."""
-    if not ask.answer:
+    if not ask.turn.answer:
         return ()
     prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
     generated = finished.request.generated
-    stop = () if ask.sampling.choices else ask.sampling.stop
+    sampling = ask.turn.sampling
+    stop = () if sampling.choices else sampling.stop
     return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
 
 

@@ -4,21 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pykka import ActorDeadError
+
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.errors import SaveFailed
 from kvactors.actors.launch import ModelInfo
-from kvactors.actors.messages import SaveTurn
+from kvactors.actors.messages_gpu import ForkCache, Saved
+from kvactors.actors.messages_store import SaveTurn, WithStore
 from kvactors.actors.outstanding import Outstanding
-from kvactors.actors.reply import Ticket
+from kvactors.actors.ticket import Ticket
+from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV
 from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save
+from kvactors.persistence.store import Save, Store
 
-__all__ = ["Wiring"]
+__all__ = ["AgentServices"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class AgentServices:
     """The other actors, the threads, and the model."""
 
     gpu: Any
@@ -62,3 +66,25 @@ class Wiring:
             ticket.cached.reject(error)
             self.outstanding.end_save(ticket)
             message.reject()
+
+    def fork(self, parent: str, child: str, *, stored: bool) -> Any:
+        """Let a new agent begin with all that another one has; `stored`: of its ledger too, where
+        there is a store. A future that resolves when that is done, or None. Raises SystemStopped.
+
+        Both other actors are told at once: whatever comes later of the parent is not the child's.
+        """
+
+        def fork(store: Store) -> None:
+            store.fork(parent, child)
+            # The parent's KV may not have been saved, or there was no room for the child's.
+            extent = store.kv_extent(child, self.model.fingerprint)
+            self.tell_gpu(Saved(child, 0, limit=extent))
+
+        self.tell_gpu(ForkCache(parent, child))
+        if self.persistence is None or not stored:
+            return None
+        try:
+            return self.persistence.ask(WithStore(fork, parent), block=False)
+        except ActorDeadError:
+            gone = "the persistence actor is dead: nothing can be forked"
+            raise SystemStopped(gone) from None

@@ -22,6 +22,7 @@ blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.agent import AgentActor  # noqa: E402
+from kvactors.actors.messages_agent import Pause  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.bench.tiny import build  # noqa: E402
 from kvactors.core import limit  # noqa: E402
@@ -202,11 +203,12 @@ def open_grid(open_system: Callable[..., AgentSystem]) -> Callable[..., AgentSys
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Released each time that an agent was told to pause."""
-    told, true = threading.Semaphore(0), AgentActor._pause
+    told, true = threading.Semaphore(0), AgentActor.on_receive
 
     def noted(self: AgentActor, message: Any) -> None:
         true(self, message)
-        told.release()
+        if isinstance(message, Pause):
+            told.release()
 
-    monkeypatch.setattr(AgentActor, "_pause", noted)
+    monkeypatch.setattr(AgentActor, "on_receive", noted)
     return told

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.actors.messages import WithStore
+from kvactors.actors.messages_store import WithStore
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
 from kvactors.persistence.segment import Segment
 

@@ -26,9 +26,10 @@ from kvactors.actors import (
 from kvactors.actors.agent import AgentActor
 from kvactors.actors.cli_store import show_transcript
 from kvactors.actors.context import Planner, Running
-from kvactors.actors.messages import Ask
-from kvactors.actors.reply import Ticket
+from kvactors.actors.messages_agent import Ask, CancelTurn
 from kvactors.actors.said import NewText
+from kvactors.actors.ticket import Ticket
+from kvactors.actors.turn_options import TurnOptions
 from kvactors.core.errors import ContextExceeded, InvalidConfig
 from kvactors.core.events import Finished
 from kvactors.core.overflow import ContextPolicy
@@ -242,13 +243,14 @@ def test_a_summary_that_leaves_no_room_for_the_turn_is_left_out(
 def test_a_turn_that_ends_during_its_summary_leaves_no_trace(
     open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch, timeout: float | None
 ) -> None:
-    told, true = threading.Event(), AgentActor._cancel
+    told, true = threading.Event(), AgentActor.on_receive
 
     def noted(self: AgentActor, message: Any) -> None:
         true(self, message)
-        told.set()
+        if isinstance(message, CancelTurn):
+            told.set()
 
-    monkeypatch.setattr(AgentActor, "_cancel", noted)
+    monkeypatch.setattr(AgentActor, "on_receive", noted)
     model, gate = Summing(), threading.Event()
     system = open_grid(model, context=CONTEXT)
     agent = system.spawn("alice", context_policy=Summarize(max_tokens=40, prompt=PROMPT))
@@ -286,9 +288,8 @@ SPEC = ModelCacheSpec((LayerSpec("full", 1, 64, 4, 64, "float32"),), 10_000, 300
 def planned(transcript: Transcript, policy: ContextPolicy, summary: str) -> tuple[Running, Request]:
     """What runs for a question, once its summary, if it has one made, is there."""
     planner = Planner("a", transcript, SPEC, policy, isolated=False)
-    question = Ask(
-        Ticket.begin("a", streamed=False), "user", NewText("be"), Sampling(max_tokens=8), True
-    )
+    asked = TurnOptions(NewText("be"), Sampling(max_tokens=8))
+    question = Ask(Ticket.begin("a", streamed=False), asked)
     running, request = planner.first(question)
     if running.gap is None:
         return running, request

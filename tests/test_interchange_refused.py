@@ -24,7 +24,7 @@ from kvactors.actors import (
     ModelMismatch,
     TokensMissing,
 )
-from kvactors.actors.messages import WithStore
+from kvactors.actors.messages_store import WithStore
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_model
 from kvactors.persistence import Save, Store
 from kvactors.persistence.adding import add_agent

@@ -24,7 +24,7 @@ from kvactors.actors import (
 from kvactors.actors.agent import AgentActor
 from kvactors.actors.dispatcher import Dispatcher, PooledActor, SystemActor
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.messages import CacheAhead
+from kvactors.actors.messages_agent import Prefetch
 from kvactors.core.errors import BlockingCall, InvalidConfig
 from kvactors.core.testing import Faulty, PlainTokenizer, tiny_model
 
@@ -340,7 +340,7 @@ def test_what_an_agent_said_while_it_was_stopped_does_not_wait_for_the_disk(
     true = AgentActor.on_receive
 
     def on_receive(self: AgentActor, message: Any) -> None:
-        if isinstance(message, CacheAhead):
+        if isinstance(message, Prefetch):
             entered.set()
             busy.wait(WAIT)
         true(self, message)

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling, persistence
-from kvactors.actors.messages import Flush
+from kvactors.actors.messages_store import Flush
 from kvactors.actors.pace import LONGEST_DELAY, NAP, REST, Pace
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.model import LoadedModel

@@ -18,7 +18,7 @@ from kvactors.actors import (
     persistence,
     saving,
 )
-from kvactors.actors.messages import ReadStats
+from kvactors.actors.messages_gpu import ReadStats
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer
 from kvactors.core.errors import InvalidConfig
 

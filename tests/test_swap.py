@@ -32,8 +32,8 @@ from kvactors.actors import (
 )
 from kvactors.actors.crew import Crew
 from kvactors.actors.export import export_stored
-from kvactors.actors.messages import Restored, WithStore
-from kvactors.actors.model_messages import SwapModel
+from kvactors.actors.messages_gpu import Restored, SwapModel
+from kvactors.actors.messages_store import WithStore
 from kvactors.core.errors import KvactorsError
 from kvactors.core.events import ExportedKV
 from kvactors.persistence.errors import ExportRejected
