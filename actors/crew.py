@@ -83,9 +83,9 @@ class Crew:
                 open_store,
                 self.gpu,
                 self.outstanding,
-                self.timer.after,
-                self.tracer,
-                self._watched,
+                after=self.timer.after,
+                tracer=self.tracer,
+                streaming=self._streaming,
             )
             self.persistence.ask(OpenStore())
             self.gpu.ask(Wire(self.persistence))
@@ -132,7 +132,7 @@ class Crew:
         self._dispatchers.append(dispatcher)
         return dispatcher
 
-    def _watched(self) -> bool:
+    def _streaming(self) -> bool:
         """Whether a save is to rest: never on the one thread of deterministic mode."""
         return self.seed is None and self.vitals.streaming
 

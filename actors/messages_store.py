@@ -16,6 +16,7 @@ __all__ = [
     "LoadKV",
     "OpenStore",
     "ReadLedger",
+    "Retry",
     "SaveTurn",
     "WithStore",
 ]
@@ -47,6 +48,11 @@ class SaveTurn:
 @dataclass(frozen=True, slots=True)
 class Flush:
     """The persistence actor to itself: commit what has gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The persistence actor to itself: write again what the disk has refused."""
 
 
 @dataclass(frozen=True, slots=True)

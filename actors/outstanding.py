@@ -5,17 +5,25 @@ It answers two questions: is the system idle, and whom to tell when the engine d
 
 import threading
 import time
+from dataclasses import dataclass
 
 from kvactors.actors.errors import SaveQueueFull
 from kvactors.actors.futures import check_outside_of_actors, drive, runs_actors
 from kvactors.actors.reply import turn_ended
 from kvactors.actors.ticket import Ticket
+from kvactors.actors.unsaved import UnsavedBytes
 from kvactors.core.errors import KvactorsError
 from kvactors.core.trace import Tracer, TurnQueued
 
-__all__ = ["MAX_UNSAVED", "Outstanding"]
+__all__ = ["Outstanding"]
 
-MAX_UNSAVED = 512 * 2**20
+
+@dataclass(slots=True)
+class PendingSave:
+    """A save that has not ended. `nbytes` of KV wait for the disk."""
+
+    ticket: Ticket
+    nbytes: int
 
 
 class Outstanding:
@@ -25,13 +33,10 @@ class Outstanding:
         self._tracer = tracer or Tracer()
         self._changed = threading.Condition()
         self._turns: dict[int, Ticket] = {}
-        self._saves: dict[int, Ticket] = {}
+        self._saves: dict[int, PendingSave] = {}
         self._work = 0
         self._refusal: KvactorsError | None = None
-        self.max_unsaved = MAX_UNSAVED
-        self._saving: dict[int, int] = {}
-        self._saving_bytes = 0
-        self._unwritten = 0
+        self.unsaved = UnsavedBytes()
 
     def begin_work(self) -> None:
         """A message was accepted, or is to be sent later."""
@@ -52,10 +57,10 @@ class Outstanding:
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
-            if self.unsaved > self.max_unsaved:
+            if self.unsaved.over:
                 raise SaveQueueFull(
-                    f"{self.unsaved} bytes wait for the disk, more than max_unsaved "
-                    f"{self.max_unsaved}: turns are taken again when it has written them"
+                    f"{self.unsaved.total} bytes wait for the disk, more than max_unsaved "
+                    f"{self.unsaved.limit}: turns are taken again when it has written them"
                 )
             if self._tracer.on:
                 queued = TurnQueued(time.perf_counter(), ticket.agent_id, ticket.serial)
@@ -74,14 +79,16 @@ class Outstanding:
         """A finished turn with so many bytes of KV goes to the store; to be called before its
         turn ends."""
         with self._changed:
-            self._saves[ticket.serial] = ticket
-            self._saving[ticket.serial] = nbytes
-            self._saving_bytes += nbytes
+            self._saves[ticket.serial] = PendingSave(ticket, nbytes)
+            self.unsaved.save(nbytes)
 
     def drop_bytes(self, ticket: Ticket) -> None:
         """The KV of a save no longer waits for the disk; the save itself may not have ended."""
         with self._changed:
-            self._saving_bytes -= self._saving.pop(ticket.serial, 0)
+            save = self._saves.get(ticket.serial)
+            if save is not None:
+                self.unsaved.save(-save.nbytes)
+                save.nbytes = 0
 
     def end_save(self, ticket: Ticket) -> None:
         """A save succeeded or failed."""
@@ -90,24 +97,10 @@ class Outstanding:
             self._saves.pop(ticket.serial, None)
             self._changed.notify_all()
 
-    def hold_back(self, nbytes: int) -> None:
-        """So many bytes of turns could not be written and wait for the disk to come back."""
-        self._unwritten = nbytes
-
-    @property
-    def disk_fails(self) -> bool:
-        """Whether turns wait in memory that the disk has refused."""
-        return self._unwritten > 0
-
-    @property
-    def unsaved(self) -> int:
-        """Bytes that wait for the disk."""
-        return self._unwritten + self._saving_bytes
-
     @property
     def pressing(self) -> bool:
         """Whether the saves are waited for: the system ends, or takes no turn before."""
-        return self._refusal is not None or self.unsaved > self.max_unsaved
+        return self._refusal is not None or self.unsaved.over
 
     @property
     def refusal(self) -> KvactorsError | None:
@@ -122,7 +115,7 @@ class Outstanding:
     def abandon(self, error: KvactorsError) -> None:
         """In a forked child: whoever held the lock is gone, and so is all that was awaited."""
         self._changed, self._refusal = threading.Condition(), error
-        self._turns, self._saves, self._saving, self._work = {}, {}, {}, 0
+        self._turns, self._saves, self._work = {}, {}, 0
 
     @property
     def idle(self) -> bool:
@@ -146,7 +139,8 @@ class Outstanding:
     def agents(self) -> set[str]:
         """Ids of the agents that have a turn or a save pending."""
         with self._changed:
-            return {t.agent_id for t in (*self._turns.values(), *self._saves.values())}
+            saving = (save.ticket for save in self._saves.values())
+            return {ticket.agent_id for ticket in (*self._turns.values(), *saving)}
 
     def fail_turns(self, error: BaseException) -> None:
         """Settle every turn with an error."""
@@ -156,7 +150,7 @@ class Outstanding:
     def fail_saves(self, error: BaseException) -> None:
         """Settle every pending save with an error."""
         with self._changed:
-            tickets = list(self._saves.values())
+            tickets = [save.ticket for save in self._saves.values()]
         for ticket in tickets:
             ticket.durable.reject(error)
             ticket.cached.reject(error)

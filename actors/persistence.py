@@ -1,18 +1,19 @@
 """The persistence actor: owns the store, writes off the hot path, reads on demand.
 
 Saves that arrive while one group is being written gather for the next: one set of syncs for
-all of them. Nothing is dropped: ledger records that could not be written are written again,
-with the agent's next save or by themselves when the disk is back.
+all of them. Nothing is dropped: ledger records that could not be written are written again.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from time import perf_counter
 from traceback import format_exception
 from typing import Any
 
-from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, handles, send
 from kvactors.actors.errors import SaveFailed, public
 from kvactors.actors.messages_gpu import Restored, Saved
 from kvactors.actors.messages_store import (
@@ -22,33 +23,28 @@ from kvactors.actors.messages_store import (
     LoadKV,
     OpenStore,
     ReadLedger,
+    Retry,
     SaveTurn,
     WithStore,
 )
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.pace import Pace
-from kvactors.actors.saving import Ended, coalesce
+from kvactors.actors.saving import Ended, SaveGroup
+from kvactors.actors.unwritten import Unwritten
+from kvactors.core.errors import KvactorsError
 from kvactors.core.events import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
-from kvactors.persistence.errors import StoreError, untraced
+from kvactors.persistence.errors import StoreError
 from kvactors.persistence.store import Save, Store
 
 __all__ = ["PersistenceActor"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds until the disk is tried again; twice as long each time.
-FIRST_PAUSE = 0.25
-LONGEST_PAUSE = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """To itself: write again what the disk has refused."""
-
 
 class PersistenceActor(SystemActor):
-    """Runs on a thread of its own; the store is opened and closed there."""
+    """Runs on a thread of its own; the store is opened and closed there. `after` calls back in so
+    many seconds; `streaming` says whether somebody reads tokens as they come."""
 
     def __init__(
         self,
@@ -56,52 +52,32 @@ class PersistenceActor(SystemActor):
         open_store: Callable[[], Store],
         gpu: Any,
         outstanding: Outstanding,
+        *,
         after: Callable[[float, Callable[[], object]], None],
         tracer: Tracer,
-        watched: Callable[[], bool],
+        streaming: Callable[[], bool],
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
         self._open_store = open_store
         self._gpu = gpu
         self._outstanding = outstanding
+        self._tracer = tracer
+        self._streaming = streaming
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._ended: list[Ended] = []
-        self._unwritten: dict[str, tuple[dict[str, Any], ...]] = {}
-        self._after = after
-        self._tracer = tracer
-        self._pause = 0.0
-        self._watched = watched
-
-    def on_receive(self, message: Any) -> Any:
-        """Handle one message. The first ask opens the store and so learns what is wrong."""
-        if isinstance(message, SaveTurn):
-            self._gather(message)
-        elif isinstance(message, Flush):
-            self._flush(Pace(self._hurried))
-        elif isinstance(message, Retry):
-            self._retry()
-        elif isinstance(message, LoadKV):
-            self._load(message)
-        elif isinstance(message, ReadLedger):
-            return self._read(message.agent_id)
-        elif isinstance(message, ForgetStored):
-            self._forget(message.agent_id)
-        elif isinstance(message, OpenStore):
-            self._opened()
-        elif isinstance(message, CountStored):
-            return asdict(self._opened().counts(message.fingerprint, message.in_memory))
-        elif isinstance(message, WithStore):
-            return self._work(message)
-        return None
+        self._unwritten = Unwritten(
+            outstanding.unsaved.hold_back,
+            lambda seconds: after(seconds, lambda: send(self.actor_ref, Retry())),
+        )
 
     def on_stop(self) -> None:
         """Write what is left and close the store."""
-        self._flush()
-        if self._unwritten and self._store is not None:
-            self._retry_unwritten()
+        self._write_gathered()
         if self._store is not None:
+            if self._unwritten:
+                self._unwritten.write(self._store)
             self._store.close()
 
     def on_failure(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -115,20 +91,25 @@ class PersistenceActor(SystemActor):
         if self._store is not None:
             self._store.close()
 
+    # -- reading -----------------------------------------------------------------------
+
+    @handles(OpenStore)
+    def _open(self, _message: OpenStore) -> None:
+        self._opened()
+
     def _opened(self) -> Store:
+        """The store. The first to want it opens it and so learns what is wrong."""
         if self._store is None:
-            try:
+            with _public_errors():
                 self._store = self._open_store()
-            except Exception as error:
-                raise public(error) from error
         return self._store
 
-    def _read(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:
-        try:
-            return self._opened().read_ledger(agent_id)
-        except Exception as error:
-            raise public(error) from error
+    @handles(ReadLedger)
+    def _read(self, message: ReadLedger) -> tuple[dict[str, Any], ...] | None:
+        with _public_errors():
+            return self._opened().read_ledger(message.agent_id)
 
+    @handles(LoadKV)
     def _load(self, message: LoadKV) -> None:
         try:
             segments = self._opened().read_kv(message.agent_id, message.fingerprint)
@@ -139,22 +120,26 @@ class PersistenceActor(SystemActor):
             ExportedKV(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
             for part in segments
         )
-        self._tell_gpu(Restored(message.agent_id, message.fingerprint, stored))
+        send(self._gpu, Restored(message.agent_id, message.fingerprint, stored))
 
-    def _forget(self, agent_id: str) -> None:
-        self._flush()
-        self._unwritten.pop(agent_id, None)
-        try:
-            self._opened().forget(agent_id)
-        except Exception as error:
-            raise public(error) from error
+    @handles(CountStored)
+    def _count(self, message: CountStored) -> dict[str, int]:
+        return asdict(self._opened().counts(message.fingerprint, message.in_memory))
 
+    @handles(ForgetStored)
+    def _forget(self, message: ForgetStored) -> None:
+        self._write_gathered()
+        self._unwritten.take(message.agent_id)
+        with _public_errors():
+            self._opened().forget(message.agent_id)
+
+    @handles(WithStore)
     def _work(self, message: WithStore) -> Any:
-        self._flush()
+        self._write_gathered()
         try:
             if message.agent_id in self._unwritten:
-                self._retry_unwritten()
-                self._tell_unwritten()
+                self._unwritten.write(self._opened())
+                self._unwritten.tell()
             if message.agent_id in self._unwritten:
                 raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
             return message.work(self._opened())
@@ -163,17 +148,26 @@ class PersistenceActor(SystemActor):
 
     # -- writing -----------------------------------------------------------------------
 
+    @handles(SaveTurn)
     def _gather(self, message: SaveTurn) -> None:
         if not self._gathered:
             self.actor_ref.tell(Flush())
         self._gathered.setdefault(message.save.agent_id, []).append(message)
 
+    @handles(Flush)
+    def _flush(self, _message: Flush) -> None:
+        self._write_gathered(Pace(self._hurried))
+
+    @handles(Retry)
+    def _retry(self, _message: Retry) -> None:
+        self._unwritten.retry(self._opened)
+
     def _hurried(self) -> bool:
         """Whether somebody waits for the store, or nobody minds that it takes the processors."""
         awaited = self._outstanding.pressing or not self.actor_inbox.empty()
-        return awaited or not self._watched()
+        return awaited or not self._streaming()
 
-    def _flush(self, pace: Callable[[], object] = bool) -> None:
+    def _write_gathered(self, pace: Callable[[], object] = bool) -> None:
         if not self._gathered:
             return
         try:
@@ -182,64 +176,42 @@ class PersistenceActor(SystemActor):
             ended, self._ended = self._ended, []
             for save in ended:
                 save.settle(self._gpu, self._outstanding)
-        self._try_again()
+        self._unwritten.group_ended()
 
     def _commit(self, pace: Callable[[], object]) -> None:
         """Write what was gathered. When it returns, nothing holds the KV that was written."""
-        saves = [
-            coalesce(turns, self._unwritten.pop(agent_id, ()))
-            for agent_id, turns in self._gathered.items()
-        ]
+        group = SaveGroup(self._gathered, self._unwritten, self._end)
         gathered, self._gathered = self._gathered, {}
-
         if self._tracer.on:
             now = perf_counter()
             for agent_id, turns in gathered.items():
-                nbytes = sum(turn.nbytes for turn in turns)
-                self._tracer.tell(SaveBegan(now, agent_id, nbytes))
-        unwritten, open_saves = {save.agent_id for save in saves}, dict(gathered)
-
-        def durable(save: Save) -> None:
-            unwritten.discard(save.agent_id)
-            for turn in gathered[save.agent_id]:
-                turn.ticket.durable.resolve(True)
-
-        def cached(save: Save) -> None:
-            self._end(open_saves.pop(save.agent_id), None)
-
-        def failed(save: Save, _stage: str, error: BaseException) -> None:
-            if save.agent_id in unwritten:
-                self._unwritten[save.agent_id] = save.records
-                self._tell_unwritten()
-            self._end(open_saves.pop(save.agent_id), error)
-
-        def evicted(agent_id: str, fingerprint: str) -> None:
-            if self._tracer.on:
-                self._tracer.tell(Evicted(perf_counter(), agent_id, 0, "disk"))
-            # The engine may hold this KV and think it is on disk: its next save is of all.
-            if any(save.fingerprint == fingerprint for save in saves):
-                self._tell_gpu(Saved(agent_id, 0, limit=0))
-
+                self._tracer.tell(SaveBegan(now, agent_id, _nbytes(turns)))
+        del gathered
         try:
             self._opened().commit(
-                saves,
-                durable=durable,
-                cached=cached,
-                failed=failed,
-                evicted=evicted,
+                group.saves,
+                durable=group.durable,
+                cached=group.cached,
+                failed=group.failed,
+                evicted=partial(self._evicted, {save.fingerprint for save in group.saves}),
                 busy=self._outstanding.agents,
                 pace=pace,
             )
         except Exception as error:
             # As text: a record's own traceback holds the saves.
             logger.error("a group of saves failed: %s", "".join(format_exception(error)))
-            for save in saves:
-                if save.agent_id in open_saves:
-                    failed(save, "", untraced(error))
+            group.fail(error)
+
+    def _evicted(self, written: set[str | None], agent_id: str, fingerprint: str) -> None:
+        if self._tracer.on:
+            self._tracer.tell(Evicted(perf_counter(), agent_id, 0, "disk"))
+        # The engine may hold this KV and think it is on disk: its next save is of all.
+        if fingerprint in written:
+            send(self._gpu, Saved(agent_id, 0, limit=0))
 
     def _end(self, turns: list[SaveTurn], error: BaseException | None) -> None:
         """A save ended. A failure is told at once: what the agent saves next begins before it."""
-        save, nbytes = turns[-1].save, sum(turn.nbytes for turn in turns)
+        save, nbytes = turns[-1].save, _nbytes(turns)
         tickets = [turn.ticket for turn in turns]
         if self._tracer.on:
             self._tell_saved(save.agent_id, nbytes, error)
@@ -248,7 +220,7 @@ class PersistenceActor(SystemActor):
             logger.warning("saving %r failed: %s", save.agent_id, reason)
             # What is stored from where these were to begin is what they should have replaced.
             starts = [part.start for turn in turns for part in turn.save.segments]
-            self._tell_gpu(Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
+            send(self._gpu, Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
             for ticket in tickets:
                 self._outstanding.drop_bytes(ticket)
                 ticket.durable.reject(reason)
@@ -270,56 +242,17 @@ class PersistenceActor(SystemActor):
         except Exception:
             return 0
 
-    # -- what the disk refused ---------------------------------------------------------
 
-    def _try_again(self) -> None:
-        """Write what could not be written again later, sooner at first; until then it waits."""
-        self._tell_unwritten()
-        if not self._unwritten:
-            self._pause = 0.0
-        elif not self._pause:
-            self._pause = FIRST_PAUSE
-            self._after(self._pause, self._wake)
-
-    def _wake(self) -> None:
-        send(self.actor_ref, Retry())
-
-    def _retry(self) -> None:
-        if self._unwritten:
-            try:
-                self._retry_unwritten()
-            except Exception as error:
-                logger.error("the disk is still not there: %s", error)
-        self._tell_unwritten()
-        if self._unwritten:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._after(self._pause, self._wake)
-        elif self._pause:
-            self._pause = 0.0
-            logger.warning("the disk writes again: nothing of what was said is missing")
-
-    def _retry_unwritten(self) -> None:
-        saves = [Save(agent, records, None, ()) for agent, records in self._unwritten.items()]
-        self._opened().commit(
-            saves,
-            durable=self._written,
-            cached=lambda save: None,
-            failed=lambda save, stage, error: logger.error(
-                "turns of %r were not written: %s", save.agent_id, error
-            ),
-        )
-
-    def _tell_unwritten(self) -> None:
-        self._outstanding.hold_back(sum(map(_size, self._unwritten.values())))
-
-    def _written(self, save: Save) -> None:
-        self._unwritten.pop(save.agent_id, None)
-
-    def _tell_gpu(self, message: Any) -> None:
-        send(self._gpu, message)
+@contextmanager
+def _public_errors() -> Iterator[None]:
+    """What the store raises becomes what a user knows."""
+    try:
+        yield
+    except KvactorsError:
+        raise
+    except Exception as error:
+        raise public(error) from error
 
 
-def _size(records: tuple[dict[str, Any], ...]) -> int:
-    """Bytes of ledger records, about."""
-    turns = [turn for record in records for turn in record["turns"]]
-    return sum(len(turn["tokens"]) + len(turn["text"]) for turn in turns)
+def _nbytes(turns: list[SaveTurn]) -> int:
+    return sum(turn.nbytes for turn in turns)

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
+from kvactors.actors.dispatcher import Dispatcher, SystemActor, handles, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import BehaviourFailed, SystemStopped
@@ -131,26 +131,6 @@ class Player(SystemActor):
         """Let the behaviour start."""
         self._begin(Run(None), self._behaviour.on_start)
 
-    def on_receive(self, message: Any) -> None:
-        """Handle one message; which one decides."""
-        if isinstance(message, Deliver):
-            self._stage.note(message)
-            self._begin(
-                Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
-            )
-        elif isinstance(message, Resume):
-            if message.run in self._runs:
-                self._advance(message.run)
-        elif isinstance(message, Restart):
-            self._restart(message)
-        elif isinstance(message, ChildFailed):
-            self._fail(Run(None), message.error)
-        elif isinstance(message, StopBehaviour):
-            self._stopping = True
-            self.actor_inbox.open_to_prompts = False
-            if not self._runs:
-                self._stop()
-
     def on_stop(self) -> None:
         """Nothing of it runs any more."""
         self._drop_runs(SystemStopped(f"the behaviour of {self.agent.agent_id!r} was stopped"))
@@ -163,6 +143,24 @@ class Player(SystemActor):
         self.on_stop()
 
     # -- one message -------------------------------------------------------------------
+
+    @handles(Deliver)
+    def _deliver(self, message: Deliver) -> None:
+        self._stage.note(message)
+        self._begin(
+            Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
+        )
+
+    @handles(ChildFailed)
+    def _child_failed(self, message: ChildFailed) -> None:
+        self._fail(Run(None), message.error)
+
+    @handles(StopBehaviour)
+    def _stop_when_idle(self, _message: StopBehaviour) -> None:
+        self._stopping = True
+        self.actor_inbox.open_to_prompts = False
+        if not self._runs:
+            self._stop()
 
     def _begin(self, run: Run, call: Callable[[], Any]) -> None:
         self._runs[run] = None
@@ -197,10 +195,12 @@ class Player(SystemActor):
         except BaseException as error:
             self._fail(run, error)
         else:
-            awaited.on_done(lambda _: self._resume(run))
+            awaited.on_done(lambda _: send(self.actor_ref, Resume(run)))
 
-    def _resume(self, run: Run) -> None:
-        send(self.actor_ref, Resume(run))
+    @handles(Resume)
+    def _resume(self, message: Resume) -> None:
+        if message.run in self._runs:
+            self._advance(message.run)
 
     def _end(self, run: Run, value: Any) -> None:
         self._runs.pop(run, None)
@@ -246,6 +246,7 @@ class Player(SystemActor):
                 self._guarded(run.work.close)
             self._stage.failed(run.deliver, error)
 
+    @handles(Restart)
     def _restart(self, message: Restart) -> None:
         if message.run not in self._runs:
             return

@@ -1,6 +1,6 @@
-"""One save of an agent: made of the turns that wait for the store, and told of when it ended."""
+"""A group of saves: each made of an agent's turns that wait, and told of when it has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +9,14 @@ from kvactors.actors.messages_gpu import Saved
 from kvactors.actors.messages_store import SaveTurn
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.ticket import Ticket
+from kvactors.actors.unwritten import Records, Unwritten
+from kvactors.persistence.errors import untraced
 from kvactors.persistence.store import Save
 
-__all__ = ["Ended", "coalesce"]
+__all__ = ["Ended", "SaveGroup", "coalesce"]
 
 
-def coalesce(turns: Sequence[SaveTurn], unwritten: tuple[dict[str, Any], ...]) -> Save:
+def coalesce(turns: Sequence[SaveTurn], unwritten: Records) -> Save:
     """One save of one agent's turns, behind the records of it that the disk refused before: later
     segments supersede what they cover again."""
     first = turns[0].save
@@ -26,6 +28,45 @@ def coalesce(turns: Sequence[SaveTurn], unwritten: tuple[dict[str, Any], ...]) -
         if new:
             segments = tuple(part for part in segments if part.start < new[0].start) + new
     return replace(first, records=records, segments=segments)
+
+
+class SaveGroup:
+    """What one commit writes. `ended` is called once for each agent, with its turns, and the
+    error if their save failed; records that the ledger refused are `unwritten` then."""
+
+    def __init__(
+        self,
+        turns: Mapping[str, list[SaveTurn]],
+        unwritten: Unwritten,
+        ended: Callable[[list[SaveTurn], BaseException | None], object],
+    ) -> None:
+        self.saves = [coalesce(own, unwritten.take(agent_id)) for agent_id, own in turns.items()]
+        self._turns = dict(turns)
+        self._unwritten = unwritten
+        self._ended = ended
+        self._in_ledger: set[str] = set()
+
+    def durable(self, save: Save) -> None:
+        """Its records are in the ledger."""
+        self._in_ledger.add(save.agent_id)
+        for turn in self._turns[save.agent_id]:
+            turn.ticket.durable.resolve(True)
+
+    def cached(self, save: Save) -> None:
+        """Its KV is on disk."""
+        self._ended(self._turns.pop(save.agent_id), None)
+
+    def failed(self, save: Save, _stage: str, error: BaseException) -> None:
+        """It is not, or not all of it."""
+        if save.agent_id not in self._in_ledger:
+            self._unwritten.keep(save)
+        self._ended(self._turns.pop(save.agent_id), error)
+
+    def fail(self, error: BaseException) -> None:
+        """The commit itself failed: so has every save that had not ended."""
+        for save in self.saves:
+            if save.agent_id in self._turns:
+                self.failed(save, "", untraced(error))
 
 
 @dataclass(frozen=True, slots=True)

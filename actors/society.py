@@ -43,8 +43,8 @@ class Society(Swap):
             seconds,
             vitals.rebuilds,
             vitals.error,
-            "failing" if self._crew.outstanding.disk_fails else "ok",
-            self._crew.outstanding.unsaved,
+            "failing" if self._crew.outstanding.unsaved.disk_fails else "ok",
+            self._crew.outstanding.unsaved.total,
         )
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:

@@ -19,7 +19,6 @@ from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_by
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages_gpu import ReadStats
 from kvactors.actors.messages_store import CountStored
-from kvactors.actors.outstanding import MAX_UNSAVED
 from kvactors.actors.parameters import (
     check_isolation,
     check_parameters,
@@ -27,6 +26,7 @@ from kvactors.actors.parameters import (
     check_storage,
 )
 from kvactors.actors.seeing import Seeing
+from kvactors.actors.unsaved import MAX_UNSAVED
 from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
 from kvactors.core.options import ModelOptions
@@ -150,7 +150,7 @@ class AgentSystem(Seeing):
         self._store_path = path if stored else None
         self._on_progress = progress
         self._journal = journal
-        self._crew.outstanding.max_unsaved = parse_bytes("max_unsaved", max_unsaved)
+        self._crew.outstanding.unsaved.limit = parse_bytes("max_unsaved", max_unsaved)
         self._crew.watchdog = check_seconds("watchdog", watchdog)
         options = ModelOptions(
             kv_bits=kv_bits,

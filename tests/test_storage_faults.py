@@ -15,7 +15,6 @@ from kvactors.actors import (
     Sampling,
     SaveFailed,
     SaveQueueFull,
-    persistence,
     saving,
 )
 from kvactors.actors.messages_gpu import ReadStats
@@ -163,7 +162,7 @@ def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
 ) -> None:
     full = FailingFiles(name="*", path="*", code=errno.ENOSPC)
     full.armed = False
-    monkeypatch.setattr("kvactors.actors.persistence.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("kvactors.actors.unwritten.FIRST_PAUSE", 0.01)
     system = open_system(disk=full, max_unsaved=400)
     alice = system.spawn("alice")
     full.armed = True
@@ -300,7 +299,7 @@ def test_a_defect_of_the_persistence_actor_leaves_no_bytes_that_wait_for_it(
     replies.append(agents[1].ask([1], sampling=SHORT).get(timeout=WAIT))
 
     assert backlog() > 0
-    monkeypatch.setattr(persistence, "coalesce", defective)
+    monkeypatch.setattr(saving, "coalesce", defective)
     slow.release.set()
 
     assert replies[0].cached.get(timeout=WAIT)
