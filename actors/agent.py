@@ -39,7 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 class AgentActor(SystemActor):
-    """Owns one agent's transcript. Every prompt ends in exactly one reply or error."""
+    """Owns one agent's transcript. Every prompt ends in exactly one reply or error.
+
+    `agent_id` and `transcript`: who it is and what it remembers. `services`: what it shares with
+    the other agents. `context_policy`: what it does at the end of the context.
+    """
 
     def __init__(
         self,
@@ -115,7 +119,9 @@ class AgentActor(SystemActor):
         """Plans turns under the model that is loaded. Raises TemplateError."""
         model, isolated = self.services.model, self.services.isolated
         self.transcript = _under(self.transcript, model)
-        return Planner(self.agent_id, self.transcript, model.spec, self.context_policy, isolated)
+        return Planner(
+            self.agent_id, self.transcript, model.spec, self.context_policy, isolated=isolated
+        )
 
     def _after_summary(self, running: Running, ended: Finished | Exception) -> None:
         """The summary that a turn waited for has ended: now the turn itself."""

@@ -77,7 +77,8 @@ class VirtualTimer(Timer):
 
 
 class SeededDispatcher(Dispatcher):
-    """Runs actors on another dispatcher's thread, one message of one actor at a time."""
+    """Runs actors on the `thread` of another dispatcher, one message of one actor at a time, in an
+    order that `seed` draws; when none has any, `timer` jumps to what is due next."""
 
     batch = 1
 

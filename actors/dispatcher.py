@@ -27,8 +27,8 @@ BATCH = 32
 
 
 class Dispatcher:
-    """`threads` daemon threads that run whichever actor has messages, in order of arrival, each
-    for at most `batch` messages.
+    """`threads` daemon threads, called after `name`, that run whichever actor has messages, in
+    order of arrival, each for at most `batch` messages.
 
     Blocking on a future is refused on them unless `blocking`.
     """

@@ -20,8 +20,9 @@ OnProgress = Callable[[str, int, int], None]
 
 
 class EngineReports:
-    """Knows the agents that have asked, by id, and who reads the store. `fingerprint` is the
-    loaded model's."""
+    """Knows the agents that have asked, by id, and who reads the store. `gpu` is the GPU actor's
+    reference, `fingerprint` gives the loaded model's, `on_progress` is called as prefills go on,
+    `tracer` hears of the store's answers and of faults."""
 
     def __init__(
         self,

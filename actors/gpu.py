@@ -59,7 +59,8 @@ def mlx_dispatcher() -> Dispatcher:
 
 
 class GpuActor(SystemActor):
-    """Runs the engine. `died` is told the cause if the engine breaks."""
+    """Runs the engine, on the threads of `dispatcher`. `died` is told the cause if the engine
+    breaks, `on_progress` how far prefills are, `vitals` how it is, `tracer` what happens."""
 
     def __init__(
         self,

@@ -81,11 +81,12 @@ class Agent:
           transcript's characters match, those are kept and the rest is forgotten; else the
           transcript starts again.
 
-        `timeout` in seconds bounds the whole turn, queue included: past it the turn is undone
-        and the future raises TurnTimeout. Where turns wait for room, one with a higher `priority`
-        goes first, until another was passed over often enough. Prompts to one agent are answered
-        in order. Raises InvalidInput, MailboxFull, SystemStopped or EngineDied at once; the
-        future raises InvalidInput, ContextExceeded, MemoryExceeded, AdmissionFull or TurnFailed.
+        `sampling` says how to decode. `timeout` in seconds bounds the whole turn, queue included:
+        past it the turn is undone and the future raises TurnTimeout. Where turns wait for room,
+        one with a higher `priority` goes first, until another was passed over often enough.
+        Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull,
+        SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
+        MemoryExceeded, AdmissionFull or TurnFailed.
         """
         turn = check_options(
             self._system.info,

@@ -18,7 +18,8 @@ NAP = 0.025
 
 class Pace:
     """Rests whenever it is called, as long as the thread has worked for since; for one group of
-    saves, on the thread that writes it. `hurried` says whether there is no time to rest."""
+    saves, on the thread that writes it. `hurried` says whether there is no time to rest; `sleep`
+    takes seconds, `used` gives the thread's CPU seconds."""
 
     def __init__(
         self,

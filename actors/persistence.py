@@ -43,8 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 class PersistenceActor(SystemActor):
-    """Runs on a thread of its own; the store is opened and closed there. `after` calls back in so
-    many seconds; `streaming` says whether somebody reads tokens as they come."""
+    """Runs on a thread of `dispatcher`, its own; `open_store` and the store's end happen there.
+
+    `gpu` is told what became of KV, `outstanding` when saves end, `tracer` what happens. `after`
+    calls back in so many seconds; `streaming` says whether somebody reads tokens as they come.
+    """
 
     def __init__(
         self,

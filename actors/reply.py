@@ -95,7 +95,8 @@ def turn_ended(ticket: Ticket) -> TurnEnded:
 def make_reply(
     finished: Finished, text: str, match: MatchKind | None, ticket: Ticket, retokenized: int
 ) -> Reply:
-    """The reply of a finished turn."""
+    """The reply of a turn that has `finished`: its `text`, how its conversation compared (`match`),
+    the futures of its `ticket`, and how many tokens were `retokenized`."""
     request = finished.request
     begin = request.submitted_at
 

@@ -62,9 +62,10 @@ PromptInput = NewText | NewTokenIds | WholeText | WholeConversation
 
 
 def check_prompt(
-    prompt: object, messages: object, match: bool, threshold: object, model: ModelInfo
+    model: ModelInfo, prompt: object, *, messages: object, match: bool, threshold: object
 ) -> PromptInput:
-    """What `Agent.ask` was given. Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
+    """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
+    Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise InvalidInput(f"threshold must be a number, not {type(threshold).__name__}")
     if not 0 <= threshold <= 1:

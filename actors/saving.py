@@ -31,8 +31,8 @@ def coalesce(turns: Sequence[SaveTurn], unwritten: Records) -> Save:
 
 
 class SaveGroup:
-    """What one commit writes. `ended` is called once for each agent, with its turns, and the
-    error if their save failed; records that the ledger refused are `unwritten` then."""
+    """What one commit writes: the `turns` of each agent. `ended` is called once for each, with its
+    turns, and the error if their save failed; records that the ledger refused are `unwritten`."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SaveGroup:
         self._ended(self._turns.pop(save.agent_id), None)
 
     def failed(self, save: Save, _stage: str, error: BaseException) -> None:
-        """It is not, or not all of it."""
+        """This `save` was not written, or not all of it; `error` says why."""
         if save.agent_id not in self._in_ledger:
             self._unwritten.keep(save)
         self._ended(self._turns.pop(save.agent_id), error)

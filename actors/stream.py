@@ -29,7 +29,8 @@ Piece = TextPiece
 class ReplyStream:
     """Iterates over pieces whose texts add up to the reply's text. One reader.
 
-    `reply` is the turn's Reply once the iteration has ended. Closing early cancels the turn.
+    `reply` is the turn's Reply once the iteration has ended. Closing early calls `cancel`. The
+    tokens are those of `ticket`; the strings of `stop` are not shown.
     """
 
     def __init__(self, ticket: Ticket, stop: Sequence[str], cancel: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ def check_system_prompt(system_prompt: object) -> None:
 
 
 def check_turn(sampling: object, timeout: object, priority: object = 0) -> None:
-    """Raise InvalidInput for a sampling, timeout in seconds or priority that no turn can have."""
+    """Raise InvalidInput for a `sampling`, `timeout` in seconds or `priority` that no turn has."""
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise InvalidInput(f"priority must be an int, not {priority!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
@@ -37,7 +37,7 @@ def check_turn(sampling: object, timeout: object, priority: object = 0) -> None:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Raise InvalidInput unless it is None or an int of at least `least`."""
+    """Raise InvalidInput unless `value`, called `name`, is None or an int of at least `least`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (whole and value >= least):  # type: ignore[operator]
         raise InvalidInput(f"{name} must be an int of at least {least}, not {value!r}")

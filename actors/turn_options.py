@@ -53,8 +53,9 @@ def check_options(
     timeout: float | None = None,
     priority: int = 0,
 ) -> TurnOptions:
-    """The record of what `Agent.ask` was given. Raises EmptyPrompt, TokenOutOfRange,
+    """The record of what `Agent.ask` was given, for this `model`: `prompt`, `messages`, `match`,
+    `threshold`, `sampling`, `timeout`, `priority`. Raises EmptyPrompt, TokenOutOfRange,
     InvalidInput."""
-    given = check_prompt(prompt, messages, match, threshold, model)
+    given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
     check_turn(sampling, timeout, priority)
     return TurnOptions(given, sampling or Sampling(), timeout, priority)

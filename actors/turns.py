@@ -56,7 +56,8 @@ def make_request(
     *,
     isolated: bool = False,
 ) -> Request:
-    """The request that runs a draft. An `isolated` one shares no system prompt's KV. Raises
+    """The request that runs a `draft` of the `transcript` of `agent_id`, as `ask` asks, on a model
+    with this `spec`. An `isolated` one shares no system prompt's KV. Raises
     EmptyPrompt, TokenOutOfRange, ContextExceeded, and InvalidSampling for choices too long for
     the model's windows."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
@@ -109,7 +110,8 @@ def make_request(
 def make_answer(
     transcript: Transcript, draft: Draft, ask: Ask, finished: Finished
 ) -> tuple[Turn, ...]:
-    """The turn that answers a draft; none if no answer was wanted."""
+    """The turn that answers a `draft` of the `transcript` with what has `finished`; none if no
+    answer was wanted in `ask`."""
     if not ask.turn.answer:
         return ()
     prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
@@ -120,7 +122,7 @@ def make_answer(
 
 
 def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:
-    """A line of the log for a turn that begins; what it says only if asked."""
+    """A line of the log for the `request` of a `draft` that begins; `with_text`: what it says."""
     if logger.isEnabledFor(logging.DEBUG):
         words = f": {[turn.text for turn in draft.turns]!r}" if with_text else ""
         new = request.fresh
@@ -128,7 +130,7 @@ def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:
 
 
 def log_answer(finished: Finished, text: str, *, with_text: bool) -> None:
-    """A line of the log for a turn that ended; what it says only if asked."""
+    """A line of the log for a turn that `finished`; `with_text`: the answer's `text` too."""
     if logger.isEnabledFor(logging.DEBUG):
         request, words = finished.request, f": {text!r}" if with_text else ""
         logger.debug(

@@ -47,7 +47,8 @@ class AgentServices:
     def save(
         self, agent_id: str, record: dict[str, Any], ticket: Ticket, exported: Sequence[ExportedKV]
     ) -> None:
-        """Have a ledger record and new KV written; settles the ticket's `durable` and `cached`."""
+        """Have a ledger `record` of `agent_id` and new KV, `exported`, written; settles the
+        `durable` and `cached` of the `ticket`."""
         if self.persistence is None:
             ticket.durable.resolve(False)
             ticket.cached.resolve(False)
@@ -68,8 +69,9 @@ class AgentServices:
             message.reject()
 
     def fork(self, parent: str, child: str, *, stored: bool) -> Any:
-        """Let a new agent begin with all that another one has; `stored`: of its ledger too, where
-        there is a store. A future that resolves when that is done, or None. Raises SystemStopped.
+        """Let a new agent, `child`, begin with all that `parent` has; `stored`: in its ledger too,
+        where there is a store. A future that resolves when that is done, or None. Raises
+        SystemStopped.
 
         Both other actors are told at once: whatever comes later of the parent is not the child's.
         """

@@ -11,7 +11,7 @@ import pykka
 import pytest
 
 from kvactors.actors import dispatcher as module
-from kvactors.actors.dispatcher import Dispatcher, PooledActor, SystemActor
+from kvactors.actors.dispatcher import Dispatcher, PooledActor, SystemActor, handles
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.mailbox import Envelope, LanePolicy, Mailbox
 from kvactors.actors.timer import Timer
@@ -425,3 +425,26 @@ def test_a_message_that_comes_while_an_actor_is_bound_queues_it_once() -> None:
 
     assert queued == [actor]
     assert mailbox.get().message == "early"
+
+
+def test_a_message_goes_to_the_method_that_is_marked_with_its_type(pool: Dispatcher) -> None:
+    class Base(SystemActor):
+        dispatcher = pool
+
+        @handles(str)
+        def take_text(self, message: str) -> str:
+            return f"text {message}"
+
+        @handles(Work)
+        def take_work(self, message: Work) -> int:
+            return message.number
+
+    class Derived(Base):
+        @handles(Work)
+        def take_work_otherwise(self, message: Work) -> int:
+            return -message.number
+
+    base, derived = Base.start(), Derived.start()
+
+    assert (base.ask("a"), base.ask(Work(1))) == ("text a", 1)
+    assert (derived.ask("b"), derived.ask(Work(2))) == ("text b", -2)
