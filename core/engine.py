@@ -54,6 +54,7 @@ class Engine:
             SchedulerConfig(config.target_latency, reproducible=fixed, checkpointed=checkpointed)
         )
         self._events: list[Event] = []
+        self._cancelled: list[Request] = []
         self._forward: Sequence[Request] = ()
 
     # -- the GPU actor's side ----------------------------------------------------------
@@ -61,8 +62,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has work: something runs, or something waits that can start."""
-        ready = self._events or self._rows.active or self._admission.ready
-        return bool(ready) or any(request.cancelled for request in self._admission.waiting)
+        return bool(self._events or self._cancelled or self._rows.active or self._admission.ready)
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
@@ -73,6 +73,7 @@ class Engine:
     def prefetch(self, agent_id: str, tokens: list[int]) -> None:
         """Read an agent's KV ahead of its next turn, if there is room."""
         if self._traffic.prefetch(agent_id, tokens):
+            self._admission.promise(agent_id)
             self._events.append(KVNeeded(agent_id))
 
     def fork(self, parent: str, child: str) -> None:
@@ -81,8 +82,8 @@ class Engine:
 
     def provide(self, agent_id: str, stored: Sequence[ExportedKV]) -> None:
         """The KV that the store had for an agent, in answer to KVNeeded; maybe none."""
-        waiting = (r for r in self._admission.waiting if r.agent_id == agent_id)
-        self._traffic.provide(agent_id, stored, next(waiting, None))
+        waiting = self._admission.waiting.of(agent_id)
+        self._traffic.provide(agent_id, stored, waiting[0] if waiting else None)
         self._admission.retry()
 
     def saved(self, agent_id: str, nbytes: int, limit: int | None = None) -> None:
@@ -92,20 +93,22 @@ class Engine:
 
     def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
         """End a turn at the next step; with an error it fails and leaves no trace."""
-        for request in [*self._admission.waiting, *self._rows.active]:
-            if request.agent_id == agent_id and request.serial == serial:
-                if error is not None:
-                    self._abort(request, error)
-                else:
-                    request.cancelled = True
+        for request in self._turns_of(agent_id):
+            if request.serial == serial and error is not None:
+                self._abort(request, error)
+            elif request.serial == serial:
+                self._cancelled.append(request)
 
     def forget(self, agent_id: str) -> None:
         """Drop everything in memory of an agent; a turn that still runs of it fails."""
-        for request in [*self._admission.waiting, *self._rows.active]:
-            if request.agent_id == agent_id:
-                self._abort(request, TurnFailed(f"agent {agent_id!r} was forgotten"))
+        for request in self._turns_of(agent_id):
+            self._abort(request, TurnFailed(f"agent {agent_id!r} was forgotten"))
         self._traffic.forget(agent_id)
         self._admission.retry()
+
+    def _turns_of(self, agent_id: str) -> list[Request]:
+        running = [request for request in self._rows.active if request.agent_id == agent_id]
+        return [*self._admission.waiting.of(agent_id), *running]
 
     def abandon(self) -> tuple[list[Event], list[Request], int]:
         """After a fatal error: events that nobody saw yet, the turns that another engine is to
@@ -163,6 +166,7 @@ class Engine:
         self._memory.pool.check()
         self._memory.hot.check()
         self._rows.check()
+        self._admission.waiting.check()
 
     @property
     def in_memory(self) -> frozenset[str]:
@@ -318,11 +322,13 @@ class Engine:
     # -- ending ------------------------------------------------------------------------
 
     def _end_cancelled(self) -> None:
-        for request in filter(lambda r: r.cancelled, list(self._admission.waiting)):
-            self._admission.note_cache(request)
-            self._finish(request, "cancelled")
-        for request in filter(lambda r: r.cancelled, self._rows.active):
-            self._finish(request, "cancelled")
+        cancelled, self._cancelled = self._cancelled, []
+        for request in cancelled:
+            if request in self._admission.waiting:
+                self._admission.note_cache(request)
+                self._finish(request, "cancelled")
+            elif request in self._rows.active:
+                self._finish(request, "cancelled")
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""

@@ -7,14 +7,14 @@ next forward needs. The budget bounds the sum. GPU thread only.
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
 import mlx.core as mx
 
 from kvactors.core import limit
 from kvactors.core.blocks import BLOCK_TOKENS, BlockPool
-from kvactors.core.eviction import EvictionPolicy
+from kvactors.core.eviction import EvictionPolicy, IdleAgent
 from kvactors.core.model import LoadedModel
 from kvactors.core.residency import HotCaches
 from kvactors.core.rows import Rows
@@ -35,7 +35,7 @@ class Memory:
         self,
         loaded: LoadedModel,
         budget: int,
-        eviction: EvictionPolicy,
+        eviction: EvictionPolicy | None,
         clock: Callable[[], float],
         rows: Rows,
         tracer: Tracer,
@@ -139,17 +139,27 @@ class Memory:
         """Evict idle agents in the policy's order until `done`; whether it is."""
         if done():
             return True
-        idle = self.hot.idle(busy)
-        known = {agent.agent_id: agent.nbytes for agent in idle}
-        for agent_id in self._eviction(idle, self._clock()):
-            if agent_id in known:
-                self.forget(agent_id)
-                self.evictions += 1
-                if self._tracer.on:
-                    self._tracer.tell(Evicted(perf_counter(), agent_id, known[agent_id], "memory"))
-                if done():
-                    return True
+        for agent in self._leaving(frozenset(busy)):
+            self.forget(agent.agent_id)
+            self.evictions += 1
+            if self._tracer.on:
+                evicted = Evicted(perf_counter(), agent.agent_id, agent.nbytes, "memory")
+                self._tracer.tell(evicted)
+            if done():
+                return True
         return False
+
+    def _leaving(self, busy: frozenset[str]) -> Iterator[IdleAgent]:
+        """Idle agents in the order in which they go; each is dropped before the next is asked
+        for. A policy of the user's own sees all of them at once."""
+        if self._eviction is None:
+            while (oldest := next(self.hot.idle(busy), None)) is not None:
+                yield oldest
+            return
+        idle = {agent.agent_id: agent for agent in self.hot.idle(busy)}
+        for agent_id in self._eviction(list(idle.values()), self._clock()):
+            if agent_id in idle:
+                yield idle.pop(agent_id)
 
     def forget(self, agent_id: str) -> None:
         """Drop what is in memory of an agent."""

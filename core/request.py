@@ -45,6 +45,8 @@ class Request:
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
     of them is the answer. `in_float` says in which form its KV is (LoadedModel.forms).
+    `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
+    which it began to wait (WaitingTurns).
     """
 
     agent_id: str
@@ -69,11 +71,11 @@ class Request:
     kept: int = 0
     cached: int = 0
     cache_state: str = "cold"
-    cancelled: bool = False
     choices: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
     arrival: int = 0
     passed_over: int = 0
+    entered: int = 0
     isolated: bool = False
     probation: int = 0
     admitted_at: float = 0.0

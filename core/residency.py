@@ -208,14 +208,13 @@ class HotCaches:
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
 
-    def idle(self, busy: Iterable[str]) -> list[IdleAgent]:
-        """Agents that may be evicted: not busy, and nothing of theirs is being written."""
-        taken = set(busy)
-        return [
-            IdleAgent(agent_id, self._own_bytes(cache), cache.end, cache.last_used, cache.saved)
-            for agent_id, cache in self._caches.items()
-            if agent_id not in taken and not cache.unwritten
-        ]
+    def idle(self, busy: Collection[str]) -> Iterator[IdleAgent]:
+        """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
+        is being written."""
+        for agent_id, cache in self._caches.items():
+            if agent_id not in busy and not cache.unwritten:
+                own = self._own_bytes(cache)
+                yield IdleAgent(agent_id, own, cache.end, cache.last_used, cache.saved)
 
     def check(self) -> None:
         """Prove the counts: who holds which piece, and its bytes once."""

@@ -35,8 +35,7 @@ class Traffic:
     ) -> None:
         self.counts = {"hits": 0, "restores": 0, "misses": 0, "shared_tokens": 0}
         self.asked: dict[str, float] = {}
-        self.restored: set[str] = set()
-        # Of those, the ones of whom the store had nothing that fits.
+        # Agents with a waiting turn of whom the store had nothing that fits.
         self._unknown: set[str] = set()
         self._loaded = loaded
         self._memory = memory
@@ -59,7 +58,6 @@ class Traffic:
 
     def ask(self, agent_id: str) -> None:
         """Note that the store is asked for an agent's KV."""
-        self.restored.discard(agent_id)
         self.asked[agent_id] = self._clock()
 
     def prefetch(self, agent_id: str, tokens: list[int]) -> bool:
@@ -84,7 +82,6 @@ class Traffic:
         if asked_at is None:
             return
         if request is not None:
-            self.restored.add(agent_id)
             past = request.tokens[: request.prompt - request.fresh]
             if not self._adopt(agent_id, past, stored, request.in_float):
                 self._unknown.add(agent_id)
@@ -108,7 +105,6 @@ class Traffic:
 
     def begun(self, agent_id: str) -> None:
         """The turn that waited for this agent's KV has begun."""
-        self.restored.discard(agent_id)
         self._unknown.discard(agent_id)
 
     def _adopt(
