@@ -252,7 +252,7 @@ class GpuActor(SystemActor):
         self._vitals.step_begins()
         for event in engine.step():
             self._report(event)
-        self._vitals.watched = engine.watched
+        self._vitals.watched = engine.streaming
         self._wake(engine)
 
     def _report(self, event: Event) -> None:

@@ -101,7 +101,7 @@ def make_request(
         submitted_at=ask.ticket.submitted_at,
         priority=ask.priority if ask.answer else ask.priority - 1,
         shared=len(shared),
-        beginning=tokens_hash(shared) if shared else "",
+        prompt_hash=tokens_hash(shared) if shared else "",
         choices=choices,
     )
 

@@ -7,8 +7,9 @@ from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.eviction import EvictionPolicy
 from kvactors.core.memory import Memory
 from kvactors.core.request import Request
+from kvactors.core.sharing import PrefixSharing
 from kvactors.core.slots import EXTENT_STEP
-from kvactors.core.traffic import Traffic
+from kvactors.core.traffic import KVTransfer
 from kvactors.core.waiting import WaitingTurns
 
 __all__ = ["Admission", "EngineConfig"]
@@ -43,15 +44,19 @@ class Admission:
         self,
         config: EngineConfig,
         memory: Memory,
-        traffic: Traffic,
+        transfer: KVTransfer,
+        sharing: PrefixSharing,
         clock: Callable[[], float],
     ) -> None:
         self.waiting = WaitingTurns()
+        # Turns that began hot, warm and cold.
+        self.counts = dict.fromkeys(_COUNTED.values(), 0)
         # Of those, the ones whose KV was asked of the store: they hold a place and bytes.
-        self._promised: dict[Request, None] = {}
+        self._places: dict[Request, None] = {}
         self._config = config
         self._memory = memory
-        self._traffic = traffic
+        self._transfer = transfer
+        self._sharing = sharing
         self._clock = clock
         self._ended = 0
         self._blocked = False
@@ -61,7 +66,7 @@ class Admission:
         """Whether some waiting turn could start if there is room."""
         if self._backed_up or self._blocked:
             return False
-        return any(r.agent_id not in self._traffic.asked for r in self._candidates(0))
+        return any(not self._transfer.reading(r.agent_id) for r in self._candidates(0))
 
     def retry(self) -> None:
         """Something changed that a turn may have waited for."""
@@ -91,9 +96,11 @@ class Admission:
         self.retry()
 
     def promise(self, agent_id: str) -> None:
-        """A turn whose KV is being read holds a place and the bytes that it will need."""
-        if agent_id in self._traffic.asked:
-            self._promised |= dict.fromkeys(self.waiting.of(agent_id))
+        """A turn whose KV is being read, or was, holds a place and the bytes that it will need."""
+        for request in self.waiting.of(agent_id):
+            if request in self._places or self._transfer.reading(agent_id):
+                self._places[request] = None
+                self._memory.promised[agent_id] = self._row_bytes(request)
 
     def put_back(self, request: Request) -> None:
         """Queue a turn that gave way; it keeps its arrival, and waits for another to end."""
@@ -114,7 +121,7 @@ class Admission:
         """Take a turn out of the queue, if it is in it."""
         if request in self.waiting:
             self._take(request)
-            self._traffic.withdraw(request.agent_id)
+            self._transfer.withdraw(request.agent_id)
 
     def admit(self, running: Sequence[Request]) -> tuple[list[Request], list[str]]:
         """The waiting turns that start now, in order, beside those `running`; and the agents
@@ -126,25 +133,25 @@ class Admission:
         started: list[Request] = []
         needed: list[str] = []
         full = False
-        held = [*running, *self._promised]
+        held = [*running, *self._places]
         for request in self._candidates(len(running)):
             if self._backed_up:
                 break
-            if request.agent_id in self._traffic.asked or self._follows(request, held):
+            if self._transfer.reading(request.agent_id) or self._follows(request, held):
                 continue
             has_place = request in held
             if not has_place and (full or len(held) >= self._config.max_batch):
                 continue
-            self._traffic.prepare(request)
+            self._sharing.prepare(request)
             active = [*running, *started]
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
                 self._blocked = full = True
                 continue
             if not has_place:
                 held.append(request)
-            if self._traffic.must_ask(request):
-                self._traffic.ask(request.agent_id)
-                self.promise(request.agent_id)
+            if self._transfer.must_ask(request):
+                self._transfer.ask(request.agent_id, self._row_bytes(request))
+                self._places[request] = None
                 needed.append(request.agent_id)
                 continue
             self._take(request)
@@ -156,14 +163,14 @@ class Admission:
 
     def _candidates(self, running: int) -> list[Request]:
         """The waiting turns that may start beside so many running ones, the next one first."""
-        if running + len(self._promised) >= self._config.max_batch:
-            return self.waiting.in_order(self._promised)
+        if running + len(self._places) >= self._config.max_batch:
+            return self.waiting.in_order(self._places)
         first = self.waiting.first(LOOKED_AT)
-        return self.waiting.in_order({*first, *self._promised}) if self._promised else first
+        return self.waiting.in_order({*first, *self._places}) if self._places else first
 
     def _take(self, request: Request) -> None:
         self.waiting.remove(request)
-        self._promised.pop(request, None)
+        self._places.pop(request, None)
 
     @property
     def _backed_up(self) -> bool:
@@ -173,9 +180,9 @@ class Admission:
         """Whether another turn is just prefilling the system prompt that this one needs too."""
         if not request.shared or request.agent_id in self._memory.hot:
             return False
-        return self._traffic.donor(request) is None and any(
+        return self._sharing.donor(request) is None and any(
             other is not request
-            and other.beginning == request.beginning
+            and other.prompt_hash == request.prompt_hash
             and other.in_float == request.in_float
             and other.cached < other.shared
             for other in running
@@ -196,11 +203,11 @@ class Admission:
         """
         memory, agent_id = self._memory, request.agent_id
         reserved = [other for other in held if other not in active and other is not request]
-        busy = [agent_id, *(other.agent_id for other in held)]
+        busy = {agent_id, *(other.agent_id for other in held)}
         space = memory.workspace[request.in_float]
         need = self._row_bytes(request) + space.least(len(request.tokens), len(active))
         # What is read for others must find room too when it arrives.
-        promised = sum(map(self._row_bytes, reserved))
+        promised = memory.promised_to_others(agent_id)
         blocks = len(request.tokens) + 1
         fits = memory.make_room(need + promised, busy) and memory.make_blocks(
             agent_id, blocks, busy
@@ -215,7 +222,8 @@ class Admission:
         decoding ones, and what is still to be read of it."""
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
-        past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
+        unread = self._transfer.must_ask(request) or self._transfer.reading(request.agent_id)
+        past = request.prompt - request.fresh if unread else 0
         bytes_of, in_float = self._memory.bytes_of, request.in_float
         return 2 * bytes_of(tokens + EXTENT_STEP, in_float) + bytes_of(past, in_float)
 
@@ -228,7 +236,7 @@ class Admission:
 
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""
-        self._traffic.begun(request.agent_id)
+        self._transfer.withdraw(request.agent_id)
         cache = self._memory.hot.touch(request.agent_id, self._clock())
         cache.shared = cache.shared or cache.aligned(request.shared)
         if request.preempted:
@@ -236,7 +244,7 @@ class Admission:
         self.note_cache(request)
         request.kept = min(cache.end, request.target)
         request.admitted_at = self._clock()
-        self._traffic.counts[_COUNTED[request.cache_state]] += 1
+        self.counts[_COUNTED[request.cache_state]] += 1
 
 
 def _most_tokens(request: Request) -> int:

@@ -118,7 +118,7 @@ def test_a_step_reads_no_more_of_four_thousand_waiting_turns_than_of_four_hundre
             fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
             request = Watched(**fields)
             if sharing:
-                request.shared, request.beginning = 512, "the same"
+                request.shared, request.prompt_hash = 512, "the same"
             engine.submit(request)
         engine.step()
         Watched.reads = 0
