@@ -137,7 +137,7 @@ class GpuActor(SystemActor):
         engine = self._slot.engine
         for event in engine.step():
             self._reports.tell(event)
-        self._vitals.streaming = engine.watched
+        self._vitals.streaming = engine.streaming
 
     @handles(Step)
     def _submit(self, message: Step) -> None:

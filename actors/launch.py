@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvactors.core import blas
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.eviction import EvictionPolicy, least_recently_used
+from kvactors.core.eviction import EvictionPolicy
 from kvactors.core.options import ModelOptions
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
@@ -59,7 +59,7 @@ class Launch:
     memory_budget: int | None
     target_latency: float
     stored: bool
-    eviction: EvictionPolicy = least_recently_used
+    eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
     clock: Callable[[], float] = time.perf_counter
 

@@ -118,8 +118,8 @@ def make_reply(
             retokenized_tokens=retokenized,
         ),
         timing=Timing(
-            queued=max(0.0, admitted - request.restored_at),
-            restore=request.restored_at,
+            queued=max(0.0, admitted - request.restore_seconds),
+            restore=request.restore_seconds,
             prefill=max(0.0, prefilled - admitted),
             first_token=since(request.first_token_at),
             total=since(finished.finished_at),

@@ -78,8 +78,7 @@ class AgentSystem(Seeing):
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; while nobody
             streams, a prompt that takes under a second goes first.
-        eviction: who leaves memory first: "lru", "worth" (size and age against what bringing
-            it back costs), or a callable (`kvactors.core.eviction`).
+        eviction: who leaves memory first: "lru", or a callable (`kvactors.core.eviction`).
         isolation: "shared" lets agents with the same system prompt hold its KV once;
             "strict" shares nothing between agents that were not forked.
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.

@@ -102,7 +102,7 @@ def make_request(
         submitted_at=ask.ticket.submitted_at,
         priority=asked.priority if asked.answer else asked.priority - 1,
         shared=len(shared),
-        beginning=tokens_hash(shared) if shared else "",
+        prompt_hash=tokens_hash(shared) if shared else "",
         choices=choices,
     )
 

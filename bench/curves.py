@@ -15,6 +15,7 @@ from kvactors.bench.decoding import deep_llama, hot_agents, step_seconds
 from kvactors.bench.latency import remembering
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.storage import fill, save_one
+from kvactors.core.trace import DecodeStep, PrefillStep, TraceEvent, Tracer
 from kvactors.persistence import Store
 
 __all__ = ["CURVES", "Curve"]
@@ -28,6 +29,9 @@ TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 ROWS = (1, 2, 4, 8, 16, 32)
 SLABS = (1, 2, 4, 8)
 AGENTS = (100, 300, 1000, 3000, 10_000)
+CROWD = (1_000, 3_000, 10_000, 30_000, 100_000)
+# Turns that run beside those that wait.
+RUNNING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,53 @@ def thread_time(setup: Setup, sizes: Sequence[int]) -> Points:
         yield size, median(times)
 
 
+def bookkeeping(setup: Setup, sizes: Sequence[int]) -> Points:
+    """Time of a step of 16 running turns beside so many waiting ones, without its forward."""
+    from kvactors.core.engine import Engine, EngineConfig
+    from kvactors.core.sampling import Sampling
+    from kvactors.core.testing import make_request
+
+    for size in sizes:
+        forward: list[float] = []
+        tracer = Tracer()
+
+        def timed(event: TraceEvent, found: list[float] = forward) -> None:
+            if isinstance(event, PrefillStep | DecodeStep):
+                found.append(event.at - event.began)
+
+        tracer.listen(timed)
+        config = EngineConfig(RUNNING, 2**33, stored=False, max_waiting=size + RUNNING)
+        engine = Engine(setup.loaded, config, tracer=tracer)
+        for row in range(size + RUNNING):
+            engine.submit(make_request(str(row), [], [1, 2, 3], Sampling(max_tokens=10_000)))
+        while engine.stats()["decoding"] < RUNNING:
+            engine.step()
+        times = []
+        for _ in range(setup.scale.decoded):
+            forward.clear()
+            begin = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - begin - sum(forward))
+        yield size, median(times)
+
+
+def ask_among(setup: Setup, sizes: Sequence[int]) -> Points:
+    """Time of a turn of one token of an agent in memory, among so many agents that were spawned."""
+    for size in sizes:
+        with setup.system() as system:
+            for number in range(size):
+                system.spawn(f"agent {number}")
+            agent = system.spawn("agent 0")
+            answer(agent, setup.prompt(SHORT))
+            yield size, median(_seconds(lambda: answer(agent, [1])) for _ in range(9))  # noqa: B023
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
 def operations_over_rows(setup: Setup, sizes: Sequence[int]) -> Points:
     """Operations in the graph of a decode step of rows with 100 tokens each, 32 thin layers."""
     for size in sizes:
@@ -185,6 +236,8 @@ CURVES = (
     Curve("step", "ms", "agents", ROWS, step_over_rows),
     Curve("step", "ms", "tokens", TOKENS, step_over_tokens),
     Curve("thread time of a step", "ms", "agents", ROWS, thread_time),
+    Curve("bookkeeping of a step", "ms", "waiting turns", CROWD, bookkeeping),
+    Curve("a turn of one token", "ms", "spawned agents", CROWD, ask_among),
     Curve("operations", "", "agents", ROWS, operations_over_rows),
     Curve("operations", "", "slabs", SLABS, operations_over_slabs),
     Curve("memory", "MB", "tokens", TOKENS, bytes_kept),

@@ -71,14 +71,14 @@ def _cost(tell: Callable[[Tracer, int], None], listener: Any, count: int, **opti
 
 
 def _step(tracer: Tracer, number: int) -> None:
-    """As `Meter.decode` does it."""
+    """As `EngineMetrics.decode` does it."""
     began = time.perf_counter() if tracer.steps else 0.0
     if began:
         tracer.tell(DecodeStep(began, time.perf_counter(), ROWS, ("a", "b", "c", "d")))
 
 
 def _turn(tracer: Tracer, number: int) -> None:
-    """As `Outstanding` and `Meter.started` do it."""
+    """As `Outstanding` and `EngineMetrics.started` do it."""
     if tracer.on:
         tracer.tell(TurnQueued(time.perf_counter(), "alice", number))
     if tracer.on:

@@ -4,16 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.errors import AdmissionFull, MemoryExceeded
-from kvactors.core.eviction import EvictionPolicy, least_recently_used
+from kvactors.core.eviction import EvictionPolicy
 from kvactors.core.memory import Memory
 from kvactors.core.request import Request
+from kvactors.core.sharing import PrefixSharing
 from kvactors.core.slots import EXTENT_STEP
-from kvactors.core.traffic import Traffic
+from kvactors.core.traffic import KVTransfer
+from kvactors.core.waiting import WaitingTurns
 
 __all__ = ["Admission", "EngineConfig"]
 
-# Admissions of others that raise a waiting turn's priority by one.
-PATIENCE = 8
+# Waiting turns that a step looks at, so that it takes no longer when more wait: beyond those that
+# wait for a beginning which is just prefilled, the first that may start is among them.
+LOOKED_AT = 64
 _COUNTED = {"hot": "hits", "warm": "restores", "cold": "misses"}
 
 
@@ -21,14 +24,15 @@ _COUNTED = {"hot": "hits", "warm": "restores", "cold": "misses"}
 class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
-    `eviction`: who leaves memory first; `max_waiting`: turns that may wait to be admitted."""
+    `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns that may
+    wait to be admitted."""
 
     max_batch: int
     memory_budget: int
     stored: bool
     target_latency: float = 0.1
     backlog_limit: int = 512 * 2**20
-    eviction: EvictionPolicy = least_recently_used
+    eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
 
 
@@ -40,15 +44,20 @@ class Admission:
         self,
         config: EngineConfig,
         memory: Memory,
-        traffic: Traffic,
+        transfer: KVTransfer,
+        sharing: PrefixSharing,
         clock: Callable[[], float],
     ) -> None:
-        self.waiting: list[Request] = []
+        self.waiting = WaitingTurns()
+        # Turns that began hot, warm and cold.
+        self.counts = dict.fromkeys(_COUNTED.values(), 0)
+        # Of those, the ones whose KV was asked of the store: they hold a place and bytes.
+        self._places: dict[Request, None] = {}
         self._config = config
         self._memory = memory
-        self._traffic = traffic
+        self._transfer = transfer
+        self._sharing = sharing
         self._clock = clock
-        self._arrivals = 0
         self._ended = 0
         self._blocked = False
 
@@ -57,7 +66,7 @@ class Admission:
         """Whether some waiting turn could start if there is room."""
         if self._backed_up or self._blocked:
             return False
-        return any(request.agent_id not in self._traffic.asked for request in self.waiting)
+        return any(not self._transfer.reading(r.agent_id) for r in self._candidates(0))
 
     def retry(self) -> None:
         """Something changed that a turn may have waited for."""
@@ -82,16 +91,22 @@ class Admission:
                 f"{request.prompt} tokens and max_tokens {request.sampling.max_tokens} need "
                 f"{need} bytes while they run; memory_budget is {budget}"
             )
-        self._arrivals += 1
-        request.arrival = self._arrivals
-        self.waiting.append(request)
+        self.waiting.add(request)
+        self.promise(request.agent_id)
         self.retry()
+
+    def promise(self, agent_id: str) -> None:
+        """A turn whose KV is being read, or was, holds a place and the bytes that it will need."""
+        for request in self.waiting.of(agent_id):
+            if request in self._places or self._transfer.reading(agent_id):
+                self._places[request] = None
+                self._memory.promised[agent_id] = self._row_bytes(request)
 
     def put_back(self, request: Request) -> None:
         """Queue a turn that gave way; it keeps its arrival, and waits for another to end."""
         request.preempted += 1
         request.gave_way_after = self._ended
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def resume(self, turns: Iterable[Request]) -> None:
         """Queue turns that another engine had to abandon; they begin again from their tokens."""
@@ -99,14 +114,14 @@ class Admission:
             request.kept = request.cached = 0
             request.preempted += 1
             request.gave_way_after = -1
-            self.waiting.append(request)
+            self.waiting.add(request)
         self.retry()
 
     def withdraw(self, request: Request) -> None:
         """Take a turn out of the queue, if it is in it."""
         if request in self.waiting:
-            self.waiting.remove(request)
-            self._traffic.withdraw(request.agent_id)
+            self._take(request)
+            self._transfer.withdraw(request.agent_id)
 
     def admit(self, running: Sequence[Request]) -> tuple[list[Request], list[str]]:
         """The waiting turns that start now, in order, beside those `running`; and the agents
@@ -118,46 +133,56 @@ class Admission:
         started: list[Request] = []
         needed: list[str] = []
         full = False
-        self.waiting.sort(key=_rank)
-        for request in list(self.waiting):
-            active = [*running, *started]
-            held = [*active, *filter(self._is_reserved, self.waiting)]
+        held = [*running, *self._places]
+        for request in self._candidates(len(running)):
             if self._backed_up:
                 break
-            if request.agent_id in self._traffic.asked or self._follows(request, held):
+            if self._transfer.reading(request.agent_id) or self._follows(request, held):
                 continue
-            if request not in held and (full or len(held) >= self._config.max_batch):
+            has_place = request in held
+            if not has_place and (full or len(held) >= self._config.max_batch):
                 continue
-            self._traffic.prepare(request)
+            self._sharing.prepare(request)
+            active = [*running, *started]
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
                 self._blocked = full = True
                 continue
-            if self._traffic.must_ask(request):
-                self._traffic.ask(request.agent_id)
+            if not has_place:
+                held.append(request)
+            if self._transfer.must_ask(request):
+                self._transfer.ask(request.agent_id, self._row_bytes(request))
+                self._places[request] = None
                 needed.append(request.agent_id)
                 continue
-            self.waiting.remove(request)
+            self._take(request)
             self._start(request)
             started.append(request)
         if started:
-            for request in self.waiting:
-                request.passed_over += 1
+            self.waiting.admitted()
         return started, needed
+
+    def _candidates(self, running: int) -> list[Request]:
+        """The waiting turns that may start beside so many running ones, the next one first."""
+        if running + len(self._places) >= self._config.max_batch:
+            return self.waiting.in_order(self._places)
+        first = self.waiting.first(LOOKED_AT)
+        return self.waiting.in_order({*first, *self._places}) if self._places else first
+
+    def _take(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self._places.pop(request, None)
 
     @property
     def _backed_up(self) -> bool:
         return self._memory.backlog > self._config.backlog_limit
 
-    def _is_reserved(self, request: Request) -> bool:
-        traffic = self._traffic
-        return request.agent_id in traffic.asked or request.agent_id in traffic.restored
-
     def _follows(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether another turn is just prefilling the system prompt that this one needs too."""
         if not request.shared or request.agent_id in self._memory.hot:
             return False
-        return self._traffic.donor(request) is None and any(
-            other.beginning == request.beginning
+        return self._sharing.donor(request) is None and any(
+            other is not request
+            and other.prompt_hash == request.prompt_hash
             and other.in_float == request.in_float
             and other.cached < other.shared
             for other in running
@@ -178,11 +203,11 @@ class Admission:
         """
         memory, agent_id = self._memory, request.agent_id
         reserved = [other for other in held if other not in active and other is not request]
-        busy = [agent_id, *(other.agent_id for other in held)]
+        busy = {agent_id, *(other.agent_id for other in held)}
         space = memory.workspace[request.in_float]
         need = self._row_bytes(request) + space.least(len(request.tokens), len(active))
         # What is read for others must find room too when it arrives.
-        promised = sum(map(self._row_bytes, reserved))
+        promised = memory.promised_to_others(agent_id)
         blocks = len(request.tokens) + 1
         fits = memory.make_room(need + promised, busy) and memory.make_blocks(
             agent_id, blocks, busy
@@ -197,7 +222,8 @@ class Admission:
         decoding ones, and what is still to be read of it."""
         # A turn that was put back once comes again only when all of it will fit.
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
-        past = request.prompt - request.fresh if self._traffic.must_ask(request) else 0
+        unread = self._transfer.must_ask(request) or self._transfer.reading(request.agent_id)
+        past = request.prompt - request.fresh if unread else 0
         bytes_of, in_float = self._memory.bytes_of, request.in_float
         return 2 * bytes_of(tokens + EXTENT_STEP, in_float) + bytes_of(past, in_float)
 
@@ -210,7 +236,7 @@ class Admission:
 
     def _start(self, request: Request) -> None:
         """Begin from what is hot of the agent."""
-        self._traffic.begun(request.agent_id)
+        self._transfer.withdraw(request.agent_id)
         cache = self._memory.hot.touch(request.agent_id, self._clock())
         cache.shared = cache.shared or cache.aligned(request.shared)
         if request.preempted:
@@ -218,12 +244,7 @@ class Admission:
         self.note_cache(request)
         request.kept = min(cache.end, request.target)
         request.admitted_at = self._clock()
-        self._traffic.counts[_COUNTED[request.cache_state]] += 1
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    # Who was passed over often enough goes before higher priorities.
-    return -(request.priority + request.passed_over // PATIENCE), request.arrival
+        self.counts[_COUNTED[request.cache_state]] += 1
 
 
 def _most_tokens(request: Request) -> int:

@@ -7,7 +7,7 @@ from kvactors.core.errors import TurnFailed
 from kvactors.core.events import Aborted
 from kvactors.core.request import Request
 
-__all__ = ["PROBATION", "is_fatal", "suspect", "turn_failed"]
+__all__ = ["PROBATION", "is_fatal", "make_suspects", "turn_failed"]
 
 # Tokens that a suspect of a failed step decodes alone before it rejoins the batch.
 PROBATION = 3
@@ -29,15 +29,15 @@ def is_fatal(error: BaseException) -> bool:
     return not isinstance(error, Exception) or any(sign in text for sign in _SIGNS)
 
 
-def suspect(running: Sequence[Request]) -> list[Aborted]:
+def make_suspects(running: Sequence[Request]) -> list[Aborted]:
     """The device failed in a step of these turns: each runs alone from now on. One that ran
     alone already fails."""
     ended = []
     for request in running:
-        if len(running) == 1 and request.isolated:
+        if len(running) == 1 and request.suspect:
             error = TurnFailed("the device failed twice in this turn, the second time alone")
             ended.append(Aborted(request.agent_id, request.serial, error))
-        request.isolated, request.probation = True, PROBATION
+        request.suspect, request.probation = True, PROBATION
     return ended
 
 

@@ -1,23 +1,26 @@
-"""One ledger of the bytes that turns and idle agents take, and who leaves when they are short.
+"""One owner of memory: what is held, what is promised, what waits to be written, and who leaves.
 
-Counted is what is really allocated: the arenas with their padding and spare slots, the hot
-caches (a piece that several agents share once), the bytes that wait to be written, what
-admitted turns were promised and have not taken yet; and beside it the work space that the
-next forward needs. The budget bounds the sum. GPU thread only.
+    held        the arenas of running turns with their padding and spare slots, the hot caches (a
+                piece that several agents share once), and the blocks of both
+    promised    what admitted turns have not taken yet, and what is being read from the store
+    unwritten   the bytes that wait for the store
+    expected    beside these, the work space of the next forward
+
+The budget bounds the sum. GPU thread only.
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
 import mlx.core as mx
 
 from kvactors.core import limit
 from kvactors.core.blocks import BLOCK_TOKENS, BlockPool
-from kvactors.core.eviction import EvictionPolicy
+from kvactors.core.eviction import EvictionPolicy, IdleAgent
 from kvactors.core.model import LoadedModel
 from kvactors.core.residency import HotCaches
-from kvactors.core.rows import Rows
+from kvactors.core.rows import RunningBatches
 from kvactors.core.trace import Evicted, Tracer
 from kvactors.core.workspace import WorkSpace
 
@@ -29,31 +32,43 @@ MOST_BLOCKS = 1 << 16
 
 
 class Memory:
-    """Bytes and blocks of all agents, under one budget. `workspace`: for each form of KV."""
+    """Bytes and blocks of all agents, under one budget.
+
+    Args:
+        loaded: the model, in all its forms.
+        budget: bytes of KV and work space.
+        eviction: who leaves first; None for the longest idle.
+        clock: seconds, for the policy.
+        tracer: told of evictions.
+
+    `running`: the batches of the turns that run; `hot`: the caches of idle agents, and what those
+    running began with; `promised`: bytes by agent whose KV is being read; `workspace`: for each
+    form of KV.
+    """
 
     def __init__(
         self,
         loaded: LoadedModel,
         budget: int,
-        eviction: EvictionPolicy,
+        eviction: EvictionPolicy | None,
         clock: Callable[[], float],
-        rows: Rows,
         tracer: Tracer,
     ) -> None:
         # What an engine before this one left must not count as there to stay.
         gc.collect()
         self.budget = budget
-        self._tracer = tracer
-        self.hot = HotCaches(loaded.spec)
         block = loaded.spec.bytes_per_token * BLOCK_TOKENS
-        self.pool = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
+        blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
+        self.hot = HotCaches(loaded.spec, blocks)
+        self.running = RunningBatches(loaded, self.hot)
         self.workspace = [WorkSpace.measure(form) for form in loaded.forms]
+        self.promised: dict[str, int] = {}
         self.backlog = self.expected = 0
         self.evictions = 0
         self._specs = [form.spec for form in loaded.forms]
         self._eviction = eviction
         self._clock = clock
-        self._rows = rows
+        self._tracer = tracer
         self._baseline = mx.get_active_memory()
         limit.allow(self, self._baseline + budget)
 
@@ -77,7 +92,7 @@ class Memory:
     @property
     def used(self) -> int:
         """Bytes allocated for KV, and those that wait to be written."""
-        return self._rows.nbytes + self.hot.nbytes + self.backlog
+        return self.running.nbytes + self.hot.nbytes + self.backlog
 
     @property
     def tight(self) -> bool:
@@ -88,7 +103,7 @@ class Memory:
     def short(self) -> bool:
         """Whether half of the budget is taken by what cannot be evicted now: rows, the next
         forward, and what waits to be written, with the hot caches that it is of."""
-        return self._rows.nbytes + self.expected + 2 * self.backlog > self.budget // 2
+        return self.running.nbytes + self.expected + 2 * self.backlog > self.budget // 2
 
     @property
     def active(self) -> int:
@@ -108,7 +123,11 @@ class Memory:
     @property
     def room(self) -> int:
         """Bytes that nobody has and nobody was promised."""
-        return self.budget - self.used - self._rows.promised_bytes(self.bytes_of)
+        return self.budget - self.used - self.running.promised_bytes(self.bytes_of)
+
+    def promised_to_others(self, agent_id: str) -> int:
+        """Bytes that are being read from the store for other agents."""
+        return sum(self.promised.values()) - self.promised.get(agent_id, 0)
 
     def fits(self, need: int) -> bool:
         """Whether so many more bytes stay within the budget, as things are."""
@@ -123,42 +142,56 @@ class Memory:
         evicted."""
         if self.fits(need):
             return True
-        self._rows.shrink()
+        self.running.shrink()
         return self.evict_until(lambda: self.fits(need), busy)
 
     def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str]) -> bool:
         """Let an agent hold the blocks of so many tokens; evicts for it."""
+        blocks = self.hot.blocks
         if not self.evict_until(
-            lambda: self.pool.missing(agent_id, tokens) <= self.pool.free_blocks, busy
+            lambda: blocks.missing(agent_id, tokens) <= blocks.free_blocks, busy
         ):
             return False
-        self.pool.allocate(agent_id, tokens)
+        blocks.allocate(agent_id, tokens)
         return True
 
     def evict_until(self, done: Callable[[], bool], busy: Iterable[str]) -> bool:
         """Evict idle agents in the policy's order until `done`; whether it is."""
         if done():
             return True
-        idle = self.hot.idle(busy)
-        known = {agent.agent_id: agent.nbytes for agent in idle}
-        for agent_id in self._eviction(idle, self._clock()):
-            if agent_id in known:
-                self.forget(agent_id)
-                self.evictions += 1
-                if self._tracer.on:
-                    self._tracer.tell(Evicted(perf_counter(), agent_id, known[agent_id], "memory"))
-                if done():
-                    return True
+        for agent in self._leaving(frozenset(busy)):
+            self.hot.drop(agent.agent_id)
+            self.evictions += 1
+            if self._tracer.on:
+                evicted = Evicted(perf_counter(), agent.agent_id, agent.nbytes, "memory")
+                self._tracer.tell(evicted)
+            if done():
+                return True
         return False
 
-    def forget(self, agent_id: str) -> None:
-        """Drop what is in memory of an agent."""
-        self.hot.drop(agent_id)
-        self.pool.free(agent_id)
+    def _leaving(self, busy: frozenset[str]) -> Iterator[IdleAgent]:
+        """Idle agents in the order in which they go; each is dropped before the next is asked
+        for. A policy of the user's own sees all of them at once."""
+        if self._eviction is None:
+            while (oldest := next(self.hot.idle(busy), None)) is not None:
+                yield oldest
+            return
+        idle = {agent.agent_id: agent for agent in self.hot.idle(busy)}
+        for agent_id in self._eviction(list(idle.values()), self._clock()):
+            if agent_id in idle:
+                yield idle.pop(agent_id)
 
-    def settle(self, agent_id: str) -> None:
-        """After a turn: hold the blocks of what is hot, no more."""
-        cache = self.hot.get(agent_id)
-        if cache is not None and cache.end == 0:
-            self.hot.drop(agent_id)
-        self.pool.shrink(agent_id, cache.end if cache else 0)
+    def fork(self, parent: str, child: str) -> None:
+        """Let a new agent begin with all that another one has in memory, uncopied."""
+        if parent in self.hot:
+            cache = self.hot.fork(parent, child)
+            if not self.make_blocks(child, cache.end, [parent, child]):
+                self.hot.drop(child)
+
+    def check(self) -> None:
+        """Prove the accounts: pieces, bytes and blocks of the hot caches, slots and lengths of
+        those that run, and that nothing is owed below zero."""
+        self.hot.check()
+        self.running.check()
+        assert self.backlog >= 0, f"{self.backlog} bytes wait to be written"
+        assert all(nbytes >= 0 for nbytes in self.promised.values()), self.promised

@@ -11,10 +11,10 @@ from kvactors.core.trace import DecodeStep, Fault, PrefillStep, Tracer, TurnStar
 if TYPE_CHECKING:
     from kvactors.core.runner import DecodeBatch, Decoded, PrefillBatch
 
-__all__ = ["Meter"]
+__all__ = ["EngineMetrics"]
 
 
-class Meter:
+class EngineMetrics:
     """`counts`: tokens prefilled and generated so far. GPU thread only."""
 
     def __init__(self, tracer: Tracer) -> None:

@@ -10,22 +10,21 @@ from kvactors.core.blocks import block_floor
 from kvactors.core.memory import Memory
 from kvactors.core.pieces import LONGEST_PIECE
 from kvactors.core.request import Request
-from kvactors.core.rows import Rows
 from kvactors.core.runner import SPARE_TOKENS, DecodeBatch
 from kvactors.core.scheduler import Chunk
 from kvactors.core.workspace import LEAST_CHUNK
 
-__all__ = ["Pressure"]
+__all__ = ["Preemption"]
 
 
-class Pressure:
-    """Makes room for the next forward. `put_back` takes a turn that gave way."""
+class Preemption:
+    """Makes room for the next forward. `gave_way`: turns that wait to be queued again."""
 
-    def __init__(self, rows: Rows, memory: Memory, put_back: Callable[[Request], None]) -> None:
+    def __init__(self, memory: Memory) -> None:
         self.preemptions = 0
-        self._rows = rows
+        self.gave_way: list[Request] = []
         self._memory = memory
-        self._put_back = put_back
+        self._running = memory.running
 
     def within_memory(self, chunks: Sequence[Chunk], *, fixed: bool) -> Sequence[Chunk]:
         """The chunks that fit, at least a short one: others give way for that. None are left if
@@ -37,7 +36,7 @@ class Pressure:
         space = self._memory.workspace[request.in_float]
         least = space.chunk(min(tokens, LEAST_CHUNK), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
-            if request not in self._rows.prefills:
+            if request not in self._running.prefills:
                 return ()
         if not fixed:
             tokens = space.longest_chunk(tokens, request.cached, self._memory.room)
@@ -61,11 +60,11 @@ class Pressure:
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
-        arena, memory = self._rows.common[request.in_float].arena, self._memory
-        batch = self._rows.prefill_batch([request])
+        arena, memory = self._running.common[request.in_float].arena, self._memory
+        batch = self._running.prefill_batch([request])
         extent = arena.table.extent(len(request.tokens) + 1)
         promised = memory.bytes_of(extent, request.in_float)
-        while request in self._rows.prefills:
+        while request in self._running.prefills:
             if self._fits(lambda: arena.take_bytes(batch.arena, batch.row(request)) - promised):
                 return True
             if not self._give_way():
@@ -82,7 +81,7 @@ class Pressure:
 
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes the agent's hot cache."""
-        batch = self._rows.batch_of(request)
+        batch = self._running.batch_of(request)
         if batch is None:
             return
         row = batch.cut(request) if isinstance(batch, DecodeBatch) else batch.row(request)
@@ -92,7 +91,7 @@ class Pressure:
     def keep_closed(self, request: Request) -> None:
         """While there is plenty of room, what a prefill has computed becomes the agent's cache as
         soon as a piece is full: then others wait less for their next token when the turn ends."""
-        memory, batch = self._memory, self._rows.prefills.get(request)
+        memory, batch = self._memory, self._running.prefills.get(request)
         end = request.cached - request.cached % LONGEST_PIECE
         cache = memory.hot.get(request.agent_id)
         if batch is None or cache is None or end <= cache.end:
@@ -131,12 +130,12 @@ class Pressure:
 
     @property
     def _busy(self) -> list[str]:
-        return [request.agent_id for request in self._rows.active]
+        return [request.agent_id for request in self._running.active]
 
     def _give_way(self) -> bool:
         """The youngest turn of the lowest priority goes back into the queue; False if only one
         is left. What it has computed is kept if there is room, or computed again."""
-        active = self._rows.active
+        active = self._running.active
         if len(active) < 2:
             return False
         request = min(active, key=lambda r: (r.priority, -r.arrival))
@@ -145,8 +144,8 @@ class Pressure:
         if self.make_room_to_keep(request):
             self.keep(request)
             cache.borrowed = borrowed
-        self._rows.remove(request)
-        self._memory.settle(request.agent_id)
+        self._running.remove(request)
+        self._memory.hot.settle(request.agent_id)
         self.preemptions += 1
-        self._put_back(request)
+        self.gave_way.append(request)
         return True

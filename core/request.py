@@ -35,16 +35,18 @@ class Request:
     `tokens` is the agent's whole transcript plus what was generated so far; `kept` of them
     were in the agent's cache when the turn began, `cached` have KV in this request's row;
     the first `prompt` are the transcript with the new turn, which added the last `fresh` of
-    those. Times are in seconds of the engine's clock; `restored_at` is a duration.
+    those. Times are in seconds of the engine's clock; `restore_seconds` is a duration.
     `stream` asks for each token as it is decoded.
     `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
-    `isolated` marks a suspect of a failed step, which runs alone for `probation` steps. One
+    `suspect` marks a suspect of a failed step, which runs alone for `probation` steps. One
     that is `passing` leaves no KV behind.
-    The first `shared` tokens are a system prompt that other agents may have too; `beginning`
+    The first `shared` tokens are a system prompt that other agents may have too; `prompt_hash`
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
     of them is the answer. `in_float` says in which form its KV is (LoadedModel.forms).
+    `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
+    which it began to wait (WaitingTurns).
     """
 
     agent_id: str
@@ -63,21 +65,21 @@ class Request:
     passing: bool = False
     in_float: bool = False
     shared: int = 0
-    beginning: str = ""
+    prompt_hash: str = ""
     preempted: int = 0
     gave_way_after: int = 0
     kept: int = 0
     cached: int = 0
     cache_state: str = "cold"
-    cancelled: bool = False
     choices: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
     arrival: int = 0
     passed_over: int = 0
-    isolated: bool = False
+    entered: int = 0
+    suspect: bool = False
     probation: int = 0
     admitted_at: float = 0.0
-    restored_at: float = 0.0
+    restore_seconds: float = 0.0
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
 

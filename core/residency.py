@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvactors.core.arena import Arena
-from kvactors.core.blocks import block_floor
+from kvactors.core.blocks import BLOCK_TOKENS, BlockPool, block_floor
 from kvactors.core.eviction import IdleAgent
 from kvactors.core.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
 from kvactors.core.spec import ModelCacheSpec
@@ -112,9 +112,13 @@ class HotCache:
 
 
 class HotCaches:
-    """Hot caches by agent, least recently used first. A piece that several hold counts once."""
+    """Hot caches by agent, least recently used first. A piece that several hold counts once.
 
-    def __init__(self, spec: ModelCacheSpec) -> None:
+    `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
+    """
+
+    def __init__(self, spec: ModelCacheSpec, blocks: BlockPool) -> None:
+        self.blocks = blocks
         self._spec = spec
         self._caches: dict[str, HotCache] = {}
         self._holders: Counter[Piece] = Counter()
@@ -149,6 +153,14 @@ class HotCaches:
         cache = self._caches.pop(agent_id, None)
         if cache is not None:
             self._release(cache.pieces)
+        self.blocks.free(agent_id)
+
+    def settle(self, agent_id: str) -> None:
+        """After a turn: hold the blocks of what is cached, no more."""
+        cache = self._caches.get(agent_id)
+        if cache is not None and cache.end == 0:
+            self.drop(agent_id)
+        self.blocks.shrink(agent_id, cache.end if cache else 0)
 
     def adopt(self, agent_id: str, pieces: list[Piece], tokens: list[int]) -> HotCache:
         """Give an agent these pieces as its whole cache."""
@@ -169,6 +181,7 @@ class HotCaches:
             cache.tokens = cache.tokens[:common]
             cache.limit_saved(common)
             cache.shared = min(cache.shared, cache.aligned(common))
+            self.blocks.shrink(agent_id, block_floor(common))
         return common
 
     def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
@@ -178,6 +191,8 @@ class HotCaches:
         cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
         cache.shared = min(source.shared, cache.aligned(common))
         cache.borrowed = True
+        self.blocks.free(agent_id)
+        self.blocks.share(donor, agent_id, cache.end)
         return cache
 
     def fork(self, parent: str, child: str) -> HotCache:
@@ -186,6 +201,7 @@ class HotCaches:
         cache = self.adopt(child, list(source.pieces), list(source.tokens))
         cache.saved_ends, cache.shared = list(source.saved_ends), source.shared
         cache.last_used = source.last_used
+        self.blocks.share(parent, child, cache.end)
         return cache
 
     def take(self, agent_id: str, arena: Arena, row: int, tokens: Sequence[int]) -> None:
@@ -208,22 +224,24 @@ class HotCaches:
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
 
-    def idle(self, busy: Iterable[str]) -> list[IdleAgent]:
-        """Agents that may be evicted: not busy, and nothing of theirs is being written."""
-        taken = set(busy)
-        return [
-            IdleAgent(agent_id, self._own_bytes(cache), cache.end, cache.last_used, cache.saved)
-            for agent_id, cache in self._caches.items()
-            if agent_id not in taken and not cache.unwritten
-        ]
+    def idle(self, busy: Collection[str]) -> Iterator[IdleAgent]:
+        """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
+        is being written."""
+        for agent_id, cache in self._caches.items():
+            if agent_id not in busy and not cache.unwritten:
+                own = self._own_bytes(cache)
+                yield IdleAgent(agent_id, own, cache.end, cache.last_used, cache.saved)
 
     def check(self) -> None:
-        """Prove the counts: who holds which piece, and its bytes once."""
+        """Prove the counts: who holds which piece and which blocks, and each byte once."""
+        self.blocks.check()
         held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
         assert held == self._holders, "holders differ from the pieces that agents have"
         assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
-        for cache in self._caches.values():
+        for agent_id, cache in self._caches.items():
             assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
+            floor = self.blocks.held(agent_id) * BLOCK_TOKENS
+            assert block_floor(cache.end) <= floor, f"{agent_id!r} holds too few blocks"
 
     def _own_bytes(self, cache: HotCache) -> int:
         """What dropping the cache would free."""

@@ -7,26 +7,26 @@ two forwards.
 from collections.abc import Callable, Sequence
 
 from kvactors.core.model import LoadedModel
-from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
+from kvactors.core.residency import HotCaches
 from kvactors.core.runner import DecodeBatch, PrefillBatch
 
-__all__ = ["Rows"]
+__all__ = ["RunningBatches"]
 
 # Steps until a first token is cached: one is launched before the one ahead of it is read.
 FIRST_STEPS = 2
 
 
-class Rows:
+class RunningBatches:
     """Which batch holds which turn; `common` are those of each form. A turn that was admitted has
-    no batch, and no row, before its first chunk runs."""
+    no batch, and no row, before its first chunk runs; its row begins with what is `hot` of it."""
 
-    def __init__(self, loaded: LoadedModel, pieces: Callable[[Request], Sequence[Piece]]) -> None:
+    def __init__(self, loaded: LoadedModel, hot: HotCaches) -> None:
         self.prefills: dict[Request, PrefillBatch | None] = {}
         self.common = [DecodeBatch(form) for form in loaded.forms]
         self.suspects: list[DecodeBatch] = []
         self._forms = loaded.forms
-        self._pieces = pieces
+        self._hot = hot
 
     @property
     def active(self) -> list[Request]:
@@ -82,14 +82,15 @@ class Rows:
         if batch is None:
             batch = PrefillBatch(self._forms[requests[0].in_float])
             for request in requests:
-                batch.add(request, self._pieces(request), spare)
+                cache = self._hot.get(request.agent_id)
+                batch.add(request, cache.pieces if cache else (), spare)
                 self.prefills[request] = batch
         return batch
 
     def join(self, request: Request, batch: PrefillBatch) -> None:
         """A prefilled turn goes on to decode; a suspect alone."""
         target = self.common[request.in_float]
-        if request.isolated:
+        if request.suspect:
             target = DecodeBatch(self._forms[request.in_float])
             self.suspects.append(target)
         target.join(request, batch.arena, batch.row(request))
@@ -101,7 +102,7 @@ class Rows:
         which some models take for more than zeros, and rows together have all a state or none."""
         if request.cached or not self._forms[0].spec.recurrent:
             return False
-        request.isolated, request.probation = True, max(request.probation, FIRST_STEPS)
+        request.suspect, request.probation = True, max(request.probation, FIRST_STEPS)
         self.join(request, batch)
         return True
 
@@ -110,7 +111,7 @@ class Rows:
         target = self.common[batch.requests[0].in_float]
         if not target.idle:
             return False
-        if any(r.remaining or r.isolated or r.choices or not r.generate for r in batch.requests):
+        if any(r.remaining or r.suspect or r.choices or not r.generate for r in batch.requests):
             return False
         for request in batch.requests:
             del self.prefills[request]
@@ -125,7 +126,7 @@ class Rows:
             if request.probation > 0:
                 return
             row = batch.cut(request)
-            request.isolated = False
+            request.suspect = False
             self.common[request.in_float].join(request, batch.arena, row)
         self.suspects.remove(batch)
 

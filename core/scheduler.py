@@ -194,4 +194,4 @@ def _longest(cached: int) -> int:
 
 def _may_share(request: Request) -> bool:
     """Whether a request may begin in a batch with others: one that has begun has its own."""
-    return request.cached == request.kept and not request.isolated and not request.generated
+    return request.cached == request.kept and not request.suspect and not request.generated

@@ -1,6 +1,6 @@
 """What an engine says of itself: counts for `stats()`, and the turns that run. GPU thread only."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +8,7 @@ from kvactors.core.request import Request
 
 if TYPE_CHECKING:
     from kvactors.core.memory import Memory
-    from kvactors.core.rows import Rows
+    from kvactors.core.rows import RunningBatches
 
 __all__ = ["RunningTurn", "count", "turns"]
 
@@ -28,18 +28,18 @@ class RunningTurn:
 
 
 def turns(
-    rows: "Rows", waiting: Iterable[Request], restoring: Collection[str]
+    running: "RunningBatches", waiting: Iterable[Request], restoring: Callable[[str], bool]
 ) -> tuple[RunningTurn, ...]:
     """The turns that run, then the first of those that wait."""
-    found = [_prefilling(request) for request in rows.prefills]
-    for batch in rows.decoding:
+    found = [_prefilling(request) for request in running.prefills]
+    for batch in running.decoding:
         found += [
             RunningTurn(r.agent_id, "decode", r.decoded, r.sampling.max_tokens)
             for r in batch.requests
         ]
     for _, request in zip(range(MOST_WAITING), waiting, strict=False):
         phase: Literal["waiting", "restoring"] = (
-            "restoring" if request.agent_id in restoring else "waiting"
+            "restoring" if restoring(request.agent_id) else "waiting"
         )
         found.append(RunningTurn(request.agent_id, phase, 0, request.target))
     return tuple(found)
@@ -50,26 +50,25 @@ def _prefilling(request: Request) -> RunningTurn:
     return RunningTurn(request.agent_id, "prefill", done, total)
 
 
-def count(
-    rows: "Rows", memory: "Memory", waiting: int, in_memory: Collection[str]
-) -> dict[str, int]:
+def count(memory: "Memory", waiting: int, in_memory: Collection[str]) -> dict[str, int]:
     """Agents, tokens and bytes by tier, and of the budget."""
-    active = rows.active
+    running, hot = memory.running, memory.hot
+    active = running.active
     return {
         "waiting": waiting,
-        "prefilling": len(rows.prefills),
-        "decoding": len(active) - len(rows.prefills),
+        "prefilling": len(running.prefills),
+        "decoding": len(active) - len(running.prefills),
         "active_agents": len(active),
         "active_tokens": sum(request.cached for request in active),
-        "active_bytes": rows.nbytes,
+        "active_bytes": running.nbytes,
         "hot_agents": len(in_memory) - len(active),
-        "hot_tokens": memory.hot.tokens({request.agent_id for request in active}),
+        "hot_tokens": hot.tokens({request.agent_id for request in active}),
         # With what active agents began with: it stays beside their rows.
-        "hot_bytes": memory.hot.nbytes,
+        "hot_bytes": hot.nbytes,
         "backlog_bytes": memory.backlog,
         "budget_bytes": memory.budget,
         "mlx_bytes": memory.active,
-        "blocks_used": memory.pool.used_blocks,
-        "blocks_total": memory.pool.total,
+        "blocks_used": hot.blocks.used_blocks,
+        "blocks_total": hot.blocks.total,
         "evictions": memory.evictions,
     }

@@ -58,7 +58,7 @@ def decoding(engine: Engine) -> tuple[Engine, Request, Arena]:
     engine.submit(request)
     while len(request.generated) < 10:
         engine.step()
-    return engine, request, engine._rows.common[0].arena
+    return engine, request, engine.memory.running.common[0].arena
 
 
 # -- the same as without -------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_they_are_kept_only_while_half_of_the_budget_is_left(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     engine, _, arena = decoding(make_engine(with_floats(load_grid())))
-    memory = engine._memory
+    memory = engine.memory
     assert all(copies(arena))
     assert (
         memory.used
@@ -266,7 +266,7 @@ def test_a_batch_that_gave_way_waits_before_it_is_kept_as_floats_again(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     engine, request, arena = decoding(make_engine(with_floats(load_grid())))
-    memory = engine._memory
+    memory = engine.memory
 
     memory.make_room(memory.room + 1, ["a"])
 

@@ -222,7 +222,7 @@ def test_agents_that_leave_a_small_memory_and_come_back_answer_the_same(
     loaded = load_family(family)
     prompts = prompts_of((300, 310, 320, 280), seed=7)
     roomy = make_engine(loaded, stored=True)
-    budget = roomy._memory.workspace[0].least(350, 1) + 4 * loaded.spec.bytes_of(350)
+    budget = roomy.memory.workspace[0].least(350, 1) + 4 * loaded.spec.bytes_of(350)
     small = make_engine(loaded, stored=True, budget=budget)
     said: dict[str, list[list[int]]] = {"roomy": [], "small": []}
 
@@ -270,7 +270,7 @@ def test_a_beginning_that_agents_share_leaves_the_cache_that_each_would_have_alo
 
     def request(name: str, end: list[int]) -> Request:
         asked = make_request(name, [], [*beginning, *end], SAMPLING)
-        asked.shared, asked.beginning = len(beginning), "the same"
+        asked.shared, asked.prompt_hash = len(beginning), "the same"
         return asked
 
     alone = run_engine(make_engine(loaded, stored=True), [(0, request("b", ends[1]))])["b"]

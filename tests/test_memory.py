@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvactors.actors import AgentSystem, DropOldest, Sampling
 from kvactors.core.engine import Engine
 from kvactors.core.errors import ContextExceeded, InvalidConfig, MemoryExceeded
-from kvactors.core.eviction import IdleAgent, least_recently_used, least_worth
+from kvactors.core.eviction import IdleAgent
 from kvactors.core.model import LoadedModel
 from kvactors.core.residency import ranges_to_save
 from kvactors.core.testing import (
@@ -163,20 +163,18 @@ def test_a_policy_of_ones_own_decides_who_is_evicted(open_system: OpenSystem) ->
     assert system.spawn("d").ask([4], sampling=ANSWER).get(timeout=WAIT).cache == "hot"
 
 
-def test_the_named_policies_order_idle_agents() -> None:
-    idle = [
-        IdleAgent("old and cheap", 100, 10, 0.0, 10),
-        IdleAgent("old and dear", 100, 1000, 0.0, 0),
-        IdleAgent("new", 100, 1000, 9.9, 0),
-    ]
-    assert least_recently_used(idle, 10.0) == ["old and cheap", "old and dear", "new"]
-    assert least_worth(idle, 10.0)[0] == "old and cheap"
-    assert least_worth(idle, 10.0)[-1] == "new"
+def test_without_a_policy_the_longest_idle_leaves_first(open_system: OpenSystem) -> None:
+    system = open_system(grid, store=False, attention="packed", memory_budget=1_600_000)
+    for name in "dcba":
+        system.spawn(name).ask([3] * 600, sampling=ANSWER).get(timeout=WAIT)
+
+    assert system.stats()["evictions"] in (1, 2)
+    assert system.spawn("d").ask([4], sampling=ANSWER).get(timeout=WAIT).cache == "cold"
 
 
-@pytest.mark.parametrize("wrong", [{"eviction": "random"}, {"isolation": "maybe"}])
+@pytest.mark.parametrize("wrong", [{"eviction": "worth"}, {"isolation": "maybe"}])
 def test_unknown_policies_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfig, match=r"must be one of|is .shared. or"):
+    with pytest.raises(InvalidConfig, match=r"must be .lru.|is .shared. or"):
         AgentSystem(grid, store=False, **wrong)
 
 

@@ -138,13 +138,13 @@ def test_nobody_watches_where_those_who_can_leave_would_not_free_half_of_the_mem
     while not request.decoded:
         engine.step()
 
-    memory = engine._memory
+    memory = engine.memory
     stays = memory.used - engine.hot_bytes + memory.expected
     assert engine.hot_bytes > 0
     memory.budget = 2 * stays
-    assert engine.watched
+    assert engine.streaming
     memory.budget -= 2
-    assert not engine.watched
+    assert not engine.streaming
 
 
 def test_a_save_does_not_rest_while_the_store_is_asked_for_something(

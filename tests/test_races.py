@@ -18,7 +18,7 @@ from kvactors.actors import (
 )
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
-from kvactors.core.traffic import Traffic
+from kvactors.core.traffic import KVTransfer
 from kvactors.persistence.store import Save, Store
 from kvactors.persistence.testing import FailingFiles, HoldingFiles
 
@@ -233,15 +233,15 @@ def test_the_engine_is_told_that_a_save_has_ended_when_nothing_holds_its_kv_any_
     system = open_system(disk=failing)
     views: list[weakref.ref[memoryview]] = []
     held: list[int] = []
-    export, saved = Traffic.export, Traffic.saved
+    export, saved = KVTransfer.export, KVTransfer.saved
 
-    def noted(self: Traffic, request: Any) -> Any:
+    def noted(self: KVTransfer, request: Any) -> Any:
         exported = export(self, request)
         tensors = [data for part in exported for *_, data in part.tensors]
         views.extend(weakref.ref(data) for data in tensors if isinstance(data, memoryview))
         return exported
 
-    def counted(self: Traffic, *message: Any) -> None:
+    def counted(self: KVTransfer, *message: Any) -> None:
         held.append(sum(view() is not None for view in views))
         saved(self, *message)
 
@@ -252,8 +252,8 @@ def test_the_engine_is_told_that_a_save_has_ended_when_nothing_holds_its_kv_any_
         except IndexError as error:
             raise RuntimeError("a defect") from error
 
-    monkeypatch.setattr(Traffic, "export", noted)
-    monkeypatch.setattr(Traffic, "saved", counted)
+    monkeypatch.setattr(KVTransfer, "export", noted)
+    monkeypatch.setattr(KVTransfer, "saved", counted)
     if commit == "fails":
         monkeypatch.setattr(Store, "commit", defective)
     gc.disable()

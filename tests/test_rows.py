@@ -128,14 +128,14 @@ def test_room_to_decode_is_given_only_where_it_fits(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     engine = make_engine(load_grid())
-    memory, request = engine._memory, make_request("a", [], prompt_of(31), Sampling())
+    memory, request = engine.memory, make_request("a", [], prompt_of(31), Sampling())
     spare = memory.bytes_of(SPARE_TOKENS, in_float=False)
     memory.expected = 1 << 20
 
     for room, given in ((spare + memory.expected, True), (spare + memory.expected - 1, False)):
         # The rest of the budget waits to be written.
         memory.backlog += memory.room - room
-        assert engine._pressure.can_spare([request]) == given
+        assert engine.execution.preemption.can_spare([request]) == given
 
 
 # -- tokens on time ------------------------------------------------------------------------
@@ -166,7 +166,8 @@ def test_after_a_chunk_the_token_in_flight_does_not_wait_for_another_step(
         engine.step()
     engine.submit(make_request("reader", [], prompt_of(700), Sampling(max_tokens=1)))
     told: list[tuple[int, int]] = []
-    while any(request.agent_id == "reader" for request in engine._rows.prefills) or not told:
+    prefills = engine.memory.running.prefills
+    while not told or any(request.agent_id == "reader" for request in prefills):
         before = len(launches)
         tokens = [event for event in engine.step() if isinstance(event, Tokens)]
         told.append((len(tokens), len(launches) - before))
@@ -227,7 +228,7 @@ def test_a_batch_whose_rows_all_ended_is_idle_again(
     end = run_engine(engine, [(0, stopped)])["b"]
 
     assert end.reason == "stop"
-    assert engine._rows.common[0].idle
+    assert engine.memory.running.common[0].idle
 
 
 # -- bytes for the store -------------------------------------------------------------------
