@@ -14,7 +14,7 @@ from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.futures import drive
 from kvactors.actors.gpu import GpuActor, OnProgress, mlx_dispatcher
 from kvactors.actors.health import Vitals
-from kvactors.actors.launch import Launch, ModelInfo
+from kvactors.actors.launch import Launch
 from kvactors.actors.messages import OpenStore, Wire
 from kvactors.actors.model_messages import LoadModel
 from kvactors.actors.outstanding import Outstanding
@@ -22,6 +22,7 @@ from kvactors.actors.persistence import PersistenceActor
 from kvactors.actors.timer import Timer
 from kvactors.core import blas
 from kvactors.core.errors import EngineDied, SystemStopped
+from kvactors.core.info import ModelInfo
 from kvactors.core.trace import Tracer
 from kvactors.persistence.store import Store
 

@@ -13,12 +13,12 @@ from typing import Any
 from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
 from kvactors.actors.handle import Agent
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import WithStore
 from kvactors.actors.model_messages import EncodeFloats
 from kvactors.actors.parameters import check_id
 from kvactors.actors.registry import Registry
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.info import ModelInfo
 from kvactors.core.spec import LayerSpec
 from kvactors.core.transcript import Transcript, Turn, tokens_hash
 from kvactors.persistence.adding import add_agent

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
 from kvactors.actors.health import Vitals
-from kvactors.actors.launch import Launch, ModelInfo
+from kvactors.actors.launch import Launch
 from kvactors.actors.messages import (
     Cancel,
     Check,
@@ -39,6 +39,7 @@ from kvactors.actors.model_messages import EncodeFloats, LoadModel, SwapModel, S
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
+from kvactors.core.info import ModelInfo
 from kvactors.core.trace import Fault, RestoreBegan, RestoreEnded, Tracer
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.launch import Launch, ModelInfo
+from kvactors.actors.launch import Launch
+from kvactors.core.info import ModelInfo
 from kvactors.core.spec import LayerSpec
 from kvactors.persistence.segment import RawTensor
 

@@ -1,6 +1,8 @@
 """What callers may pass to AgentSystem and Agent, checked before anything starts."""
 
+import functools
 import os
+import re
 import sys
 from typing import Any
 
@@ -10,17 +12,22 @@ from kvactors.persistence.sealing import KEY_BYTES
 
 __all__ = [
     "LONGEST_ID",
+    "callable_name",
     "check_count",
     "check_id",
+    "check_isolation",
     "check_model",
     "check_parameters",
     "check_seconds",
     "check_storage",
     "check_system_prompt",
     "check_turn",
+    "parse_budget",
+    "parse_bytes",
 ]
 
 LONGEST_ID = 255
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_parameters(
@@ -106,6 +113,34 @@ def check_count(name: str, value: object, least: int) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (whole and value >= least):  # type: ignore[operator]
         raise InvalidInput(f"{name} must be an int of at least {least}, not {value!r}")
+
+
+def callable_name(source: object) -> str | None:
+    """The name of a callable model; None for paths and for callables without one."""
+    if isinstance(source, functools.partial):
+        return callable_name(source.func)
+    if not callable(source):
+        return None
+    name = getattr(source, "name", None) or getattr(source, "__name__", None)
+    return name if isinstance(name, str) and name != "<lambda>" else None
+
+
+def parse_budget(budget: int | str | None) -> int | None:
+    """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
+    return None if budget is None else parse_bytes("memory_budget", budget)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
+        unit = None if match is None else _UNITS.get(match[2])
+        if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
+            raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
+        value = int(float(match[1]) * unit)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
+    return value
 
 
 def _is_path(value: object) -> bool:

@@ -12,7 +12,6 @@ from kvactors.actors.dispatcher import send
 from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable, public
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.mailbox import LanePolicy, MailboxFull
 from kvactors.actors.messages import (
     CacheAhead,
@@ -30,6 +29,7 @@ from kvactors.actors.stage import Stage
 from kvactors.actors.supervision import Supervision
 from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped, TurnTimeout
+from kvactors.core.info import ModelInfo
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
 

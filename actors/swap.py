@@ -18,12 +18,13 @@ from pykka import Timeout
 from kvactors.actors.dispatcher import send
 from kvactors.actors.exchange import Exchange
 from kvactors.actors.futures import ReplyFuture, check_may_block
-from kvactors.actors.launch import Launch, ModelInfo, callable_name
+from kvactors.actors.launch import Launch
 from kvactors.actors.mailbox import LanePolicy
 from kvactors.actors.messages import WithStore
 from kvactors.actors.model_messages import Adopt, Pause, SwapModel, Swapped
-from kvactors.actors.parameters import check_model, check_turn
+from kvactors.actors.parameters import callable_name, check_model, check_turn
 from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
+from kvactors.core.info import ModelInfo
 from kvactors.core.precision import KVBits
 
 __all__ = ["ModelChanges", "Swap"]

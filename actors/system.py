@@ -15,15 +15,18 @@ from kvactors.actors.deterministic import CountingClock
 from kvactors.actors.futures import check_outside_of_actors
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.journal import Journal
-from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
+from kvactors.actors.launch import Launch
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.messages import CountStored, ReadStats
 from kvactors.actors.outstanding import MAX_UNSAVED
 from kvactors.actors.parameters import (
+    callable_name,
     check_isolation,
     check_parameters,
     check_seconds,
     check_storage,
+    parse_budget,
+    parse_bytes,
 )
 from kvactors.actors.seeing import Seeing
 from kvactors.core.errors import SystemStopped

@@ -6,11 +6,11 @@ from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.errors import SaveFailed
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages import SaveTurn
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Ticket
 from kvactors.core.events import ExportedKV
+from kvactors.core.info import ModelInfo
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save
 
