@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kvactors.actors.agent import AgentActor
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.host import Host
 from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.parameters import check_count, check_turn
 from kvactors.actors.reply import Reply, Rewound, Ticket, next_serial
@@ -15,10 +17,6 @@ from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn
-
-if TYPE_CHECKING:
-    from kvactors.actors.agent import AgentActor
-    from kvactors.actors.registry import Registry
 
 __all__ = ["Agent", "TranscriptView"]
 
@@ -35,11 +33,9 @@ class TranscriptView:
 class Agent:
     """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent."""
 
-    def __init__(self, system: "Registry", actor: "AgentActor") -> None:
-        self._system = system
+    def __init__(self, host: Host, actor: AgentActor) -> None:
+        self._host = host
         self._actor = actor
-        # What its behaviour failed with, once it has ended.
-        self._ended_by: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"
@@ -53,6 +49,10 @@ class Agent:
     def system_prompt(self) -> str | None:
         """The system prompt that its transcript begins with."""
         return self._actor.transcript.system_prompt
+
+    def belongs_to(self, host: Host) -> bool:
+        """Whether it was spawned there."""
+        return self._host is host
 
     def ask(
         self,
@@ -174,7 +174,7 @@ class Agent:
 
         The future resolves when it is in the mailbox. To nobody: a dead letter.
         """
-        return self._system.post(self.agent_id, message)
+        return self._host.post(self.agent_id, message)
 
     def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
         """Send a message to the agent's behaviour; a future of what `on_message` returns.
@@ -182,7 +182,7 @@ class Agent:
         Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
         `timeout` seconds.
         """
-        return self._system.request(self.agent_id, message, timeout)
+        return self._host.request(self.agent_id, message, timeout)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -204,7 +204,7 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Rewind(ticket, turns, to_token)
 
-        return self._system.send(self._actor, make, None, streamed=False).reply
+        return self._host.send(self._actor, make, None, streamed=False).reply
 
     def cancel(self) -> None:
         """End the running turn at the next step; it replies with what was decoded.
@@ -229,7 +229,7 @@ class Agent:
         match: bool = False,
         threshold: float = THRESHOLD,
     ) -> Said:
-        return check_said(prompt, messages, match, threshold, self._system.info)
+        return check_said(prompt, messages, match, threshold, self._host.info)
 
     def _send(
         self,
@@ -248,4 +248,4 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Ask(ticket, role, said, chosen, answer, priority)
 
-        return self._system.send(self._actor, make, timeout, streamed=streamed)
+        return self._host.send(self._actor, make, timeout, streamed=streamed)

@@ -1,0 +1,151 @@
+"""The parts of an AgentSystem, and how each is given what it needs of the others."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from kvactors.actors.agent_host import AgentHost
+from kvactors.actors.behaviour_supervisor import BehaviourSupervisor
+from kvactors.actors.crew import Lifecycle
+from kvactors.actors.exchange import AgentExchange
+from kvactors.actors.journal import Journal
+from kvactors.actors.launch import Launch
+from kvactors.actors.mailbox import LanePolicy
+from kvactors.actors.registry import AgentRegistry
+from kvactors.actors.seeing import Watching
+from kvactors.actors.stage import MessageRouter
+from kvactors.actors.swap import ModelSwap
+from kvactors.core.errors import SystemStopped
+
+__all__ = ["Offered", "Parts"]
+
+# Seconds that cancelled turns get to end and to be saved once the time is up.
+GRACE = 2.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Parts:
+    """What one system is made of. Nothing here is promised to stay as it is.
+
+    `launch` loads its model; `isolated`, `lane` and `log_text` are what its agents are given;
+    `journal` is the file of what behaviours are told, `store` the directory of the store.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        launch: Launch,
+        *,
+        isolated: bool,
+        lane: LanePolicy,
+        log_text: bool,
+        journal: str | Path | None,
+        store: Path | None,
+    ) -> None:
+        self._journal = journal
+        self._store = store
+        self._life = threading.RLock()
+        self.lifecycle = lifecycle
+        self.router = MessageRouter(
+            lifecycle.outstanding, lambda agent_id: self.agents.find(agent_id), lifecycle.after
+        )
+        self.behaviours = BehaviourSupervisor(
+            lifecycle, self.router, lambda *args, **options: self.agents.spawn(*args, **options)
+        )
+        self.host = AgentHost(lifecycle, self.router)
+        self.agents = AgentRegistry(
+            lifecycle, self.host, self.behaviours, isolated=isolated, lane=lane, log_text=log_text
+        )
+        self.exchange = AgentExchange(lifecycle, self.agents)
+        self.swap = ModelSwap(launch, lifecycle, self.agents)
+        self.watching = Watching(lifecycle, self.agents)
+
+    def start(self) -> None:
+        """Start each. Raises SystemStopped, StorageError, ModelError, InvalidConfig."""
+        with self._life:
+            if self.lifecycle.state != "new":
+                raise SystemStopped(f"a system starts once; this one is {self.lifecycle.state}")
+            try:
+                self.host.model = self.lifecycle.start(self.swap.launch)
+                if self._journal is not None:
+                    self.router.journal = Journal(self._journal)
+            except BaseException:
+                self.lifecycle.state = "stopped"
+                self.lifecycle.stop(())
+                raise
+            self.lifecycle.state = "running"
+            self.watching.begin(self._store)
+
+    def stop(self, timeout: float | None, *, cancel: bool) -> None:
+        """End each in its order: what is accepted first, or `cancel` it at once."""
+        lifecycle = self.lifecycle
+        with self._life:
+            if lifecycle.state != "running":
+                lifecycle.state = "stopped"
+                return
+            deadline = None if timeout is None else time.monotonic() + timeout
+            lifecycle.outstanding.refuse(SystemStopped("the system is stopped"))
+            self.behaviours.close()
+            try:
+                self._wait_for_turns(timeout, cancel=cancel)
+            finally:
+                agents = self.agents.close()
+                self.watching.close()
+                left = None if deadline is None else max(1.0, deadline - time.monotonic())
+                lifecycle.stop(agents, left)
+                if self.router.journal is not None:
+                    self.router.journal.close()
+
+    def _wait_for_turns(self, timeout: float | None, *, cancel: bool) -> None:
+        """Wait for turns and saves; cancel them at once, after `timeout`, or on Ctrl-C."""
+        outstanding = self.lifecycle.outstanding
+        try:
+            if cancel:
+                self._cancel_everything()
+            if not outstanding.wait(timeout):
+                self._cancel_everything()
+                outstanding.wait(GRACE)
+        except KeyboardInterrupt:
+            self._cancel_everything()
+            outstanding.wait(timeout)
+            raise
+
+    def _cancel_everything(self) -> None:
+        for ticket in self.lifecycle.outstanding.turns():
+            self.agents.cancel(ticket)
+
+    def abandon(self) -> None:
+        """In a forked child: none of the threads is there; the system stays the parent's."""
+        self.agents.abandon()
+        self.lifecycle.abandon()
+        self.watching.abandon()
+
+
+class Offered(Generic[P, R]):
+    """A method of a part that the system offers as it is, under the same name.
+
+        find = Offered("agents", AgentRegistry.find)
+
+    `system.find(...)` is `system.parts.agents.find(...)`.
+    """
+
+    def __init__(self, part: str, method: Callable[Concatenate[Any, P], R]) -> None:
+        self._part = part
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, system: None, kind: Any = None) -> Callable[Concatenate[Any, P], R]: ...
+
+    @overload
+    def __get__(self, system: Any, kind: Any = None) -> Callable[P, R]: ...
+
+    def __get__(self, system: Any, kind: Any = None) -> Callable[..., R]:
+        if system is None:
+            return self._method
+        found: Callable[..., R] = getattr(getattr(system.parts, self._part), self._method.__name__)
+        return found
