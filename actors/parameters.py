@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
@@ -22,8 +23,10 @@ __all__ = [
     "check_storage",
     "check_system_prompt",
     "check_turn",
+    "default_store",
     "parse_budget",
     "parse_bytes",
+    "store_path",
 ]
 
 LONGEST_ID = 255
@@ -31,7 +34,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_parameters(
-    model: Any, *, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
+    model: Any, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
 ) -> None:
     """Raise InvalidConfig for what no later stage checks."""
     for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
@@ -113,6 +116,19 @@ def check_count(name: str, value: object, least: int) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (whole and value >= least):  # type: ignore[operator]
         raise InvalidInput(f"{name} must be an int of at least {least}, not {value!r}")
+
+
+def default_store() -> Path:
+    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
+    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
+
+
+def store_path(store: "str | Path | bool | None") -> Path | None:
+    """Where memories are kept; None: nowhere."""
+    if store is False:
+        return None
+    unnamed = store is None or store is True
+    return default_store() if unnamed else Path(str(store)).expanduser()
 
 
 def callable_name(source: object) -> str | None:

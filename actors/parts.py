@@ -1,5 +1,7 @@
 """The parts of an AgentSystem, and how each is given what it needs of the others."""
 
+import atexit
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.behaviour_supervisor import BehaviourSupervisor
 from kvactors.actors.crew import Lifecycle
 from kvactors.actors.exchange import AgentExchange
+from kvactors.actors.futures import check_outside_of_actors
 from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch
 from kvactors.actors.mailbox import LanePolicy
@@ -23,6 +26,9 @@ __all__ = ["Offered", "Parts"]
 
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
+
+# Not weakly: one that nobody refers to any more still has to save and to end its threads.
+_running: "set[Parts]" = set()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,10 +84,13 @@ class Parts:
                 self.lifecycle.stop(())
                 raise
             self.lifecycle.state = "running"
+            _running.add(self)
             self.watching.begin(self._store)
 
     def stop(self, timeout: float | None, *, cancel: bool) -> None:
-        """End each in its order: what is accepted first, or `cancel` it at once."""
+        """End each in its order: what is accepted first, or `cancel` it at once. After `timeout`
+        seconds what still runs is cancelled. Raises BlockingCall inside an actor."""
+        check_outside_of_actors()
         lifecycle = self.lifecycle
         with self._life:
             if lifecycle.state != "running":
@@ -99,6 +108,7 @@ class Parts:
                 lifecycle.stop(agents, left)
                 if self.router.journal is not None:
                     self.router.journal.close()
+                _running.discard(self)
 
     def _wait_for_turns(self, timeout: float | None, *, cancel: bool) -> None:
         """Wait for turns and saves; cancel them at once, after `timeout`, or on Ctrl-C."""
@@ -149,3 +159,20 @@ class Offered(Generic[P, R]):
             return self._method
         found: Callable[..., R] = getattr(getattr(system.parts, self._part), self._method.__name__)
         return found
+
+
+def _abandon_all() -> None:
+    for parts in list(_running):
+        parts.abandon()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+
+
+@atexit.register
+def _stop_leftovers() -> None:
+    """Systems that nobody stopped: cancel their turns, save what is finished."""
+    for parts in list(_running):
+        parts.stop(10.0, cancel=True)

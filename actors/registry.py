@@ -85,7 +85,7 @@ class AgentRegistry:
         """No agent is spawned any more; the references of all that were."""
         with self._lock:
             self._lifecycle.state = "stopped"
-            return [actor.actor_ref for actor in self.actors()]
+            return [spawned.actor.actor_ref for spawned in self._spawned.values()]
 
     def abandon(self) -> None:
         """In a forked child: whoever held the lock is gone."""
@@ -159,8 +159,8 @@ class AgentRegistry:
         if prompt_lane is not None:
             inbox.lane = prompt_lane
         if behaviour is not None:
-            supervision = supervision or Supervision()
-            self._behaviours.begin(agent.handle, behaviour, supervision, inbox.lane, parent)
+            policy = supervision or Supervision()
+            self._behaviours.begin(agent.handle, behaviour, policy, inbox.lane, parent)
         return agent.handle
 
     def find(self, agent_id: str) -> Agent | None:
@@ -196,10 +196,9 @@ class AgentRegistry:
             self._behaviours.stop(agent_id)
             if spawned is not None:
                 spawned.actor.actor_ref.stop()
-            lifecycle = self._lifecycle
-            lifecycle.ask(lifecycle.gpu, Forget(agent_id))
-            if lifecycle.persistence is not None:
-                lifecycle.ask(lifecycle.persistence, ForgetStored(agent_id))
+            self._lifecycle.ask(self._lifecycle.gpu, Forget(agent_id))
+            if self._lifecycle.persistence is not None:
+                self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
 
     def cancel(self, ticket: Ticket) -> None:
         """End a turn that waits or runs."""
@@ -261,9 +260,8 @@ class AgentRegistry:
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
-        if self._lifecycle.persistence is None:
-            return None
-        return self._lifecycle.ask(self._lifecycle.persistence, ReadLedger(agent_id))
+        store = self._lifecycle.persistence
+        return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
 
     def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
         if agent_id in self._forking:

@@ -1,7 +1,5 @@
 """AgentSystem: starts the actors, wires them, and ends them in order."""
 
-import atexit
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,11 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.checks import check_system
 from kvactors.actors.crew import Lifecycle
 from kvactors.actors.deterministic import CountingClock
 from kvactors.actors.exchange import AgentExchange
-from kvactors.actors.futures import ReplyFuture, check_outside_of_actors
+from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.gpu import OnProgress
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import Launch
@@ -25,8 +24,10 @@ from kvactors.actors.parameters import (
     check_parameters,
     check_seconds,
     check_storage,
+    default_store,
     parse_budget,
     parse_bytes,
+    store_path,
 )
 from kvactors.actors.parts import Offered, Parts
 from kvactors.actors.registry import AgentRegistry
@@ -44,14 +45,6 @@ from kvactors.persistence.sealing import EncryptionKey
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Store
 
 __all__ = ["AgentSystem", "default_store"]
-
-# Not weakly: one that nobody refers to any more still has to save and to end its threads.
-_running: "set[AgentSystem]" = set()
-
-
-def default_store() -> Path:
-    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
-    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
 
 
 class AgentSystem:
@@ -130,27 +123,19 @@ class AgentSystem:
         seed: int = 0,
         log_text: bool = False,
     ) -> None:
-        check_parameters(
-            model,
-            max_batch=max_batch,
-            target_latency=target_latency,
-            progress=progress,
-            max_waiting=max_waiting,
-        )
+        check_parameters(model, max_batch, target_latency, progress, max_waiting)
         check_storage(store, max_disk, encryption_key)
         isolated = check_isolation(isolation)
-        stored = store is not False
-        unnamed = store is None or isinstance(store, bool)
-        path = default_store() if unnamed else Path(str(store)).expanduser()
+        path = store_path(store)
         opener = partial(
             Store,
-            path,
+            path or Path(),
             max_disk=max_disk,
             encryption_key=encryption_key,
             share_segments=not isolated,
         )
         lifecycle = Lifecycle(
-            opener if stored else None,
+            None if path is None else opener,
             progress,
             seed=seed if deterministic else None,
             watchdog=check_seconds("watchdog", watchdog),
@@ -173,7 +158,7 @@ class AgentSystem:
             max_batch=max_batch,
             memory_budget=parse_budget(memory_budget),
             target_latency=target_latency,
-            stored=stored,
+            stored=path is not None,
             eviction=check_eviction(eviction),
             max_waiting=max_waiting,
             clock=CountingClock() if deterministic else time.perf_counter,
@@ -185,7 +170,7 @@ class AgentSystem:
             lane=prompt_lane,
             log_text=log_text,
             journal=journal,
-            store=path if stored else None,
+            store=path,
         )
 
     # -- life --------------------------------------------------------------------------
@@ -201,12 +186,11 @@ class AgentSystem:
         traceback: TracebackType | None,
     ) -> None:
         interrupted = error is not None and not isinstance(error, Exception)
-        self._stop(None, cancel=interrupted)
+        self.parts.stop(None, cancel=interrupted)
 
     def start(self) -> None:
         """Open the store, load and probe the model; returns when agents can be asked."""
         self.parts.start()
-        _running.add(self)
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
@@ -214,14 +198,7 @@ class AgentSystem:
         After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
         inside an actor or a callback.
         """
-        self._stop(timeout, cancel=False)
-
-    def _stop(self, timeout: float | None, *, cancel: bool) -> None:
-        check_outside_of_actors()
-        try:
-            self.parts.stop(timeout, cancel=cancel)
-        finally:
-            _running.discard(self)
+        self.parts.stop(timeout, cancel=False)
 
     # -- what one part does ------------------------------------------------------------
 
@@ -231,13 +208,13 @@ class AgentSystem:
     forget = Offered("agents", AgentRegistry.forget)
     health = Offered("lifecycle", Lifecycle.health)
     import_agent = Offered("exchange", AgentExchange.import_agent)
+    post = Offered("host", AgentHost.post)
     prefetch = Offered("agents", AgentRegistry.prefetch)
+    request = Offered("host", AgentHost.request)
     spawn = Offered("agents", AgentRegistry.spawn)
     swap_model = Offered("swap", ModelSwap.swap_model)
     trace = Offered("watching", Watching.trace)
     wait_idle = Offered("lifecycle", Lifecycle.wait_idle)
-
-    # -- messages ----------------------------------------------------------------------
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """Send to every behaviour that subscribed to a topic. Any thread."""
@@ -294,20 +271,3 @@ class AgentSystem:
     def spec(self) -> ModelCacheSpec:
         """Cache spec of the model."""
         return self.info.spec
-
-
-def _abandon_all() -> None:
-    for system in list(_running):
-        system.parts.abandon()
-    _running.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
-
-
-@atexit.register
-def _stop_leftovers() -> None:
-    """Systems that nobody stopped: cancel their turns, save what is finished."""
-    for system in list(_running):
-        system._stop(10.0, cancel=True)
