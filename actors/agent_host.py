@@ -1,17 +1,18 @@
-"""What the handles of agents ask of their system: prompts into lanes, messages, the model."""
+"""What the handles of agents ask of their system: prompts into lanes, messages, the model. Any
+thread."""
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from kvactors.actors.agent import AgentActor
-from kvactors.actors.crew import Lifecycle
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.mailbox import MailboxFull
 from kvactors.actors.messages import CancelTurn, MakePrompt
+from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.parameters import check_turn
 from kvactors.actors.reply import Ticket
-from kvactors.actors.stage import MessageRouter
 from kvactors.core.errors import SystemStopped, TurnTimeout
 from kvactors.core.info import ModelInfo
 
@@ -19,12 +20,26 @@ __all__ = ["AgentHost", "gone"]
 
 
 class AgentHost:
-    """The `kvactors.actors.host.Host` of one system's agents; `model` is what is loaded."""
+    """What the agents of one system have in common for their handles. `model` is the one loaded.
 
-    def __init__(self, lifecycle: Lifecycle, router: MessageRouter) -> None:
+    `post` and `ask` send messages to behaviours; `require_running` raises SystemStopped where
+    nothing is accepted.
+    """
+
+    def __init__(
+        self,
+        outstanding: Outstanding,
+        after: Callable[[float, Callable[[], object]], None],
+        post: Callable[[str, Any, None], ReplyFuture[None]],
+        ask: Callable[[str, Any, None, float | None], ReplyFuture[Any]],
+        require_running: Callable[[], None],
+    ) -> None:
         self.model: ModelInfo | None = None
-        self._lifecycle = lifecycle
-        self._router = router
+        self._outstanding = outstanding
+        self._after = after
+        self._post = post
+        self._ask = ask
+        self._require_running = require_running
 
     @property
     def info(self) -> ModelInfo:
@@ -35,14 +50,14 @@ class AgentHost:
 
     def post(self, agent_id: str, message: Any) -> ReplyFuture[None]:
         """Send a message from outside of the agents."""
-        self._lifecycle.require_running()
-        return self._router.post(agent_id, message, None)
+        self._require_running()
+        return self._post(agent_id, message, None)
 
     def request(self, agent_id: str, message: Any, timeout: float | None) -> ReplyFuture[Any]:
         """Send a message and wait for its answer."""
-        self._lifecycle.require_running()
+        self._require_running()
         check_turn(None, timeout)
-        return self._router.ask(agent_id, message, None, timeout)
+        return self._ask(agent_id, message, None, timeout)
 
     def send(
         self, actor: AgentActor, make: MakePrompt, timeout: float | None, *, streamed: bool
@@ -50,7 +65,7 @@ class AgentHost:
         """Put a prompt into the lane of an agent of this system. Raises MailboxFull,
         SystemStopped, EngineDied, SaveQueueFull."""
         ticket = Ticket.begin(actor.agent_id, streamed=streamed)
-        self._lifecycle.outstanding.begin_turn(ticket)
+        self._outstanding.begin_turn(ticket)
         try:
             accepted = send(actor.actor_ref, make(ticket))
         except MailboxFull as error:
@@ -63,7 +78,7 @@ class AgentHost:
         if timeout is not None:
             # Weakly: a reply that arrived long ago is not kept for its deadline.
             late = weakref.ref(ticket)
-            self._lifecycle.after(timeout, lambda: _expire(actor, late(), timeout))
+            self._after(timeout, lambda: _expire(actor, late(), timeout))
         return ticket
 
 

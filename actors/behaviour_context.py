@@ -15,7 +15,7 @@ from kvactors.actors.stage import MessageRouter
 from kvactors.core.errors import InvalidInput
 from kvactors.core.sampling import Sampling
 
-__all__ = ["Context", "Scheduled", "with_choices"]
+__all__ = ["Context", "Scheduled", "Services", "with_choices"]
 
 
 class Scheduled:

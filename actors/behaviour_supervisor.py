@@ -4,7 +4,7 @@ on what they escalate. Any thread."""
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from pykka import messages
 
@@ -15,62 +15,47 @@ from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.mailbox import LanePolicy
-from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.player import BehaviourActor, ChildFailed, StopBehaviour
 from kvactors.actors.stage import MessageRouter
 from kvactors.actors.supervision import Supervision, Terminated
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.trace import Tracer
 
-__all__ = ["BehaviourSupervisor", "Threads"]
+__all__ = ["BehaviourSupervisor"]
 
 logger = logging.getLogger(__name__)
 
 
-class Threads(Protocol):
-    """The threads, the clock and the books of a system."""
-
-    @property
-    def pool(self) -> Dispatcher:
-        """The threads that agents share."""
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether there is one thread."""
-
-    @property
-    def outstanding(self) -> Outstanding:
-        """Who waits."""
-
-    @property
-    def tracer(self) -> Tracer:
-        """Who is told of errors."""
-
-    def now(self) -> float:
-        """Seconds of the system's clock."""
-
-    def after(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call back, on the timer's thread."""
-
-
 class BehaviourSupervisor:
-    """Begins and ends behaviours. `spawn` is what their `spawn` calls; it may block."""
+    """Begins and ends behaviours.
+
+    `spawn` is what their `spawn` calls, and may block; `pool` gives the threads that agents
+    share; `now` and `after` are of the system's clock; `tracer` is told of errors.
+    """
 
     def __init__(
-        self, threads: Threads, router: MessageRouter, spawn: Callable[..., Agent]
+        self,
+        router: MessageRouter,
+        spawn: Callable[..., Agent],
+        now: Callable[[], float],
+        pool: Callable[[], Dispatcher],
+        tracer: Tracer,
+        *,
+        deterministic: bool,
     ) -> None:
         self.closed = False
         self.router = router
         self.spawn = spawn
-        self.now = threads.now
-        self.after = threads.after
-        self.tracer = threads.tracer
-        self._threads = threads
+        self.now = now
+        self.after = router.after
+        self.tracer = tracer
+        self._pool = pool
+        self._deterministic = deterministic
         # Again by a thread that has it: what makes a behaviour may spawn others.
         self._lock = threading.RLock()
         self._children: dict[str, dict[str, None]] = {}
         self._own_threads: dict[str, Dispatcher] = {}
-        self._blocking = BlockingWork(threads.outstanding)
+        self._blocking = BlockingWork(router.outstanding)
 
     def begin(
         self,
@@ -140,7 +125,7 @@ class BehaviourSupervisor:
 
     def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
         """Call something that may block, on a thread of its own kind."""
-        return self._blocking.run(function, here=self._threads.deterministic)
+        return self._blocking.run(function, here=self._deterministic)
 
     def close(self) -> None:
         """End every behaviour, in the middle of what it does."""
@@ -162,8 +147,8 @@ class BehaviourSupervisor:
     def _dispatcher(self, agent_id: str, *, own: bool) -> Dispatcher:
         """The threads that agents share, or one of its `own`."""
         if not own:
-            return self._threads.pool
-        if self._threads.deterministic:
+            return self._pool()
+        if self._deterministic:
             raise InvalidConfig("deterministic mode has one thread: nothing may block")
         dispatcher = Dispatcher(f"kvactors-{agent_id}", 1, blocking=True)
         self._own_threads[agent_id] = dispatcher

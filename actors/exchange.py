@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.crew import Lifecycle
 from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
@@ -44,8 +45,9 @@ __all__ = ["AgentExchange", "check_format"]
 class AgentExchange:
     """Writes agents of one system to files, and makes agents of files."""
 
-    def __init__(self, lifecycle: Lifecycle, agents: AgentRegistry) -> None:
+    def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
         self._lifecycle = lifecycle
+        self._host = host
         self._agents = agents
 
     def export_agent(
@@ -66,7 +68,7 @@ class AgentExchange:
         check_id(agent_id)
         check_format(format)
         self._lifecycle.require_running()
-        info, file = self._agents.info, Path(path).expanduser()
+        info, file = self._host.info, Path(path).expanduser()
 
         def remember(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
             tokens = Transcript.restore(info.chat, info.tokenizer_id, records).token_ids
@@ -136,7 +138,7 @@ class AgentExchange:
         from kvactors.core.residency import ranges_to_save
         from kvactors.core.wire import layout
 
-        info = self._agents.info
+        info = self._host.info
         described = layout(info.spec)
         try:
             target = _target(info, parse_layout(described))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.agent import AgentActor
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.host import Host
 from kvactors.actors.messages import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.parameters import check_count, check_turn
 from kvactors.actors.reply import Reply, Rewound, Ticket, next_serial
@@ -33,7 +33,7 @@ class TranscriptView:
 class Agent:
     """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent."""
 
-    def __init__(self, host: Host, actor: AgentActor) -> None:
+    def __init__(self, host: AgentHost, actor: AgentActor) -> None:
         self._host = host
         self._actor = actor
 
@@ -50,7 +50,7 @@ class Agent:
         """The system prompt that its transcript begins with."""
         return self._actor.transcript.system_prompt
 
-    def belongs_to(self, host: Host) -> bool:
+    def belongs_to(self, host: AgentHost) -> bool:
         """Whether it was spawned there."""
         return self._host is host
 

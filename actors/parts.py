@@ -11,12 +11,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.behaviour_supervisor import BehaviourSupervisor
 from kvactors.actors.crew import Lifecycle
+from kvactors.actors.dispatcher import send
 from kvactors.actors.exchange import AgentExchange
 from kvactors.actors.futures import check_outside_of_actors
 from kvactors.actors.journal import Journal
 from kvactors.actors.launch import Launch
 from kvactors.actors.mailbox import LanePolicy
+from kvactors.actors.messages import CancelTurn
 from kvactors.actors.registry import AgentRegistry
+from kvactors.actors.reply import next_serial
 from kvactors.actors.seeing import Watching
 from kvactors.actors.stage import MessageRouter
 from kvactors.actors.swap import ModelSwap
@@ -60,15 +63,26 @@ class Parts:
             lifecycle.outstanding, lambda agent_id: self.agents.find(agent_id), lifecycle.after
         )
         self.behaviours = BehaviourSupervisor(
-            lifecycle, self.router, lambda *args, **options: self.agents.spawn(*args, **options)
+            self.router,
+            lambda *args, **options: self.agents.spawn(*args, **options),
+            lifecycle.now,
+            lambda: lifecycle.pool,
+            lifecycle.tracer,
+            deterministic=lifecycle.deterministic,
         )
-        self.host = AgentHost(lifecycle, self.router)
+        self.host = AgentHost(
+            lifecycle.outstanding,
+            lifecycle.after,
+            self.router.post,
+            self.router.ask,
+            lifecycle.require_running,
+        )
         self.agents = AgentRegistry(
             lifecycle, self.host, self.behaviours, isolated=isolated, lane=lane, log_text=log_text
         )
-        self.exchange = AgentExchange(lifecycle, self.agents)
-        self.swap = ModelSwap(launch, lifecycle, self.agents)
-        self.watching = Watching(lifecycle, self.agents)
+        self.exchange = AgentExchange(lifecycle, self.host, self.agents)
+        self.swap = ModelSwap(launch, lifecycle, self.host, self.agents)
+        self.watching = Watching(lifecycle, self.host, self.agents)
 
     def start(self) -> None:
         """Start each. Raises SystemStopped, StorageError, ModelError, InvalidConfig."""
@@ -126,7 +140,9 @@ class Parts:
 
     def _cancel_everything(self) -> None:
         for ticket in self.lifecycle.outstanding.turns():
-            self.agents.cancel(ticket)
+            actor = self.agents.actor(ticket.agent_id)
+            if actor is not None:
+                send(actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
 
     def abandon(self) -> None:
         """In a forked child: none of the threads is there; the system stays the parent's."""

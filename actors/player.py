@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pykka import Future
 
 from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.behaviour_context import Context
+from kvactors.actors.behaviour_context import Context, Services
 from kvactors.actors.dispatcher import SystemActor, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
@@ -72,7 +72,7 @@ class StopBehaviour:
     """To a behaviour's actor: end once the message that is handled is."""
 
 
-class Supervisor(Protocol):
+class Supervisor(Services, Protocol):
     """Who began the behaviour."""
 
     tracer: Tracer
@@ -83,17 +83,11 @@ class Supervisor(Protocol):
     def now(self) -> float:
         """Seconds of the system's clock."""
 
-    def after(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call back, on the timer's thread."""
-
     def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
         """The behaviour has ended."""
 
     def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
         """It leaves its error to its parent."""
-
-    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
-        """Call something that may block on another thread."""
 
 
 class BehaviourActor(SystemActor):

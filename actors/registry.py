@@ -16,7 +16,6 @@ from kvactors.actors.handle import Agent
 from kvactors.actors.mailbox import LanePolicy
 from kvactors.actors.messages import (
     CacheAhead,
-    CancelTurn,
     Forget,
     ForgetStored,
     Fork,
@@ -24,7 +23,6 @@ from kvactors.actors.messages import (
 )
 from kvactors.actors.model_messages import Adopt, Pause
 from kvactors.actors.parameters import check_id, check_system_prompt
-from kvactors.actors.reply import Ticket, next_serial
 from kvactors.actors.supervision import Supervision
 from kvactors.actors.wiring import Wiring
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -74,11 +72,6 @@ class AgentRegistry:
     def __len__(self) -> int:
         return len(self._spawned)
 
-    @property
-    def info(self) -> ModelInfo:
-        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
-        return self._host.info
-
     # -- all of them -------------------------------------------------------------------
 
     def close(self) -> list[Any]:
@@ -107,17 +100,13 @@ class AgentRegistry:
         with self._lock:
             self._lifecycle.require_running()
             self._paused = True
-            return self._tell(Pause)
+            return _tell(self.actors(), Pause)
 
     def resume(self, model: ModelInfo) -> list[ReplyFuture[bool]]:
         """Let every agent remember under this model and take turns again."""
         with self._lock:
             self._host.model, self._paused = model, False
-            return self._tell(lambda done: Adopt(model, done))
-
-    def _tell(self, make: Callable[[ReplyFuture[bool]], Pause | Adopt]) -> list[ReplyFuture[bool]]:
-        messages = [(actor, make(ReplyFuture())) for actor in self.actors()]
-        return [message.done for actor, message in messages if send(actor.actor_ref, message)]
+            return _tell(self.actors(), lambda done: Adopt(model, done))
 
     # -- one of them -------------------------------------------------------------------
 
@@ -200,18 +189,15 @@ class AgentRegistry:
             if self._lifecycle.persistence is not None:
                 self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
 
-    def cancel(self, ticket: Ticket) -> None:
-        """End a turn that waits or runs."""
-        actor = self.actor(ticket.agent_id)
-        if actor is not None:
-            send(actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
-
     def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
         with self._lock:
             self._lifecycle.require_running()
             known = self._spawned.get(agent_id)
             if known is None:
-                transcript = self._restored(agent_id, system_prompt)
+                if agent_id in self._forking:
+                    raise AgentExists(f"agent {agent_id!r} is just being forked")
+                records = self._records(agent_id)
+                transcript = _restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
             known.actor.transcript.require_system_prompt(system_prompt)
             known.actor.context_policy = policy
@@ -263,23 +249,6 @@ class AgentRegistry:
         store = self._lifecycle.persistence
         return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
 
-    def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
-        if agent_id in self._forking:
-            raise AgentExists(f"agent {agent_id!r} is just being forked")
-        records = self._records(agent_id)
-        info = self._host.info
-        try:
-            transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerUnreadable(
-                f"the ledger of {agent_id!r} holds records of another form: {error}"
-            ) from error
-        if records:
-            transcript.require_system_prompt(system_prompt)
-        else:
-            transcript.system_prompt = system_prompt
-        return transcript
-
     def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Spawned:
         lifecycle = self._lifecycle
         wiring = Wiring(
@@ -298,3 +267,26 @@ class AgentRegistry:
             send(actor.actor_ref, Pause(ReplyFuture()))
         self._spawned[agent_id] = Spawned(actor, Agent(self._host, actor))
         return self._spawned[agent_id]
+
+
+def _tell(
+    actors: list[AgentActor], make: Callable[[ReplyFuture[bool]], Pause | Adopt]
+) -> list[ReplyFuture[bool]]:
+    messages = [(actor, make(ReplyFuture())) for actor in actors]
+    return [message.done for actor, message in messages if send(actor.actor_ref, message)]
+
+
+def _restored(
+    info: ModelInfo, agent_id: str, records: Any, system_prompt: str | None
+) -> Transcript:
+    try:
+        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerUnreadable(
+            f"the ledger of {agent_id!r} holds records of another form: {error}"
+        ) from error
+    if records:
+        transcript.require_system_prompt(system_prompt)
+    else:
+        transcript.system_prompt = system_prompt
+    return transcript

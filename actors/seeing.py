@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.chrome_trace import chrome_trace, write
 from kvactors.actors.crew import Lifecycle
 from kvactors.actors.monitor import Monitor, socket_path
@@ -25,9 +26,10 @@ logger = logging.getLogger(__name__)
 class Watching:
     """Who is told of a system's work: `agents` has the model, and says how many they are."""
 
-    def __init__(self, lifecycle: Lifecycle, agents: AgentRegistry) -> None:
+    def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
         self.monitor: Monitor | None = None
         self._lifecycle = lifecycle
+        self._host = host
         self._agents = agents
 
     def begin(self, store: Path | None) -> None:
@@ -76,7 +78,7 @@ class Watching:
         try:
             from kvactors.actors.telemetry import Telemetry
 
-            telemetry = Telemetry(lambda: self._agents.info.name, lambda: vitals.hot_bytes)
+            telemetry = Telemetry(lambda: self._host.info.name, lambda: vitals.hot_bytes)
         except (ImportError, AttributeError) as error:
             # Not installed, or older than what is needed.
             logger.debug("OpenTelemetry is told nothing: %s", error)
@@ -98,7 +100,7 @@ class Watching:
 
     def _snapshot(self) -> dict[str, Any]:
         """Raises SystemStopped."""
-        lifecycle, info = self._lifecycle, self._agents.info
+        lifecycle, info = self._lifecycle, self._host.info
         known = {
             "model": info.name,
             "device": info.device,

@@ -69,7 +69,7 @@ class MessageRouter:
         self.journal: Journal | None = None
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
         self._find = find
-        self._after = after
+        self.after = after
         self._lock = threading.RLock()
         self._receivers: dict[str, SystemActor] = {}
         self._topics: dict[str, dict[str, None]] = {}
@@ -138,7 +138,7 @@ class MessageRouter:
         if accepted is None:
             return resolved()
         if inbox.lane.timeout is not None:
-            self._after(inbox.lane.timeout, _give_up(inbox, deliver, accepted))
+            self.after(inbox.lane.timeout, _give_up(inbox, deliver, accepted))
         return accepted
 
     def ask(
@@ -148,7 +148,7 @@ class MessageRouter:
         reply: ReplyFuture[Any] = ReplyFuture()
         self.post(to, message, sender, reply)
         if timeout is not None:
-            self._after(timeout, late_after(reply, to, timeout))
+            self.after(timeout, late_after(reply, to, timeout))
         return reply
 
     def post_all(self, to: Iterable[str], message: Any, sender: Agent | None) -> ReplyFuture[None]:

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 from pykka import Timeout
 
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.crew import Lifecycle
 from kvactors.actors.futures import ReplyFuture, check_may_block
 from kvactors.actors.launch import Launch
@@ -48,9 +49,12 @@ class ModelChanges(TypedDict, total=False):
 class ModelSwap:
     """Exchanges the model of one system, one at a time. `launch` made the one that is loaded."""
 
-    def __init__(self, launch: Launch, lifecycle: Lifecycle, agents: AgentRegistry) -> None:
+    def __init__(
+        self, launch: Launch, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry
+    ) -> None:
         self.launch = launch
         self._lifecycle = lifecycle
+        self._host = host
         self._agents = agents
         self._one_swap = threading.Lock()
 
@@ -107,7 +111,7 @@ class ModelSwap:
         result.get()
 
     def _swap(self, launch: Launch, timeout: float | None) -> None:
-        lifecycle, model = self._lifecycle, self._agents.info
+        lifecycle, model = self._lifecycle, self._host.info
         try:
             self._pause(timeout, model.name)
             if lifecycle.persistence is not None:

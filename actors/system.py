@@ -243,7 +243,7 @@ class AgentSystem:
         Waits for the step, and for the group of saves, that run. The first call lists the
         store. Raises SystemStopped, EngineDied.
         """
-        return read_stats(self.parts.lifecycle, self.parts.agents)
+        return read_stats(self.parts.lifecycle, self.parts.host, self.parts.agents)
 
     def check(self) -> None:
         """Prove that nothing is leaked: blocks, rows, futures, threads. AssertionError is a bug
