@@ -1,12 +1,13 @@
 """The parts of an AgentSystem, and how each is given what it needs of the others."""
 
 import atexit
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.behaviour_supervisor import BehaviourSupervisor
@@ -25,7 +26,7 @@ from kvactors.actors.stage import MessageRouter
 from kvactors.actors.swap import ModelSwap
 from kvactors.core.errors import SystemStopped
 
-__all__ = ["Offered", "Parts"]
+__all__ = ["Parts", "offered"]
 
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
@@ -151,30 +152,18 @@ class Parts:
         self.watching.abandon()
 
 
-class Offered(Generic[P, R]):
-    """A method of a part that the system offers as it is, under the same name.
+def offered(
+    part: str, method: Callable[Concatenate[Any, P], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """A method of a part, as a method of the system: `find = offered("agents", AgentRegistry.find)`
+    makes `system.find(...)` what `system.parts.agents.find(...)` is."""
 
-        find = Offered("agents", AgentRegistry.find)
-
-    `system.find(...)` is `system.parts.agents.find(...)`.
-    """
-
-    def __init__(self, part: str, method: Callable[Concatenate[Any, P], R]) -> None:
-        self._part = part
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    @overload
-    def __get__(self, system: None, kind: Any = None) -> Callable[Concatenate[Any, P], R]: ...
-
-    @overload
-    def __get__(self, system: Any, kind: Any = None) -> Callable[P, R]: ...
-
-    def __get__(self, system: Any, kind: Any = None) -> Callable[..., R]:
-        if system is None:
-            return self._method
-        found: Callable[..., R] = getattr(getattr(system.parts, self._part), self._method.__name__)
+    @functools.wraps(method)
+    def call(system: Any, /, *args: P.args, **options: P.kwargs) -> R:
+        found: R = getattr(getattr(system.parts, part), method.__name__)(*args, **options)
         return found
+
+    return call
 
 
 def _abandon_all() -> None:

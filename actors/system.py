@@ -29,7 +29,7 @@ from kvactors.actors.parameters import (
     parse_bytes,
     store_path,
 )
-from kvactors.actors.parts import Offered, Parts
+from kvactors.actors.parts import Parts, offered
 from kvactors.actors.registry import AgentRegistry
 from kvactors.actors.reports import read_stats
 from kvactors.actors.seeing import Watching
@@ -89,7 +89,8 @@ class AgentSystem:
         log_text: let lines of the log at level DEBUG say what agents are told and answer; without
             it the log has ids and numbers.
 
-    Raises InvalidConfig at construction; ModelError and StorageError from `start`.
+    Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
+    what it is made of, for tests and tools: nothing there is promised to stay.
     """
 
     def __init__(
@@ -202,19 +203,19 @@ class AgentSystem:
 
     # -- what one part does ------------------------------------------------------------
 
-    agents = Offered("agents", AgentRegistry.agents)
-    export_agent = Offered("exchange", AgentExchange.export_agent)
-    find = Offered("agents", AgentRegistry.find)
-    forget = Offered("agents", AgentRegistry.forget)
-    health = Offered("lifecycle", Lifecycle.health)
-    import_agent = Offered("exchange", AgentExchange.import_agent)
-    post = Offered("host", AgentHost.post)
-    prefetch = Offered("agents", AgentRegistry.prefetch)
-    request = Offered("host", AgentHost.request)
-    spawn = Offered("agents", AgentRegistry.spawn)
-    swap_model = Offered("swap", ModelSwap.swap_model)
-    trace = Offered("watching", Watching.trace)
-    wait_idle = Offered("lifecycle", Lifecycle.wait_idle)
+    agents = offered("agents", AgentRegistry.agents)
+    export_agent = offered("exchange", AgentExchange.export_agent)
+    find = offered("agents", AgentRegistry.find)
+    forget = offered("agents", AgentRegistry.forget)
+    health = offered("lifecycle", Lifecycle.health)
+    import_agent = offered("exchange", AgentExchange.import_agent)
+    post = offered("host", AgentHost.post)
+    prefetch = offered("agents", AgentRegistry.prefetch)
+    request = offered("host", AgentHost.request)
+    spawn = offered("agents", AgentRegistry.spawn)
+    swap_model = offered("swap", ModelSwap.swap_model)
+    trace = offered("watching", Watching.trace)
+    wait_idle = offered("lifecycle", Lifecycle.wait_idle)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """Send to every behaviour that subscribed to a topic. Any thread."""
