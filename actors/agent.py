@@ -11,7 +11,6 @@ from typing import Any
 
 from kvactors.actors.context import Planner, Running, warn_if_nearly_full
 from kvactors.actors.dispatcher import SystemActor, handles
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages_agent import (
     Adopt,
     Ask,
@@ -28,6 +27,7 @@ from kvactors.actors.turns import log_answer, log_prompt, make_answer, retokeniz
 from kvactors.actors.wiring import AgentServices
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
 from kvactors.core.events import Aborted, Finished, Tokens
+from kvactors.core.info import ModelInfo
 from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns

@@ -1,16 +1,14 @@
 """AgentBehaviour: what an agent does with the messages that other agents send it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from kvactors.actors.behaviour_context import Context, Scheduled
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.handle import Agent
+from kvactors.actors.reply import Reply, Rewound
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.sampling import Sampling
-
-if TYPE_CHECKING:
-    from kvactors.actors.behaviour_context import Context, Scheduled
-    from kvactors.actors.handle import Agent
-    from kvactors.actors.reply import Reply, Rewound
 
 __all__ = ["AgentBehaviour"]
 
@@ -34,7 +32,7 @@ class AgentBehaviour:
     reentrant: ClassVar[bool] = False
     blocking: ClassVar[bool] = False
 
-    _context: "Context | None" = None
+    _context: Context | None = None
 
     # -- to be written -----------------------------------------------------------------
 
@@ -48,14 +46,14 @@ class AgentBehaviour:
     # -- itself ------------------------------------------------------------------------
 
     @property
-    def agent(self) -> "Agent":
+    def agent(self) -> Agent:
         """The agent whose behaviour this is."""
-        return self._bound.agent
+        return _bound(self).agent
 
     @property
     def agent_id(self) -> str:
         """The agent's id."""
-        return self._bound.agent.agent_id
+        return _bound(self).agent.agent_id
 
     def think(
         self,
@@ -65,100 +63,92 @@ class AgentBehaviour:
         sampling: Sampling | None = None,
         timeout: float | None = None,
         **options: Any,
-    ) -> "ReplyFuture[Reply]":
+    ) -> ReplyFuture[Reply]:
         """A turn of the agent's own model and memory; as `Agent.ask`.
 
         With `choices` the reply is one of these texts, and `reply.scores` has the total
         log-probability of each.
         """
-        return self._bound.think(prompt, tuple(choices), sampling, timeout, options)
+        return _bound(self).think(prompt, tuple(choices), sampling, timeout, options)
 
-    def observe(self, text: str, role: str = "user") -> "ReplyFuture[Reply]":
+    def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; as `Agent.observe`."""
-        return self._bound.observe(text, role)
+        return _bound(self).observe(text, role)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
-    ) -> "ReplyFuture[Rewound]":
+    ) -> ReplyFuture[Rewound]:
         """Forget the end of what is remembered; as `Agent.rewind`."""
-        return self._bound.rewind(turns, to_token)
+        return _bound(self).rewind(turns, to_token)
 
     # -- others ------------------------------------------------------------------------
 
-    def send(self, to: "str | Agent", message: Any) -> ReplyFuture[None]:
+    def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
         """Send a message; an agent without a behaviour takes text as a turn.
 
         The future resolves when it is in the receiver's mailbox; where that is full it waits,
         or fails with MailboxFull, as its LanePolicy says. A message to nobody is a dead letter.
         """
-        return self._bound.send(to, message)
+        return _bound(self).send(to, message)
 
     def ask(
-        self, to: "str | Agent", message: Any, *, timeout: float | None = None
+        self, to: str | Agent, message: Any, *, timeout: float | None = None
     ) -> ReplyFuture[Any]:
         """Send a message; the future is what the receiver's `on_message` returns or raises (its
         Reply, for an agent without a behaviour). Fails with Undelivered, MailboxFull, and with
         TurnTimeout after `timeout` seconds. Agents that wait for each other wait for ever
         without one; asking oneself like that is InvalidInput, unless `reentrant`."""
-        return self._bound.ask(to, message, timeout)
+        return _bound(self).ask(to, message, timeout)
 
-    def broadcast(
-        self, message: Any, to: "Iterable[str | Agent] | None" = None
-    ) -> ReplyFuture[None]:
+    def broadcast(self, message: Any, to: Iterable[str | Agent] | None = None) -> ReplyFuture[None]:
         """Send to several agents, or to every other one that has a behaviour."""
-        return self._bound.broadcast(message, to)
+        return _bound(self).broadcast(message, to)
 
     def subscribe(self, topic: str) -> None:
         """Get every message that is published under a topic from now on."""
-        self._bound.subscribe(topic)
+        _bound(self).subscribe(topic)
 
     def unsubscribe(self, topic: str) -> None:
         """Get no more of them."""
-        self._bound.unsubscribe(topic)
+        _bound(self).unsubscribe(topic)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """Send to every subscriber of a topic but oneself."""
-        return self._bound.publish(topic, message)
+        return _bound(self).publish(topic, message)
 
-    def watch(self, agent: "str | Agent") -> None:
+    def watch(self, agent: str | Agent) -> None:
         """Get a Terminated message when that agent's behaviour ends, or has ended."""
-        self._bound.watch(agent)
+        _bound(self).watch(agent)
 
     def spawn(self, agent_id: str, system_prompt: str | None = None, **options: Any) -> Any:
         """A future of a new agent, this one's child; takes what `AgentSystem.spawn` takes. A
         child with a behaviour ends when its parent's does."""
-        return self._bound.spawn(agent_id, system_prompt, options)
+        return _bound(self).spawn(agent_id, system_prompt, options)
 
-    def stop(self, agent: "str | Agent | None" = None) -> None:
+    def stop(self, agent: str | Agent | None = None) -> None:
         """End a behaviour, by default this one once `on_message` has returned. The agent and
         its memory stay."""
-        self._bound.stop(agent)
+        _bound(self).stop(agent)
 
     # -- time --------------------------------------------------------------------------
 
-    def later(self, seconds: float, message: Any) -> "Scheduled":
+    def later(self, seconds: float, message: Any) -> Scheduled:
         """Send oneself a message in some seconds; `.cancel()` the result to take it back."""
-        return self._bound.later(seconds, message)
+        return _bound(self).later(seconds, message)
 
-    def every(self, seconds: float, message: Any) -> "Scheduled":
+    def every(self, seconds: float, message: Any) -> Scheduled:
         """Send oneself a message again and again, the first in `seconds`. `wait_idle` does not
         wait for these."""
-        return self._bound.every(seconds, message)
+        return _bound(self).every(seconds, message)
 
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
         """Call something that blocks (a file, a socket) on another thread; a future of what it
         returns or raises."""
-        return self._bound.run_blocking(function, *args)
+        return _bound(self).run_blocking(function, *args)
 
-    # -- for the stage -----------------------------------------------------------------
+    # -- for the system ----------------------------------------------------------------
 
-    @property
-    def _bound(self) -> "Context":
-        if self._context is None:
-            raise SystemStopped("a behaviour acts only while its agent runs")
-        return self._context
-
-    def bind(self, context: "Context") -> None:
+    def bind(self, context: Context) -> None:
         """Give it to an agent. Called by the system; raises InvalidConfig if it has one."""
         if self._context is not None and self._context is not context:
             raise InvalidConfig(
@@ -167,3 +157,9 @@ class AgentBehaviour:
             )
         self._context = context
         context.reentrant = self.reentrant
+
+
+def _bound(behaviour: AgentBehaviour) -> Context:
+    if behaviour._context is None:
+        raise SystemStopped("a behaviour acts only while its agent runs")
+    return behaviour._context

@@ -1,23 +1,21 @@
-"""Context: what a behaviour's methods do in a running system. Called on its player's thread."""
+"""Context: what a behaviour's methods do in a running system. Called on its actor's thread."""
 
 import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.handle import Agent
+from kvactors.actors.reply import Reply, Rewound
+from kvactors.actors.stage import MessageRouter
 from kvactors.actors.turn_checks import check_turn
-from kvactors.core.errors import InvalidInput, TurnTimeout
+from kvactors.core.errors import InvalidInput
 from kvactors.core.sampling import Sampling
 
-if TYPE_CHECKING:
-    from kvactors.actors.handle import Agent
-    from kvactors.actors.reply import Reply, Rewound
-    from kvactors.actors.stage import Stage
-
-__all__ = ["Context", "Scheduled", "late_after", "with_choices"]
+__all__ = ["Context", "Scheduled", "Services", "with_choices"]
 
 
 class Scheduled:
@@ -41,15 +39,32 @@ class Scheduled:
         return active
 
 
+class Services(Protocol):
+    """What a behaviour needs besides messages."""
+
+    def after(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call back, on the timer's thread."""
+
+    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
+        """Call something that may block, on a thread of its own kind."""
+
+    def spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> Agent:
+        """A new agent of the system; may block."""
+
+    def stop(self, agent_id: str) -> None:
+        """End a behaviour after the message that it handles."""
+
+
 class Context:
-    """One agent's side of the stage. `turns` counts the turns that its behaviour took;
+    """One agent's side of the messages. `turns` counts the turns that its behaviour took;
     `reentrant` is what the behaviour says of itself."""
 
-    def __init__(self, agent: "Agent", stage: "Stage") -> None:
+    def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
         self.reentrant = False
         self.turns = 0
-        self._stage = stage
+        self.router = router
+        self._services = services
         self._scheduled: dict[Scheduled, None] = {}
         self._sent = self._asked = 0
 
@@ -60,30 +75,30 @@ class Context:
         sampling: Sampling | None,
         timeout: float | None,
         options: dict[str, Any],
-    ) -> "ReplyFuture[Reply]":
+    ) -> ReplyFuture[Reply]:
         """A turn. Raises what `Agent.ask` raises."""
         sampling = with_choices(sampling, choices)
         future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
-        journal, number = self._stage.journal, self.turns
+        journal, number = self.router.journal, self.turns
         if journal is not None:
             note = functools.partial(journal.turn, self.agent.agent_id, number)
             future.on_done(self._noted("turn", number, note))
         return future
 
-    def observe(self, text: str, role: str) -> "ReplyFuture[Reply]":
+    def observe(self, text: str, role: str) -> ReplyFuture[Reply]:
         """A turn without an answer."""
         return self._turn(self.agent.observe(text, role))
 
-    def rewind(self, turns: int | None, to_token: int | None) -> "ReplyFuture[Rewound]":
+    def rewind(self, turns: int | None, to_token: int | None) -> ReplyFuture[Rewound]:
         """Forget."""
         return self.agent.rewind(turns, to_token=to_token)
 
-    def send(self, to: "str | Agent", message: Any) -> ReplyFuture[None]:
+    def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
         """A message to one agent."""
         self._sending(_id(to), message)
-        return self._stage.post(_id(to), message, self.agent)
+        return self.router.post(_id(to), message, self.agent)
 
-    def ask(self, to: "str | Agent", message: Any, timeout: float | None) -> ReplyFuture[Any]:
+    def ask(self, to: str | Agent, message: Any, timeout: float | None) -> ReplyFuture[Any]:
         """A message and its answer. Raises InvalidInput."""
         check_turn(None, timeout)
         if _id(to) == self.agent.agent_id and timeout is None and not self.reentrant:
@@ -93,50 +108,51 @@ class Context:
             )
         self._sending(_id(to), message)
         self._asked += 1
-        future = self._stage.ask(_id(to), message, self.agent, timeout)
-        journal, number = self._stage.journal, self._asked
+        future = self.router.ask(_id(to), message, self.agent, timeout)
+        journal, number = self.router.journal, self._asked
         if journal is not None:
             note = functools.partial(journal.answer, self.agent.agent_id, number)
             future.on_done(self._noted("answer", number, note))
         return future
 
-    def broadcast(self, message: Any, to: "Iterable[str | Agent] | None") -> ReplyFuture[None]:
+    def broadcast(self, message: Any, to: Iterable[str | Agent] | None) -> ReplyFuture[None]:
         """A message to several."""
         named = None if to is None else [_id(one) for one in to]
         self._sending("*" if named is None else ",".join(named), message)
-        others = self._stage.others(self.agent.agent_id) if named is None else named
-        return self._stage.post_all(others, message, self.agent)
+        if named is None:
+            named = sorted(self.router.receivers().keys() - {self.agent.agent_id})
+        return self.router.post_all(named, message, self.agent)
 
     def subscribe(self, topic: str) -> None:
         """Follow a topic."""
-        self._stage.subscribe(topic, self.agent.agent_id)
+        self.router.subscribe(topic, self.agent.agent_id)
 
     def unsubscribe(self, topic: str) -> None:
         """Follow it no more."""
-        self._stage.unsubscribe(topic, self.agent.agent_id)
+        self.router.unsubscribe(topic, self.agent.agent_id)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """A message to a topic."""
         self._sending(topic, message)
-        return self._stage.publish(topic, message, self.agent)
+        return self.router.publish(topic, message, self.agent)
 
-    def watch(self, agent: "str | Agent") -> None:
+    def watch(self, agent: str | Agent) -> None:
         """A message when a behaviour ends."""
-        self._stage.watch(_id(agent), self.agent.agent_id)
+        self.router.watch(_id(agent), self.agent.agent_id)
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
         """A child."""
-        spawn, parent = self._stage.spawn, self.agent.agent_id
+        spawn, parent = self._services.spawn, self.agent.agent_id
         return self.run_blocking(lambda: spawn(agent_id, system_prompt, parent=parent, **options))
 
-    def stop(self, agent: "str | Agent | None") -> None:
+    def stop(self, agent: str | Agent | None) -> None:
         """The end of a behaviour."""
-        self._stage.stop(self.agent.agent_id if agent is None else _id(agent))
+        self._services.stop(self.agent.agent_id if agent is None else _id(agent))
 
     def later(self, seconds: float, message: Any) -> Scheduled:
         """One message to oneself."""
-        self._check(seconds, 0)
-        outstanding = self._stage.outstanding
+        _check_seconds(seconds, 0)
+        outstanding = self.router.outstanding
         outstanding.begin_work()
 
         def ended(one: Scheduled) -> None:
@@ -145,26 +161,26 @@ class Context:
 
         def fire() -> None:
             if scheduled.active:
-                self._stage.post(self.agent.agent_id, message, self.agent)
+                self.router.post(self.agent.agent_id, message, self.agent)
                 scheduled.end()
 
         scheduled = Scheduled(ended)
         self._scheduled[scheduled] = None
-        self._stage.after(seconds, fire)
+        self._services.after(seconds, fire)
         return scheduled
 
     def every(self, seconds: float, message: Any) -> Scheduled:
         """Messages to oneself."""
-        self._check(seconds, 1e-3)
+        _check_seconds(seconds, 1e-3)
 
         def fire() -> None:
             if scheduled.active:
-                self._stage.post(self.agent.agent_id, message, self.agent)
-                self._stage.after(seconds, fire)
+                self.router.post(self.agent.agent_id, message, self.agent)
+                self._services.after(seconds, fire)
 
         scheduled = Scheduled(lambda one: self._scheduled.pop(one, None))
         self._scheduled[scheduled] = None
-        self._stage.after(seconds, fire)
+        self._services.after(seconds, fire)
         return scheduled
 
     def close(self) -> None:
@@ -174,22 +190,22 @@ class Context:
 
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
         """Something on another thread."""
-        return self._stage.run_blocking(lambda: function(*args))
+        return self._services.run_blocking(lambda: function(*args))
 
-    def _turn(self, future: "ReplyFuture[Reply]") -> "ReplyFuture[Reply]":
+    def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
         self.turns += 1
         return future
 
     def _sending(self, to: str, message: Any) -> None:
         self._sent += 1
-        if self._stage.journal is not None:
-            self._stage.journal.sent(self.agent.agent_id, self._sent, to, message)
+        if self.router.journal is not None:
+            self.router.journal.sent(self.agent.agent_id, self._sent, to, message)
 
     def _noted(
         self, of: str, number: int, note: Callable[[Any], None]
     ) -> Callable[[ReplyFuture[Any]], None]:
         """A callback that writes into the journal how a turn or an answer ended."""
-        journal, agent_id = self._stage.journal, self.agent.agent_id
+        journal, agent_id = self.router.journal, self.agent.agent_id
         assert journal is not None
 
         def ended(future: ReplyFuture[Any]) -> None:
@@ -200,25 +216,17 @@ class Context:
 
         return ended
 
-    def _check(self, seconds: object, least: float) -> None:
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not least <= seconds <= sys.float_info.max:  # type: ignore[operator]
-            raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
-
-
-def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Callable[[], None]:
-    """What a timer calls to fail a future that is late."""
-
-    def fire() -> None:
-        future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))
-
-    return fire
-
 
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
     """The sampling, and that the answer is one of these."""
     return replace(sampling or Sampling(), choices=choices) if choices else sampling
 
 
-def _id(agent: "str | Agent") -> str:
+def _check_seconds(seconds: object, least: float) -> None:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not least <= seconds <= sys.float_info.max:  # type: ignore[operator]
+        raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
+
+
+def _id(agent: str | Agent) -> str:
     return agent if isinstance(agent, str) else agent.agent_id

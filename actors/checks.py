@@ -1,15 +1,12 @@
 """What must hold of a system: nothing is leaked, and nobody waits in vain."""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from kvactors.actors.crew import Crew
+from kvactors.actors.agent import AgentActor
 from kvactors.actors.messages_gpu import Check, ReadStats
-
-if TYPE_CHECKING:
-    from kvactors.actors.handle import Agent
-    from kvactors.actors.stage import Stage
+from kvactors.actors.outstanding import Outstanding
 
 __all__ = ["check_system"]
 
@@ -20,33 +17,39 @@ PAUSE = 0.005
 LOOKS = 100
 
 
-def check_system(crew: Crew, stage: "Stage", agents: Iterable["Agent"]) -> None:
+def check_system(
+    ask_gpu: Callable[[Any], Any],
+    check_behaviours: Callable[[], None],
+    outstanding: Outstanding,
+    agents: Sequence[AgentActor],
+) -> None:
     """Prove the bookkeeping of a running system; AssertionError says what is wrong.
 
     At any time: blocks, slots and lengths add up, no turn whose asker has its answer is still
     waited for, no ended behaviour has a thread. When nothing is outstanding also: no turn is
     left in the engine or in an agent, nothing waits to be written, every lane is open.
+
+    `ask_gpu` gives the GPU actor's answer, `check_behaviours` proves those of behaviours.
     """
-    crew.ask(crew.gpu, Check())
-    stage.check()
-    outstanding, agents = crew.outstanding, list(agents)
+    ask_gpu(Check())
+    check_behaviours()
     _require(lambda: {t.serial: "answered" for t in outstanding.turns() if t.reply.done})
     if outstanding.idle:
-        _require(lambda: _left_in_engine(crew) if outstanding.idle else {})
+        _require(lambda: _left_in_engine(ask_gpu) if outstanding.idle else {})
         _require(lambda: _left_in_agents(agents) if outstanding.idle else {})
 
 
-def _left_in_engine(crew: Crew) -> dict[str, int]:
-    engine, _ = crew.ask(crew.gpu, ReadStats())
+def _left_in_engine(ask_gpu: Callable[[Any], Any]) -> dict[str, int]:
+    engine, _ = ask_gpu(ReadStats())
     names = ("waiting", "prefilling", "decoding", "backlog_bytes")
     return {name: engine[name] for name in names if engine[name]}
 
 
-def _left_in_agents(agents: Iterable["Agent"]) -> dict[str, str]:
+def _left_in_agents(agents: Sequence[AgentActor]) -> dict[str, str]:
     left = {}
     for agent in agents:
-        inbox = agent._actor.actor_inbox
-        if not agent._actor.idle or not inbox.open_to_prompts or inbox.prompts:
+        inbox = agent.actor_inbox
+        if not agent.idle or not inbox.open_to_prompts or inbox.prompts:
             left[agent.agent_id] = f"a turn, or {inbox.prompts} prompts that are not begun"
     return left
 

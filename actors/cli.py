@@ -43,12 +43,7 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Option("--model", help='"default", a model directory or a hub name.')]
 StoreDir = Annotated[
-    Path | None,
-    typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]"),
-]
-Form = Annotated[
-    str,
-    typer.Option("--format", help="archive, q4-flat, q4-blocks, fp16-flat or mlx-lm."),
+    Path | None, typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]")
 ]
 
 
@@ -75,10 +70,7 @@ def demo(
     agents: Annotated[int, typer.Option(min=1, max=1000, help="How many agents.")] = 6,
     store: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep the agents here; those of an earlier demo are forgotten first. "
-            "[default: a temporary directory]"
-        ),
+        typer.Option(help="Keep them here, and forget an earlier demo's. [default: temporary]"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     model: Model = "default",
@@ -177,7 +169,9 @@ def inspect(
 def export_agent(
     agent: Annotated[str, typer.Argument(help="Whose memory.")],
     file: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
-    form: Form = "archive",
+    form: Annotated[
+        str, typer.Option("--format", help="archive, q4-flat, q4-blocks, fp16-flat or mlx-lm.")
+    ] = "archive",
     model: Annotated[
         str, typer.Option("--model", help="Name of the model, as it is to stand in the file.")
     ] = "default",

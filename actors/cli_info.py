@@ -7,9 +7,9 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from kvactors.actors.cli_console import out, printable, working
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.system import AgentSystem
 from kvactors.core import blas
+from kvactors.core.info import ModelInfo
 from kvactors.core.spec import LayerSpec, ModelCacheSpec, Side
 
 __all__ = ["show_info"]

@@ -268,5 +268,5 @@ def send(actor: Any, message: Any) -> bool:
 
 
 def send_stop(actor: Any) -> bool:
-    """Tell an actor to end before it handles anything else; whether it still ran."""
+    """Tell an actor to end, as its `stop` does but without a future; whether it still ran."""
     return send(actor, ActorStop())

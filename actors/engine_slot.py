@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvactors.actors.health import Vitals
-from kvactors.actors.launch import Launch, ModelInfo
+from kvactors.actors.launch import Launch
 from kvactors.actors.messages_gpu import SwapModel, Swapped
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import ModelError
 from kvactors.core.events import Event
+from kvactors.core.info import ModelInfo
 from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:

@@ -10,20 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvactors.actors.agent_host import AgentHost
+from kvactors.actors.crew import Lifecycle
 from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
 from kvactors.actors.handle import Agent
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages_gpu import EncodeFloats
 from kvactors.actors.messages_store import WithStore
-from kvactors.actors.registry import Registry
+from kvactors.actors.registry import AgentRegistry
 from kvactors.actors.turn_checks import check_id
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.info import ModelInfo
 from kvactors.core.spec import LayerSpec
 from kvactors.core.transcript import Transcript, Turn, tokens_hash
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.archive import OnStep, import_archive, is_archive
-from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError
+from kvactors.persistence.errors import ImportRejected, StoreError
 from kvactors.persistence.fields import TensorTable
 from kvactors.persistence.formats import ARCHIVE, FORMATS, read_memory
 from kvactors.persistence.interchange import (
@@ -37,11 +39,16 @@ from kvactors.persistence.kv_arrays import segment_tensors
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save, Store
 
-__all__ = ["Exchange", "check_format"]
+__all__ = ["AgentExchange", "check_format"]
 
 
-class Exchange(Registry):
-    """The part of AgentSystem that writes agents to files and makes agents of files."""
+class AgentExchange:
+    """Writes agents of one system to files, and makes agents of files."""
+
+    def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
+        self._lifecycle = lifecycle
+        self._host = host
+        self._agents = agents
 
     def export_agent(
         self,
@@ -60,8 +67,8 @@ class Exchange(Registry):
         """
         check_id(agent_id)
         check_format(format)
-        self._require_running()
-        info, file = self.info, Path(path).expanduser()
+        self._lifecycle.require_running()
+        info, file = self._host.info, Path(path).expanduser()
 
         def remember(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
             tokens = Transcript.restore(info.chat, info.tokenizer_id, records).token_ids
@@ -99,14 +106,9 @@ class Exchange(Registry):
         """
         check_id(agent_id)
         check_format(format)
-        self._require_running()
+        self._lifecycle.require_running()
         work = self._import(Path(path).expanduser(), agent_id, format, tokens, on_step)
-        with self._lock:
-            self._require_running()
-            if agent_id in self._agents:
-                raise public(AgentExists(agent_id))
-            self._with_store(work)
-            return self.spawn(agent_id)
+        return self._agents.add(agent_id, lambda: self._with_store(work))
 
     def _import(
         self,
@@ -136,7 +138,7 @@ class Exchange(Registry):
         from kvactors.core.residency import ranges_to_save
         from kvactors.core.wire import layout
 
-        info = self.info
+        info = self._host.info
         described = layout(info.spec)
         try:
             target = _target(info, parse_layout(described))
@@ -179,7 +181,7 @@ class Exchange(Registry):
             return arrays
         dtype, array = arrays["values"]
         floats = ("values", dtype, array.shape, array.tobytes())
-        raw = self._crew.ask(self._crew.gpu, EncodeFloats(spec, floats))
+        raw = self._lifecycle.ask(self._lifecycle.gpu, EncodeFloats(spec, floats))
         table = TensorTable(raw)
         return {
             name: table.take(name, (kept,), (2, layer.kv_heads, None, width))
@@ -187,9 +189,9 @@ class Exchange(Registry):
         }
 
     def _with_store(self, work: Callable[[Store], None], agent_id: str = "") -> None:
-        if self._crew.persistence is None:
+        if self._lifecycle.persistence is None:
             raise InvalidConfig("import and export need a store, and this system has store=False")
-        self._crew.ask(self._crew.persistence, WithStore(work, agent_id))
+        self._lifecycle.ask(self._lifecycle.persistence, WithStore(work, agent_id))
 
 
 def _target(info: ModelInfo, layout: tuple[LayerLayout, ...]) -> Target:

@@ -15,7 +15,6 @@ from kvactors.actors.dispatcher import Dispatcher, SystemActor, handles, send
 from kvactors.actors.engine_reports import EngineReports, OnProgress
 from kvactors.actors.engine_slot import EngineSlot
 from kvactors.actors.health import Vitals
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages_gpu import (
     Cancel,
     Check,
@@ -36,6 +35,7 @@ from kvactors.actors.messages_gpu import (
 )
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.events import Aborted
+from kvactors.core.info import ModelInfo
 from kvactors.core.trace import Tracer
 
 __all__ = ["GpuActor", "OnProgress", "mlx_dispatcher"]

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
+from kvactors.actors.agent import AgentActor
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.messages_agent import Ask, CancelTurn, Prompt, Rewind
@@ -17,10 +19,6 @@ from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn
-
-if TYPE_CHECKING:
-    from kvactors.actors.agent import AgentActor
-    from kvactors.actors.registry import Registry
 
 __all__ = ["Agent", "TranscriptView"]
 
@@ -37,11 +35,9 @@ class TranscriptView:
 class Agent:
     """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent."""
 
-    def __init__(self, system: "Registry", actor: "AgentActor") -> None:
-        self._system = system
+    def __init__(self, host: AgentHost, actor: AgentActor) -> None:
+        self._host = host
         self._actor = actor
-        # What its behaviour failed with, once it has ended.
-        self._ended_by: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"
@@ -55,6 +51,10 @@ class Agent:
     def system_prompt(self) -> str | None:
         """The system prompt that its transcript begins with."""
         return self._actor.transcript.system_prompt
+
+    def belongs_to(self, host: AgentHost) -> bool:
+        """Whether it was spawned there."""
+        return self._host is host
 
     def ask(
         self,
@@ -89,7 +89,7 @@ class Agent:
         MemoryExceeded, AdmissionFull or TurnFailed.
         """
         turn = check_options(
-            self._system.info,
+            self._host.info,
             prompt,
             messages=messages,
             match=match,
@@ -102,7 +102,7 @@ class Agent:
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._send(check_options(self._system.info, prompt, sampling=sampling))
+        self._send(check_options(self._host.info, prompt, sampling=sampling))
 
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; prefilled after the turns of others.
@@ -113,7 +113,7 @@ class Agent:
             raise InvalidInput(f"observe takes text, not {type(text).__name__}")
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
-        turn = check_options(self._system.info, text)
+        turn = check_options(self._host.info, text)
         return self._send(replace(turn, role=role, answer=False)).reply
 
     def stream(
@@ -125,7 +125,7 @@ class Agent:
 
         Leaving the loop early, or `close()`, cancels the turn.
         """
-        turn = check_options(self._system.info, prompt, **options)
+        turn = check_options(self._host.info, prompt, **options)
         ticket = self._send(turn, streamed=True)
         return ReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
 
@@ -134,7 +134,7 @@ class Agent:
     ) -> Reply:
         """Take a turn as `ask` does, with the same options, under asyncio; cancelling the task
         cancels the turn."""
-        ticket = self._send(check_options(self._system.info, prompt, **options))
+        ticket = self._send(check_options(self._host.info, prompt, **options))
         try:
             reply: Reply = await ticket.reply
         except BaseException:
@@ -149,7 +149,7 @@ class Agent:
         """Iterate over a turn's pieces as `stream` does, with the same options, under asyncio.
         Leaving the loop (close the generator, or let it go) or cancelling the task cancels the
         turn."""
-        turn = check_options(self._system.info, prompt, **options)
+        turn = check_options(self._host.info, prompt, **options)
         ticket = self._send(turn, streamed=True)
         try:
             async for piece in read_async(ticket, turn.sampling.stop):
@@ -163,7 +163,7 @@ class Agent:
 
         The future resolves when it is in the mailbox. To nobody: a dead letter.
         """
-        return self._system.post(self.agent_id, message)
+        return self._host.post(self.agent_id, message)
 
     def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
         """Send a message to the agent's behaviour; a future of what `on_message` returns.
@@ -171,7 +171,7 @@ class Agent:
         Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
         `timeout` seconds.
         """
-        return self._system.request(self.agent_id, message, timeout)
+        return self._host.request(self.agent_id, message, timeout)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -193,7 +193,7 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Rewind(ticket, turns, to_token)
 
-        return self._system.send(self._actor, make, None, streamed=False).reply
+        return self._host.send(self._actor, make, None, streamed=False).reply
 
     def cancel(self) -> None:
         """End the running turn at the next step; it replies with what was decoded.
@@ -215,4 +215,4 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Ask(ticket, turn)
 
-        return self._system.send(self._actor, make, turn.timeout, streamed=streamed)
+        return self._host.send(self._actor, make, turn.timeout, streamed=streamed)

@@ -18,14 +18,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
+from kvactors.actors.reply import Reply
 from kvactors.core.errors import InvalidConfig, InvalidInput
-
-if TYPE_CHECKING:
-    from kvactors.actors.reply import Reply
 
 __all__ = ["Journal", "pack", "read_journal", "unpack"]
 
@@ -47,7 +45,7 @@ class Journal:
         """An agent begins to handle a message."""
         self._write("message", agent_id, sender=sender, message=pack(message))
 
-    def turn(self, agent_id: str, number: int, reply: "Reply") -> None:
+    def turn(self, agent_id: str, number: int, reply: Reply) -> None:
         """A turn that a behaviour took ended."""
         self._write(
             "turn",

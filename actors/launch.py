@@ -1,7 +1,6 @@
 """Launch: everything the GPU thread needs to load a model and start its engine."""
 
-import functools
-import re
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,42 +10,18 @@ from typing import TYPE_CHECKING, Any
 from kvactors.core import blas
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.eviction import EvictionPolicy
+from kvactors.core.info import ModelInfo
 from kvactors.core.options import ModelOptions
-from kvactors.core.spec import ModelCacheSpec
-from kvactors.core.template import ChatFormat
 from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:
     from kvactors.core.engine import Engine
 
-__all__ = ["Launch", "ModelInfo", "callable_name", "parse_budget", "parse_bytes"]
+__all__ = ["Launch"]
 
 # Share of the memory that is free after loading; the rest is for weights' work space,
 # the operating system and other programs.
 DEFAULT_SHARE = 0.5
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What other threads may know of a loaded model: no array, no module."""
-
-    name: str
-    """As it was asked for."""
-    chat: ChatFormat
-    """Tokenizer and template."""
-    spec: ModelCacheSpec
-    """Layers, vocabulary, context."""
-    model_type: str
-    """Its architecture, as its configuration names it."""
-    fingerprint: str
-    """Identity of its KV."""
-    tokenizer_id: str
-    """Identity of its tokenizer."""
-    device: str
-    """Where it runs."""
-    memory_budget: int
-    """Bytes of KV it may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,38 +88,8 @@ class Launch:
         return info, Engine(loaded, config, self.clock, tracer)
 
 
-def callable_name(source: object) -> str | None:
-    """The name of a callable model; None for paths and for callables without one."""
-    if isinstance(source, functools.partial):
-        return callable_name(source.func)
-    if not callable(source):
-        return None
-    name = getattr(source, "name", None) or getattr(source, "__name__", None)
-    return name if isinstance(name, str) and name != "<lambda>" else None
-
-
-def parse_budget(budget: int | str | None) -> int | None:
-    """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
-    return None if budget is None else parse_bytes("memory_budget", budget)
-
-
-def parse_bytes(name: str, value: int | str) -> int:
-    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
-        unit = None if match is None else _UNITS.get(match[2])
-        if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
-            raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
-        value = int(float(match[1]) * unit)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
-    return value
-
-
 def _device_memory() -> int:
     """Bytes the device has left: the GPU's working set, or what the machine reports free."""
-    import os
-
     import mlx.core as mx
 
     info = mx.device_info()

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 
 from kvactors.actors.dispatcher import send
 from kvactors.actors.futures import ReplyFuture
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages_gpu import Saved
 from kvactors.actors.ticket import Ticket
 from kvactors.actors.turn_options import TurnOptions
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import Finished
+from kvactors.core.info import ModelInfo
 
 __all__ = [
     "Adopt",

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvactors.actors.launch import Launch, ModelInfo
+from kvactors.actors.launch import Launch
 from kvactors.core.events import ExportedKV, RawTensor
+from kvactors.core.info import ModelInfo
 from kvactors.core.request import Request
 from kvactors.core.spec import LayerSpec
 

@@ -1,17 +1,33 @@
 """What callers may pass to AgentSystem, checked before anything starts."""
 
+import functools
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.sealing import KEY_BYTES
 
-__all__ = ["check_isolation", "check_model", "check_parameters", "check_seconds", "check_storage"]
+__all__ = [
+    "callable_name",
+    "check_isolation",
+    "check_model",
+    "check_parameters",
+    "check_seconds",
+    "check_storage",
+    "default_store",
+    "parse_budget",
+    "parse_bytes",
+    "store_path",
+]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_parameters(
-    model: Any, *, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
+    model: Any, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
 ) -> None:
     """Raise InvalidConfig for what no later stage checks."""
     for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
@@ -60,6 +76,47 @@ def check_isolation(isolation: object) -> bool:
     if isolation not in ("shared", "strict"):
         raise InvalidConfig(f'isolation is "shared" or "strict", not {isolation!r}')
     return isolation == "strict"
+
+
+def default_store() -> Path:
+    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
+    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
+
+
+def store_path(store: "str | Path | bool | None") -> Path | None:
+    """Where memories are kept; None: nowhere."""
+    if store is False:
+        return None
+    unnamed = store is None or store is True
+    return default_store() if unnamed else Path(str(store)).expanduser()
+
+
+def callable_name(source: object) -> str | None:
+    """The name of a callable model; None for paths and for callables without one."""
+    if isinstance(source, functools.partial):
+        return callable_name(source.func)
+    if not callable(source):
+        return None
+    name = getattr(source, "name", None) or getattr(source, "__name__", None)
+    return name if isinstance(name, str) and name != "<lambda>" else None
+
+
+def parse_budget(budget: int | str | None) -> int | None:
+    """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
+    return None if budget is None else parse_bytes("memory_budget", budget)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
+        unit = None if match is None else _UNITS.get(match[2])
+        if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
+            raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
+        value = int(float(match[1]) * unit)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
+    return value
 
 
 def _is_path(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The player: the actor that runs one agent's behaviour, message by message.
+"""The actor that runs one agent's behaviour, message by message.
 
 A coroutine that awaits a future gives its thread back; the future's end comes as a message and
 resumes it. While a message is handled the prompt lane, in which messages wait, is shut.
@@ -9,47 +9,25 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Protocol
+
+from pykka import Future
 
 from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.dispatcher import Dispatcher, SystemActor, handles, send
+from kvactors.actors.behaviour_context import Context, Services
+from kvactors.actors.dispatcher import SystemActor, handles, send
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.handle import Agent
+from kvactors.actors.stage import Deliver, MessageRouter
 from kvactors.actors.supervision import Restarts, Supervision
 from kvactors.core.errors import BehaviourFailed, SystemStopped
-from kvactors.core.trace import Fault
+from kvactors.core.trace import Fault, Tracer
 
-if TYPE_CHECKING:
-    from kvactors.actors.behaviour_context import Context
-    from kvactors.actors.handle import Agent
-    from kvactors.actors.stage import Stage
-
-__all__ = ["ChildFailed", "Deliver", "Player", "StopBehaviour"]
+__all__ = ["BehaviourActor", "ChildFailed", "StopBehaviour"]
 
 logger = logging.getLogger(__name__)
 
 MakeBehaviour = Callable[[], AgentBehaviour]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Deliver:
-    """To a player: one message for its behaviour. Goes into the bounded lane."""
-
-    message: Any
-    """What was sent."""
-    sender: "Agent | None"
-    """By whom; None: from outside."""
-    receiver: str
-    """Id of the agent it is for."""
-    reply: ReplyFuture[Any] | None
-    """Who waits for an answer, if anybody."""
-    stage: "Stage"
-    """Where it ends if it is not handled."""
-    in_prompt_lane: Literal[True] = True
-    """Sorts it into the lane that a running message shuts."""
-
-    def reject(self, error: BaseException | None = None) -> None:
-        """It will not be handled."""
-        self.stage.undelivered(self, error)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,20 +36,20 @@ class Run:
     behaviour's own start, and the pause before it starts again."""
 
     deliver: Deliver | None
-    work: "Coroutine[Any, Any, Any] | None" = None
+    work: Coroutine[Any, Any, Any] | None = None
     turns_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """To a player: what a run awaited is there."""
+    """To a behaviour's actor: what a run awaited is there."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """To a player: the pause after a failure is over."""
+    """To a behaviour's actor: the pause after a failure is over."""
 
     run: Run
     rewind: bool
@@ -79,41 +57,58 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class ChildFailed:
-    """To a player: a child's behaviour escalated its error."""
+    """To a behaviour's actor: a child's behaviour escalated its error."""
 
     error: BaseException
-    stage: "Stage"
+    router: MessageRouter
 
     def reject(self, _error: BaseException | None = None) -> None:
         """The parent ended first."""
-        self.stage.failed(None, self.error)
+        self.router.failed(None, self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class StopBehaviour:
-    """To a player: end once the message that is handled is."""
+    """To a behaviour's actor: end once the message that is handled is."""
 
 
-class Player(SystemActor):
-    """Runs a behaviour under its supervision. `parent` is the id of the agent that spawned it."""
+class Supervisor(Services, Protocol):
+    """Who began the behaviour."""
+
+    tracer: Tracer
+    """Who is told of errors."""
+    closed: bool
+    """Whether the system stops."""
+
+    def now(self) -> float:
+        """Seconds of the system's clock."""
+
+    def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
+        """The behaviour has ended."""
+
+    def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
+        """It leaves its error to its parent."""
+
+
+class BehaviourActor(SystemActor):
+    """Runs a behaviour, as `make` makes it, under its supervision, for `supervisor`. `parent` is
+    the id of the agent that spawned it. Whoever begins it gives it a dispatcher."""
 
     def __init__(
         self,
-        agent: "Agent",
         make: MakeBehaviour,
-        context: "Context",
-        stage: "Stage",
-        dispatcher: Dispatcher,
+        context: Context,
+        supervisor: Supervisor,
         supervision: Supervision,
         parent: str | None,
     ) -> None:
         super().__init__()
-        self.dispatcher = dispatcher
-        self.agent = agent
-        self.parent = parent
+        self._agent = context.agent
+        self._parent = parent
         self._make = make
         self._context = context
-        self._stage = stage
+        self._router = context.router
+        self._supervisor = supervisor
         self._policy = supervision
         self._restarts = Restarts(supervision)
         self._runs: dict[Run, None] = {}
@@ -133,9 +128,9 @@ class Player(SystemActor):
 
     def on_stop(self) -> None:
         """Nothing of it runs any more."""
-        self._drop_runs(SystemStopped(f"the behaviour of {self.agent.agent_id!r} was stopped"))
+        self._drop_runs(SystemStopped(f"the behaviour of {self._agent.agent_id!r} was stopped"))
         self._context.close()
-        self._stage.ended(self, self._cause)
+        self._supervisor.ended(self._agent, self._parent, self._cause)
 
     def on_failure(self, _kind: Any, error: Any, _traceback: Any) -> None:
         """A defect in this actor: whoever waits is told."""
@@ -143,13 +138,6 @@ class Player(SystemActor):
         self.on_stop()
 
     # -- one message -------------------------------------------------------------------
-
-    @handles(Deliver)
-    def _deliver(self, message: Deliver) -> None:
-        self._stage.note(message)
-        self._begin(
-            Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
-        )
 
     @handles(ChildFailed)
     def _child_failed(self, message: ChildFailed) -> None:
@@ -161,6 +149,16 @@ class Player(SystemActor):
         self.actor_inbox.open_to_prompts = False
         if not self._runs:
             self._stop()
+
+    @handles(Deliver)
+    def _deliver(self, message: Deliver) -> None:
+        journal = self._router.journal
+        if journal is not None:
+            sender = None if message.sender is None else message.sender.agent_id
+            journal.message(message.receiver, sender, message.message)
+        self._begin(
+            Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
+        )
 
     def _begin(self, run: Run, call: Callable[[], Any]) -> None:
         self._runs[run] = None
@@ -205,46 +203,49 @@ class Player(SystemActor):
     def _end(self, run: Run, value: Any) -> None:
         self._runs.pop(run, None)
         self.actor_inbox.open_to_prompts = not self._stopping
-        self._stage.handled(run.deliver, value)
+        if isinstance(value, Future) and not isinstance(value, ReplyFuture) and _asked(run):
+            # Of somebody else's actor: only a thread can wait for it.
+            value = self._supervisor.run_blocking(value.get)
+        self._router.handled(run.deliver, value)
         if self._stopping and not self._runs:
             self._stop()
 
     def _fail(self, run: Run, error: BaseException) -> None:
         """A message failed: its asker is told, and the policy says how to go on."""
         self._runs.pop(run, None)
-        if not self._stage.closed:
-            logger.error("the behaviour of %r raised", self.agent.agent_id, exc_info=error)
-            if self._stage.tracer.on:
-                name, kind = self.agent.agent_id, type(error).__name__
-                self._stage.tracer.tell(Fault(perf_counter(), "behaviour", name, kind))
+        if not self._supervisor.closed:
+            logger.error("the behaviour of %r raised", self._agent.agent_id, exc_info=error)
+            if self._supervisor.tracer.on:
+                name, kind = self._agent.agent_id, type(error).__name__
+                self._supervisor.tracer.tell(Fault(perf_counter(), "behaviour", name, kind))
             self._supervise(run, error)
-        self._stage.failed(run.deliver, error)
+        self._router.failed(run.deliver, error)
 
     def _supervise(self, run: Run, error: BaseException) -> None:
-        wait = self._restarts.next(self._stage.now())
+        wait = self._restarts.next(self._supervisor.now())
         if self._policy.on_error in ("stop", "escalate") or wait is None or self._stopping:
             self._cause = error
             if self._policy.on_error == "escalate":
-                self._stage.escalate(self, error)
+                self._supervisor.escalate(self._agent.agent_id, self._parent, error)
             self._stop()
             return
-        lost = BehaviourFailed(f"the behaviour of {self.agent.agent_id!r} was restarted")
+        lost = BehaviourFailed(f"the behaviour of {self._agent.agent_id!r} was restarted")
         lost.__cause__ = error
         self._drop_runs(lost)
         self.actor_inbox.open_to_prompts = False
         took_turn = self._context.turns > run.turns_before
         again = Run(None)
         self._runs[again] = None
-        self._stage.outstanding.begin_work()
+        self._router.outstanding.begin_work()
         restart = Restart(again, self._policy.on_error == "rewind" and took_turn)
-        self._stage.after(wait, lambda: send(self.actor_ref, restart))
+        self._supervisor.after(wait, lambda: send(self.actor_ref, restart))
 
     def _drop_runs(self, error: BaseException) -> None:
         runs, self._runs = self._runs, {}
         for run in runs:
             if run.work is not None:
                 self._guarded(run.work.close)
-            self._stage.failed(run.deliver, error)
+            self._router.failed(run.deliver, error)
 
     @handles(Restart)
     def _restart(self, message: Restart) -> None:
@@ -252,8 +253,12 @@ class Player(SystemActor):
             return
         if message.rewind:
             again = Restart(message.run, False)
-            self.agent.rewind().on_done(lambda _: send(self.actor_ref, again))
+            self._agent.rewind().on_done(lambda _: send(self.actor_ref, again))
             return
         self._behaviour = self._make()
         self._behaviour.bind(self._context)
         self._begin(message.run, self._behaviour.on_start)
+
+
+def _asked(run: Run) -> bool:
+    return run.deliver is not None and run.deliver.reply is not None

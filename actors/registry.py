@@ -1,71 +1,109 @@
 """The agents of one system: spawned, restored, forked, forgotten."""
 
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvactors.actors.agent import AgentActor
+from kvactors.actors.agent_host import AgentHost, gone
 from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.crew import Crew
+from kvactors.actors.behaviour_supervisor import BehaviourSupervisor
+from kvactors.actors.crew import Lifecycle
 from kvactors.actors.dispatcher import send
 from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable, public
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.mailbox import LanePolicy
-from kvactors.actors.messages_agent import CancelTurn, Fork, MakePrompt, Pause, Prefetch
+from kvactors.actors.messages_agent import Adopt, Fork, Pause, Prefetch
 from kvactors.actors.messages_gpu import Forget
 from kvactors.actors.messages_store import ForgetStored, ReadLedger
-from kvactors.actors.stage import Stage
 from kvactors.actors.supervision import Supervision
-from kvactors.actors.ticket import Ticket
-from kvactors.actors.turn_checks import check_id, check_system_prompt, check_turn
+from kvactors.actors.turn_checks import check_id, check_system_prompt
 from kvactors.actors.wiring import AgentServices
-from kvactors.core.errors import (
-    InvalidConfig,
-    InvalidInput,
-    MailboxFull,
-    SystemStopped,
-    TurnTimeout,
-)
+from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.info import ModelInfo
 from kvactors.core.overflow import ContextPolicy, check_policy
 from kvactors.core.transcript import Transcript
 
-__all__ = ["Registry"]
+__all__ = ["AgentRegistry"]
 
 
-class Registry:
-    """The part of AgentSystem that makes and ends agents. `isolated`: nothing is shared."""
+class Spawned(NamedTuple):
+    """An agent of a running system."""
 
-    def __init__(self, *, isolated: bool, prompt_lane: LanePolicy) -> None:
-        self._crew = Crew()
-        self._stage = Stage(self, self._crew.outstanding)
-        self._prompt_lane = prompt_lane
+    actor: AgentActor
+    handle: Agent
+
+
+class AgentRegistry:
+    """The agents of one system. Any thread.
+
+    `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are
+    given `lane` if they are given none.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        host: AgentHost,
+        behaviours: BehaviourSupervisor,
+        *,
+        isolated: bool,
+        lane: LanePolicy,
+        log_text: bool,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._host = host
+        self._behaviours = behaviours
+        self._lane = lane
+        self._isolated = isolated
+        self._log_text = log_text
         self._lock = threading.RLock()
-        self._agents: dict[str, Agent] = {}
+        self._spawned: dict[str, Spawned] = {}
         # Ids of children whose parents have turns to finish first.
         self._forking: set[str] = set()
-        self._isolated = isolated
-        self._state = "new"
-        self._swapping = False
-        self._info: ModelInfo | None = None
+        self._paused = False
 
-    @property
-    def info(self) -> ModelInfo:
-        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
-        if self._info is None:
-            raise SystemStopped("the system has not been started: use `with` or start()")
-        return self._info
+    def __len__(self) -> int:
+        return len(self._spawned)
 
-    def _abandon(self) -> None:
-        """In a forked child: none of the threads is there; the system stays the parent's."""
-        self._lock, self._state = threading.RLock(), "left to the process that it was forked from"
-        self._crew.outstanding.abandon(SystemStopped(f"the system is {self._state}"))
+    # -- all of them -------------------------------------------------------------------
 
-    def _require_running(self) -> None:
-        if self._state != "running":
-            raise SystemStopped(f"the system is {self._state}: use it inside `with`")
+    def close(self) -> list[Any]:
+        """No agent is spawned any more; the references of all that were."""
+        with self._lock:
+            self._lifecycle.state = "stopped"
+            return [spawned.actor.actor_ref for spawned in self._spawned.values()]
+
+    def abandon(self) -> None:
+        """In a forked child: whoever held the lock is gone."""
+        self._lock = threading.RLock()
+
+    def actors(self) -> list[AgentActor]:
+        """The actors of all agents."""
+        with self._lock:
+            return [spawned.actor for spawned in self._spawned.values()]
+
+    def actor(self, agent_id: str) -> AgentActor | None:
+        """The actor of an agent, if it was spawned."""
+        spawned = self._spawned.get(agent_id)
+        return None if spawned is None else spawned.actor
+
+    def pause(self) -> list[ReplyFuture[bool]]:
+        """Let no agent begin a turn; the futures are settled when none of theirs runs, and by
+        those that are gone, too."""
+        with self._lock:
+            self._lifecycle.require_running()
+            self._paused = True
+            return _tell(self.actors(), Pause)
+
+    def resume(self, model: ModelInfo) -> list[ReplyFuture[bool]]:
+        """Let every agent remember under this model and take turns again."""
+        with self._lock:
+            self._host.model, self._paused = model, False
+            return _tell(self.actors(), lambda done: Adopt(model, done))
+
+    # -- one of them -------------------------------------------------------------------
 
     def spawn(
         self,
@@ -101,99 +139,74 @@ class Registry:
             agent = self._fork(agent_id, from_, context_policy)
         else:
             agent = self._spawn(agent_id, system_prompt, context_policy)
+        inbox = agent.actor.actor_inbox
         if prompt_lane is not None:
-            agent._actor.actor_inbox.lane = prompt_lane
+            inbox.lane = prompt_lane
         if behaviour is not None:
-            lane = agent._actor.actor_inbox.lane
-            self._stage.begin(agent, behaviour, supervision or Supervision(), lane, parent)
-        return agent
+            policy = supervision or Supervision()
+            self._behaviours.begin(agent.handle, behaviour, policy, inbox.lane, parent)
+        return agent.handle
 
     def find(self, agent_id: str) -> Agent | None:
         """The agent of this id, if it was spawned in this system."""
-        return self._agents.get(agent_id)
+        spawned = self._spawned.get(agent_id)
+        return None if spawned is None else spawned.handle
 
-    def post(self, agent_id: str, message: Any) -> ReplyFuture[None]:
-        """Send a message from outside of the agents. For `Agent`."""
-        self._require_running()
-        return self._stage.post(agent_id, message, None)
-
-    def request(self, agent_id: str, message: Any, timeout: float | None) -> ReplyFuture[Any]:
-        """Send a message and wait for its answer. For `Agent`."""
-        self._require_running()
-        check_turn(None, timeout)
-        return self._stage.ask(agent_id, message, None, timeout)
+    def add(self, agent_id: str, store: Callable[[], None]) -> Agent:
+        """The agent that `store` puts into the store. Raises AgentExists, and what it raises."""
+        with self._lock:
+            self._lifecycle.require_running()
+            if agent_id in self._spawned:
+                raise public(AgentExists(agent_id))
+            store()
+            return self.spawn(agent_id)
 
     def agents(self) -> list[Agent]:
         """The agents spawned in this system, in the order of their ids."""
         with self._lock:
-            return [self._agents[agent_id] for agent_id in sorted(self._agents)]
+            return [self._spawned[agent_id].handle for agent_id in sorted(self._spawned)]
 
     def prefetch(self, agent_id: str) -> None:
         """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
-        agent = self.spawn(agent_id)
-        send(agent._actor.actor_ref, Prefetch())
+        check_id(agent_id)
+        send(self._spawn(agent_id, None, "refuse").actor.actor_ref, Prefetch())
 
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails."""
         check_id(agent_id)
         with self._lock:
-            self._require_running()
-            agent = self._agents.pop(agent_id, None)
-            self._stage.stop(agent_id)
-            if agent is not None:
-                agent._actor.actor_ref.stop()
-            self._crew.ask(self._crew.gpu, Forget(agent_id))
-            if self._crew.persistence is not None:
-                self._crew.ask(self._crew.persistence, ForgetStored(agent_id))
+            self._lifecycle.require_running()
+            spawned = self._spawned.pop(agent_id, None)
+            self._behaviours.stop(agent_id)
+            if spawned is not None:
+                spawned.actor.actor_ref.stop()
+            self._lifecycle.ask(self._lifecycle.gpu, Forget(agent_id))
+            if self._lifecycle.persistence is not None:
+                self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
 
-    def send(
-        self,
-        actor: AgentActor,
-        make: MakePrompt,
-        timeout: float | None,
-        *,
-        streamed: bool,
-    ) -> Ticket:
-        """Put a prompt into the lane of an agent of this system. For `Agent`."""
-        ticket = Ticket.begin(actor.agent_id, streamed=streamed)
-        self._crew.outstanding.begin_turn(ticket)
-        try:
-            accepted = send(actor.actor_ref, make(ticket))
-        except MailboxFull as error:
-            ticket.reject(error)
-            raise
-        if not accepted:
-            gone = SystemStopped(f"agent {actor.agent_id!r} was forgotten or stopped")
-            ticket.reject(gone)
-            raise gone
-        if timeout is not None:
-            # Weakly: a reply that arrived long ago is not kept for its deadline.
-            late = weakref.ref(ticket)
-            self._crew.timer.after(timeout, lambda: _expire(actor, late(), timeout))
-        return ticket
-
-    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Agent:
+    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
         with self._lock:
-            self._require_running()
-            known = self._agents.get(agent_id)
+            self._lifecycle.require_running()
+            known = self._spawned.get(agent_id)
             if known is None:
-                transcript = self._restored(agent_id, system_prompt)
+                if agent_id in self._forking:
+                    raise AgentExists(f"agent {agent_id!r} is just being forked")
+                records = self._records(agent_id)
+                transcript = _restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
-            known._actor.transcript.require_system_prompt(system_prompt)
-            known._actor.context_policy = policy
+            known.actor.transcript.require_system_prompt(system_prompt)
+            known.actor.context_policy = policy
             return known
 
-    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Agent:
-        source = parent if isinstance(parent, Agent) else self._parent(parent)
-        if source._system is not self:
-            raise InvalidInput(f"agent {source.agent_id!r} belongs to another system")
+    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Spawned:
+        source = self._source(parent)
         with self._lock:
-            self._require_running()
-            if child in self._agents or child in self._forking:
+            self._lifecycle.require_running()
+            if child in self._spawned or child in self._forking:
                 raise AgentExists(f"agent {child!r} exists, and a fork makes a new one")
             self._forking.add(child)
         try:
-            ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
+            ticket = self._host.send(source, lambda t: Fork(t, child), None, streamed=False)
             copied, stored = ticket.reply.get()
             if stored is not None:
                 stored.get()
@@ -203,65 +216,72 @@ class Registry:
             with self._lock:
                 return self._begin(child, copied, policy)
         except BaseException as error:
-            self._crew.ask(self._crew.gpu, Forget(child))
+            self._lifecycle.ask(self._lifecycle.gpu, Forget(child))
             if isinstance(error, OSError):
                 raise public(error) from error
             raise
         finally:
             self._forking.discard(child)
 
-    def _parent(self, agent_id: str) -> Agent:
-        check_id(agent_id)
+    def _source(self, parent: str | Agent) -> AgentActor:
+        """The actor of the agent that is forked."""
+        if isinstance(parent, Agent):
+            if not parent.belongs_to(self._host):
+                raise InvalidInput(f"agent {parent.agent_id!r} belongs to another system")
+            spawned = self._spawned.get(parent.agent_id)
+            if spawned is None or spawned.handle is not parent:
+                raise gone(parent.agent_id)
+            return spawned.actor
+        check_id(parent)
         with self._lock:
-            self._require_running()
-            if agent_id not in self._agents and not self._records(agent_id):
-                raise AgentNotStored(f"there is no agent {agent_id!r} to fork")
-            return self.spawn(agent_id)
+            self._lifecycle.require_running()
+            if parent not in self._spawned and not self._records(parent):
+                raise AgentNotStored(f"there is no agent {parent!r} to fork")
+            return self._spawn(parent, None, "refuse").actor
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
-        if self._crew.persistence is None:
-            return None
-        return self._crew.ask(self._crew.persistence, ReadLedger(agent_id))
+        store = self._lifecycle.persistence
+        return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
 
-    def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
-        if agent_id in self._forking:
-            raise AgentExists(f"agent {agent_id!r} is just being forked")
-        records = self._records(agent_id)
-        info = self.info
-        try:
-            transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerUnreadable(
-                f"the ledger of {agent_id!r} holds records of another form: {error}"
-            ) from error
-        if records:
-            transcript.require_system_prompt(system_prompt)
-        else:
-            transcript.system_prompt = system_prompt
-        return transcript
-
-    def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Agent:
-        crew = self._crew
+    def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Spawned:
+        lifecycle = self._lifecycle
         services = AgentServices(
-            crew.gpu,
-            crew.persistence,
-            crew.outstanding,
-            self.info,
-            crew.pool,
-            self._isolated,
-            crew.log_text,
+            lifecycle.gpu,
+            lifecycle.persistence,
+            lifecycle.outstanding,
+            self._host.info,
+            lifecycle.pool,
+            isolated=self._isolated,
+            log_text=self._log_text,
         )
         actor = AgentActor(agent_id, transcript, services, policy)
-        actor.actor_inbox.lane = self._prompt_lane
+        actor.actor_inbox.lane = self._lane
         actor.begin()
-        if self._swapping:
+        if self._paused:
             send(actor.actor_ref, Pause(ReplyFuture()))
-        self._agents[agent_id] = Agent(self, actor)
-        return self._agents[agent_id]
+        self._spawned[agent_id] = Spawned(actor, Agent(self._host, actor))
+        return self._spawned[agent_id]
 
 
-def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
-    if ticket is not None and not ticket.reply.done:
-        late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
-        send(actor.actor_ref, CancelTurn(ticket, late))
+def _tell(
+    actors: list[AgentActor], make: Callable[[ReplyFuture[bool]], Pause | Adopt]
+) -> list[ReplyFuture[bool]]:
+    messages = [(actor, make(ReplyFuture())) for actor in actors]
+    return [message.done for actor, message in messages if send(actor.actor_ref, message)]
+
+
+def _restored(
+    info: ModelInfo, agent_id: str, records: Any, system_prompt: str | None
+) -> Transcript:
+    try:
+        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerUnreadable(
+            f"the ledger of {agent_id!r} holds records of another form: {error}"
+        ) from error
+    if records:
+        transcript.require_system_prompt(system_prompt)
+    else:
+        transcript.system_prompt = system_prompt
+    return transcript

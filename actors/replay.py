@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kvactors.actors import errors as of_storage
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.behaviour_context import Scheduled, with_choices
 from kvactors.actors.futures import ReplyFuture
+from kvactors.actors.handle import Agent
 from kvactors.actors.journal import pack, read_journal, unpack
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
-
-if TYPE_CHECKING:
-    from kvactors.actors.system import AgentSystem
 
 __all__ = ["Replayed", "replay"]
 
@@ -31,6 +29,13 @@ _KINDS: dict[str, type[KvactorsError]] = {
     for kind in (*vars(of_core).values(), *vars(of_storage).values())
     if isinstance(kind, type) and issubclass(kind, KvactorsError)
 }
+
+
+class Spawns(Protocol):
+    """A running system."""
+
+    def spawn(self, agent_id: str) -> Agent:
+        """The agent of this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ def replay(
     behaviours: Mapping[str, AgentBehaviour],
     *,
     types: Iterable[type] = (),
-    system: "AgentSystem | None" = None,
+    system: Spawns | None = None,
 ) -> Replayed:
     """Run new behaviours, by agent id, on a journal. Agents without one are left out.
 
@@ -95,7 +100,7 @@ class _Recorded:
         agent_id: str,
         records: list[dict[str, Any]],
         types: tuple[type, ...],
-        system: "AgentSystem | None",
+        system: Spawns | None,
         differences: list[str],
     ) -> None:
         spawned = None if system is None else system.spawn(agent_id)

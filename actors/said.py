@@ -6,8 +6,8 @@ Checked on the caller's thread, before anything is sent.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kvactors.actors.launch import ModelInfo
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
+from kvactors.core.info import ModelInfo
 from kvactors.core.prefix import Message
 
 __all__ = [

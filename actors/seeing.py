@@ -1,28 +1,51 @@
-"""What AgentSystem offers to watch its work: a recording of events, a trace file of it,
+"""Watching the work of a system: a recording of events, a trace file of it,
 OpenTelemetry, and the socket that `kvactors top` reads."""
 
 import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.chrome_trace import chrome_trace, write
+from kvactors.actors.crew import Lifecycle
 from kvactors.actors.monitor import Monitor, socket_path
 from kvactors.actors.recorder import DEFAULT_CAPACITY, Recorder
+from kvactors.actors.registry import AgentRegistry
 from kvactors.actors.snapshot import take_snapshot
-from kvactors.actors.society import Society
 from kvactors.actors.turn_checks import check_count
 
-__all__ = ["Seeing"]
+__all__ = ["Watching"]
 
 logger = logging.getLogger(__name__)
 
 
-class Seeing(Society):
-    """The part of AgentSystem that shows what happens."""
+class Watching:
+    """Who is told of a system's work: `agents` has the model, and says how many they are."""
 
-    _monitor: Monitor | None = None
+    def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
+        self.monitor: Monitor | None = None
+        self._lifecycle = lifecycle
+        self._host = host
+        self._agents = agents
+
+    def begin(self, store: Path | None) -> None:
+        """The system runs: tell OpenTelemetry, and let `kvactors top` find it by its store."""
+        self._begin_telemetry()
+        self._open_monitor(store)
+
+    def close(self) -> None:
+        """It ends."""
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the socket is the parent's."""
+        if self.monitor is not None:
+            self.monitor.abandon()
 
     @contextmanager
     def trace(
@@ -37,25 +60,25 @@ class Seeing(Society):
         Raises InvalidInput, SystemStopped, OSError.
         """
         check_count("capacity", capacity, 1)
-        self._require_running()
+        self._lifecycle.require_running()
         recorder = Recorder(capacity)
-        self._crew.tracer.listen(recorder)
+        self._lifecycle.tracer.listen(recorder)
         try:
             yield recorder
         finally:
-            self._crew.outstanding.catch_up()
-            self._crew.tracer.leave(recorder)
+            self._lifecycle.outstanding.catch_up()
+            self._lifecycle.tracer.leave(recorder)
             if path is not None:
                 write(chrome_trace(recorder), Path(path))
 
     def _begin_telemetry(self) -> None:
         """Tell OpenTelemetry of turns, if its API is installed: until the program sets a
         provider up it does nothing, in 10 us a turn."""
-        vitals = self._crew.vitals
+        vitals = self._lifecycle.vitals
         try:
             from kvactors.actors.telemetry import Telemetry
 
-            telemetry = Telemetry(lambda: self.info.name, lambda: vitals.hot_bytes)
+            telemetry = Telemetry(lambda: self._host.info.name, lambda: vitals.hot_bytes)
         except (ImportError, AttributeError) as error:
             # Not installed, or older than what is needed.
             logger.debug("OpenTelemetry is told nothing: %s", error)
@@ -64,22 +87,30 @@ class Seeing(Society):
             # What the program, or its environment, sets up may raise anything.
             logger.exception("OpenTelemetry is told nothing")
             return
-        self._crew.tracer.listen(telemetry, steps=False)
+        self._lifecycle.tracer.listen(telemetry, steps=False)
 
     def _open_monitor(self, store: Path | None) -> None:
         """Let `kvactors top` connect; where there can be no socket the log says so."""
-        if store is None or self._crew.seed is not None or not hasattr(socket, "AF_UNIX"):
+        if store is None or self._lifecycle.deterministic or not hasattr(socket, "AF_UNIX"):
             return
         try:
-            self._monitor = Monitor(socket_path(store), lambda: take_snapshot(self))
+            self.monitor = Monitor(socket_path(store), self._snapshot)
         except OSError as error:
             logger.info("`kvactors top` will not find this system: %s", error)
 
-    def _close_monitor(self) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
-
-    def _abandon(self) -> None:
-        super()._abandon()
-        if self._monitor is not None:
-            self._monitor.abandon()
+    def _snapshot(self) -> dict[str, Any]:
+        """Raises SystemStopped."""
+        lifecycle, info = self._lifecycle, self._host.info
+        known = {
+            "model": info.name,
+            "device": info.device,
+            "health": asdict(lifecycle.health()),
+            "agents": len(self._agents),
+            "outstanding_turns": len(lifecycle.outstanding.turns()),
+        }
+        return take_snapshot(
+            known,
+            info.fingerprint,
+            lambda message, patience: lifecycle.gpu.ask(message, timeout=patience),
+            lambda message, patience: lifecycle.persistence.ask(message, timeout=patience),
+        )

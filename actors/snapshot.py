@@ -2,8 +2,9 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pykka import ActorDeadError, Timeout
 
@@ -12,41 +13,36 @@ from kvactors.actors.messages_store import CountStored
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.errors import StoreError
 
-if TYPE_CHECKING:
-    from kvactors.actors.society import Society
-
 __all__ = ["take_snapshot"]
 
 # Seconds that an actor may be busy with something else.
 PATIENCE = 1.0
 
+Ask = Callable[[Any, float], Any]
 
-def take_snapshot(system: "Society") -> dict[str, Any]:
-    """How a system is. `stats` and `turns` are None while the engine is too busy to say, or
-    dead; what is stored is left out while the store cannot say. Raises SystemStopped."""
-    crew, health, info = system._crew, system.health(), system.info
+
+def take_snapshot(
+    known: dict[str, Any], fingerprint: str, ask_gpu: Ask, ask_store: Ask
+) -> dict[str, Any]:
+    """How a system is: what is `known` without asking, and what its actors say. `stats` and
+    `turns` are None while the engine is too busy to say, or dead; what is stored under the
+    model's `fingerprint` is left out while the store cannot say.
+
+    `ask_gpu` and `ask_store` put a message to an actor and wait so many seconds at most.
+    """
     stats, turns = None, None
-    engine = _ask(crew.gpu, ReadStats())
+    engine = _patiently(ask_gpu, ReadStats())
     if engine is not None:
         counts, in_memory = engine
-        stored = _ask(crew.persistence, CountStored(info.fingerprint, in_memory))
+        stored = _patiently(ask_store, CountStored(fingerprint, in_memory))
         stats = {**counts, **(stored or {})}
-        turns = [asdict(turn) for turn in _ask(crew.gpu, ReadTurns()) or ()]
-    return {
-        "pid": os.getpid(),
-        "at": time.monotonic(),
-        "model": info.name,
-        "device": info.device,
-        "health": asdict(health),
-        "agents": len(system._agents),
-        "outstanding_turns": len(crew.outstanding.turns()),
-        "stats": stats,
-        "turns": turns,
-    }
+        turns = [asdict(turn) for turn in _patiently(ask_gpu, ReadTurns()) or ()]
+    now = {"pid": os.getpid(), "at": time.monotonic()}
+    return {**now, **known, "stats": stats, "turns": turns}
 
 
-def _ask(actor: Any, message: Any) -> Any:
+def _patiently(ask: Ask, message: Any) -> Any:
     try:
-        return actor.ask(message, timeout=PATIENCE)
+        return ask(message, PATIENCE)
     except (ActorDeadError, Timeout, KvactorsError, StoreError, OSError):
         return None

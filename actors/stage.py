@@ -1,4 +1,5 @@
-"""The stage: the behaviours of one system, their mail, topics, watchers and dead letters.
+"""The router: how messages get from one agent's behaviour to another's; topics, watchers and
+dead letters.
 
 Any thread. Every message and every pending `later` is one unit of outstanding work, from when
 it is accepted until it was handled: `wait_idle` waits for these.
@@ -8,154 +9,115 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
-from pykka import Future
-
-from kvactors.actors.behaviour import AgentBehaviour
-from kvactors.actors.behaviour_context import Context, late_after
-from kvactors.actors.blocking import BlockingWork
-from kvactors.actors.dispatcher import Dispatcher, send, send_stop
+from kvactors.actors.dispatcher import SystemActor
 from kvactors.actors.futures import ReplyFuture, all_of, resolved
+from kvactors.actors.handle import Agent
 from kvactors.actors.journal import Journal
-from kvactors.actors.mailbox import Envelope, LanePolicy
+from kvactors.actors.mailbox import Envelope, Mailbox
 from kvactors.actors.outstanding import Outstanding
-from kvactors.actors.player import ChildFailed, Deliver, Player, StopBehaviour
-from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
+from kvactors.actors.supervision import DeadLetter, Terminated
 from kvactors.core.errors import (
     BehaviourFailed,
-    InvalidConfig,
     KvactorsError,
     MailboxFull,
-    SystemStopped,
+    TurnTimeout,
     Undelivered,
 )
 
-if TYPE_CHECKING:
-    from kvactors.actors.handle import Agent
-    from kvactors.actors.registry import Registry
-
-__all__ = ["DEAD_LETTERS", "Stage"]
+__all__ = ["DEAD_LETTERS", "After", "Deliver", "MessageRouter", "late_after"]
 
 logger = logging.getLogger(__name__)
 
 DEAD_LETTERS = "dead letters"
 MOST_LETTERS = 1000
 
+After = Callable[[float, Callable[[], object]], None]
 
-class Stage:
-    """Who plays, and how messages get from one to the other."""
 
-    def __init__(self, system: "Registry", outstanding: Outstanding) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Deliver:
+    """To a behaviour's actor: one message. Goes into the bounded lane."""
+
+    message: Any
+    """What was sent."""
+    sender: Agent | None
+    """By whom; None: from outside."""
+    receiver: str
+    """Id of the agent it is for."""
+    reply: ReplyFuture[Any] | None
+    """Who waits for an answer, if anybody."""
+    router: "MessageRouter"
+    """Where it ends if it is not handled."""
+    in_prompt_lane: Literal[True] = True
+    """Sorts it into the lane that a running message shuts."""
+
+    def reject(self, error: BaseException | None = None) -> None:
+        """It will not be handled."""
+        self.router.undelivered(self, error)
+
+
+class MessageRouter:
+    """Who receives messages, and how they get there.
+
+    `find` gives the agent of an id, if it was spawned; `after` calls back in some seconds.
+    """
+
+    def __init__(
+        self, outstanding: Outstanding, find: Callable[[str], Agent | None], after: After
+    ) -> None:
         self.outstanding = outstanding
-        self.closed = False
         self.journal: Journal | None = None
-        self.tracer = system._crew.tracer
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
-        self._system = system
+        self._find = find
+        self.after = after
         self._lock = threading.RLock()
-        self._players: dict[str, Player] = {}
+        self._receivers: dict[str, SystemActor] = {}
         self._topics: dict[str, dict[str, None]] = {}
         self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
-        self._own_threads: dict[str, Dispatcher] = {}
-        self._blocking = BlockingWork(outstanding.begin_work, outstanding.end_work)
+        # What the behaviours of agents that still exist failed with.
+        self._causes: WeakKeyDictionary[Agent, BaseException] = WeakKeyDictionary()
 
-    # -- life --------------------------------------------------------------------------
+    # -- receivers ---------------------------------------------------------------------
 
-    def begin(
-        self,
-        agent: "Agent",
-        behaviour: AgentBehaviour | Callable[[], AgentBehaviour],
-        supervision: Supervision,
-        lane: LanePolicy,
-        parent: str | None,
-    ) -> None:
-        """Give an agent a behaviour. Raises InvalidConfig if it has one, or it is another's."""
-        agent_id = agent.agent_id
-        make = (lambda: behaviour) if isinstance(behaviour, AgentBehaviour) else behaviour
+    def add(self, agent: Agent, receiver: SystemActor) -> None:
+        """An agent gets messages from now on."""
         with self._lock:
-            self._require_open()
-            if agent_id in self._players:
-                raise InvalidConfig(f"agent {agent_id!r} has a behaviour already")
-            context = Context(agent, self)
-            pool = self._system._crew.pool
-            player = Player(agent, make, context, self, pool, supervision, parent)
-            player.actor_inbox.lane = lane
-            if player.blocking:
-                if self._system._crew.seed is not None:
-                    raise InvalidConfig("deterministic mode has one thread: nothing may block")
-                player.dispatcher = Dispatcher(f"kvactors-{agent_id}", 1, blocking=True)
-                self._own_threads[agent_id] = player.dispatcher
-            self._players[agent_id] = player
-            agent._ended_by = None
-        self.outstanding.begin_work()
-        player.begin()
+            self._receivers[agent.agent_id] = receiver
+            self._causes.pop(agent, None)
 
-    def spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> "Agent":
-        """A new agent of the system; may block."""
-        return self._system.spawn(agent_id, system_prompt, **options)
-
-    def stop(self, agent_id: str) -> None:
-        """End a behaviour after the message that it handles."""
-        player = self._players.get(agent_id)
-        if player is not None:
-            send(player.actor_ref, StopBehaviour())
-
-    def ended(self, player: Player, cause: BaseException | None) -> None:
-        """A behaviour ended: its watchers are told, its children end too."""
-        agent_id = player.agent.agent_id
+    def remove(
+        self, agent: Agent, cause: BaseException | None
+    ) -> list[Callable[[Terminated], object]]:
+        """It gets no more; whom to tell."""
         with self._lock:
-            self._players.pop(agent_id, None)
-            player.agent._ended_by = cause
-            watchers = self._watchers.pop(agent_id, [])
+            self._receivers.pop(agent.agent_id, None)
+            if cause is not None:
+                self._causes[agent] = cause
             for subscribers in self._topics.values():
-                subscribers.pop(agent_id, None)
-            children = [p for p in self._players.values() if p.parent == agent_id]
-            own = self._own_threads.pop(agent_id, None)
-        for child in children:
-            self.stop(child.agent.agent_id)
-        for tell in watchers:
-            tell(Terminated(agent_id, cause))
-        if own is not None:
-            own.close(0)
+                subscribers.pop(agent.agent_id, None)
+            return self._watchers.pop(agent.agent_id, [])
 
-    def escalate(self, player: Player, error: BaseException) -> None:
-        """Let the parent fail with a child's error; without one it is only logged."""
-        parent = self._players.get(player.parent or "")
-        if parent is None:
-            logger.error("nobody supervises %r", player.agent.agent_id, exc_info=error)
-            return
-        self.outstanding.begin_work()
-        failed = ChildFailed(error, self)
-        if not send(parent.actor_ref, failed):
-            failed.reject()
+    def receiver(self, agent_id: str) -> SystemActor | None:
+        """The actor that an agent's messages go to."""
+        return self._receivers.get(agent_id)
 
-    def close(self) -> None:
-        """End every behaviour, in the middle of what it does."""
+    def receivers(self) -> dict[str, SystemActor]:
+        """All of them, by the id of their agents."""
         with self._lock:
-            self.closed = True
-            players = list(self._players.values())
-        for player in players:
-            send_stop(player.actor_ref)
-        self._blocking.close()
-
-    def plays(self, agent_id: str) -> bool:
-        """Whether an agent has a behaviour now."""
-        return agent_id in self._players
-
-    def others(self, agent_id: str) -> list[str]:
-        """Every other agent that has a behaviour."""
-        with self._lock:
-            return sorted(self._players.keys() - {agent_id})
+            return dict(self._receivers)
 
     def check(self) -> None:
-        """Prove that only behaviours that play have threads, topics and watchers."""
+        """Prove that only those who receive have topics and watchers."""
         with self._lock:
-            playing = self._players.keys()
             followers = {name for topic in self._topics.values() for name in topic}
-            assert self._own_threads.keys() <= playing, "a thread of an ended behaviour"
-            assert self._watchers.keys() <= playing, "a watcher of an ended behaviour"
-            assert followers <= playing, "an ended behaviour follows a topic"
+            assert self._watchers.keys() <= self._receivers.keys(), (
+                "a watcher of an ended behaviour"
+            )
+            assert followers <= self._receivers.keys(), "an ended behaviour follows a topic"
 
     # -- mail --------------------------------------------------------------------------
 
@@ -163,26 +125,28 @@ class Stage:
         self,
         to: str,
         message: Any,
-        sender: "Agent | None",
+        sender: Agent | None,
         reply: ReplyFuture[Any] | None = None,
     ) -> ReplyFuture[None]:
         """Send; the future resolves when it is in the mailbox, or a dead letter."""
         deliver = Deliver(message, sender, to, reply, self)
         self.outstanding.begin_work()
-        player = self._players.get(to)
-        if player is None:
+        receiver = self._receivers.get(to)
+        if receiver is None:
             return self._to_model(deliver)
+        inbox = receiver.actor_inbox
         try:
-            accepted = player.actor_inbox.offer(Envelope(deliver))
+            accepted = inbox.offer(Envelope(deliver))
         except MailboxFull as error:
-            return self._full(deliver, error)
+            return _full(deliver, error)
         if accepted is None:
             return resolved()
-        self._give_up_after(player, deliver, accepted)
+        if inbox.lane.timeout is not None:
+            self.after(inbox.lane.timeout, _give_up(inbox, deliver, accepted))
         return accepted
 
     def ask(
-        self, to: str, message: Any, sender: "Agent | None", timeout: float | None
+        self, to: str, message: Any, sender: Agent | None, timeout: float | None
     ) -> ReplyFuture[Any]:
         """Send and wait for what the receiver answers."""
         reply: ReplyFuture[Any] = ReplyFuture()
@@ -191,18 +155,13 @@ class Stage:
             self.after(timeout, late_after(reply, to, timeout))
         return reply
 
-    def post_all(
-        self, to: Iterable[str], message: Any, sender: "Agent | None"
-    ) -> ReplyFuture[None]:
+    def post_all(self, to: Iterable[str], message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send to each; the future resolves when all are in, or fails as the first did."""
         return all_of([self.post(agent_id, message, sender) for agent_id in to])
 
     def handled(self, deliver: Deliver | None, value: Any) -> None:
         """A message, or a start, ended with a value."""
         if deliver is not None and deliver.reply is not None:
-            if isinstance(value, Future) and not isinstance(value, ReplyFuture):
-                # Of somebody else's actor: only a thread can wait for it.
-                value = self.run_blocking(value.get)
             if isinstance(value, ReplyFuture):
                 value.on_done(deliver.reply.follow)
             else:
@@ -214,12 +173,6 @@ class Stage:
         if deliver is not None and deliver.reply is not None:
             deliver.reply.reject(_for_others(error, deliver.receiver))
         self.outstanding.end_work()
-
-    def note(self, deliver: Deliver) -> None:
-        """A message begins to be handled."""
-        if self.journal is not None:
-            sender = None if deliver.sender is None else deliver.sender.agent_id
-            self.journal.message(deliver.receiver, sender, deliver.message)
 
     def undelivered(self, deliver: Deliver, error: BaseException | None) -> None:
         """A message that nobody will handle becomes a dead letter."""
@@ -240,7 +193,7 @@ class Stage:
     def subscribe(self, topic: str, agent_id: str) -> None:
         """Let an agent get what is published under a topic."""
         with self._lock:
-            if agent_id in self._players:
+            if agent_id in self._receivers:
                 self._topics.setdefault(topic, {})[agent_id] = None
 
     def unsubscribe(self, topic: str, agent_id: str) -> None:
@@ -248,7 +201,7 @@ class Stage:
         with self._lock:
             self._topics.get(topic, {}).pop(agent_id, None)
 
-    def publish(self, topic: str, message: Any, sender: "Agent | None") -> ReplyFuture[None]:
+    def publish(self, topic: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send to every subscriber but the sender."""
         with self._lock:
             receivers = list(self._topics.get(topic, ()))
@@ -266,63 +219,53 @@ class Stage:
     def on_end(self, agent_id: str, tell: Callable[[Terminated], object]) -> None:
         """Call when a behaviour ends, or at once if there is none."""
         with self._lock:
-            if agent_id in self._players:
+            if agent_id in self._receivers:
                 self._watchers.setdefault(agent_id, []).append(tell)
                 return
-            agent = self._system.find(agent_id)
-        tell(Terminated(agent_id, None if agent is None else agent._ended_by))
-
-    # -- time and other threads --------------------------------------------------------
-
-    def now(self) -> float:
-        """Seconds of the system's clock."""
-        return self._system._crew.timer.now()
-
-    def after(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call back, on the timer's thread."""
-        self._system._crew.timer.after(seconds, callback)
-
-    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
-        """Call something that may block, on a thread of its own kind."""
-        return self._blocking.run(function, here=self._system._crew.seed is not None)
-
-    # ----------------------------------------------------------------------------------
+            agent = self._find(agent_id)
+        tell(Terminated(agent_id, None if agent is None else self._causes.get(agent)))
 
     def _to_model(self, deliver: Deliver) -> ReplyFuture[None]:
         """An agent without a behaviour takes text as a turn."""
-        agent = self._system.find(deliver.receiver)
+        agent = self._find(deliver.receiver)
         if agent is None or not isinstance(deliver.message, str):
             deliver.reject()
             return resolved()
         try:
             turn = agent.ask(deliver.message)
         except MailboxFull as error:
-            return self._full(deliver, error)
+            return _full(deliver, error)
         except KvactorsError as error:
             deliver.reject(error)
             return resolved()
         self.handled(deliver, turn)
         return resolved()
 
-    def _full(self, deliver: Deliver, error: MailboxFull) -> ReplyFuture[None]:
-        deliver.reject(error)
-        refused: ReplyFuture[None] = ReplyFuture()
-        refused.reject(error)
-        return refused
 
-    def _give_up_after(self, player: Player, deliver: Deliver, accepted: ReplyFuture[None]) -> None:
-        inbox, timeout = player.actor_inbox, player.actor_inbox.lane.timeout
+def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Callable[[], None]:
+    """What a timer calls to fail a future that is late."""
 
-        def give_up() -> None:
-            if inbox.withdraw(accepted):
-                deliver.reject(accepted.error)
+    def fire() -> None:
+        future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))
 
-        if timeout is not None:
-            self.after(timeout, give_up)
+    return fire
 
-    def _require_open(self) -> None:
-        if self.closed:
-            raise SystemStopped("the system is stopped")
+
+def _full(deliver: Deliver, error: MailboxFull) -> ReplyFuture[None]:
+    deliver.reject(error)
+    refused: ReplyFuture[None] = ReplyFuture()
+    refused.reject(error)
+    return refused
+
+
+def _give_up(inbox: Mailbox, deliver: Deliver, accepted: ReplyFuture[None]) -> Callable[[], None]:
+    """What a timer calls to take back a message that still waits for room."""
+
+    def fire() -> None:
+        if inbox.withdraw(accepted):
+            deliver.reject(accepted.error)
+
+    return fire
 
 
 def _for_others(error: BaseException, agent_id: str) -> Exception:

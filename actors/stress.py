@@ -1,11 +1,10 @@
 """The stress test: random work on a small budget, with faults, and what must hold at the end.
 
-Every prompt begins with a secret of its agent and a number that goes up. So a transcript shows
-whether the order was kept, and whether anything of another agent is in it. What was generated
-is proved by `kvactors.actors.stress_oracle`.
+Every prompt says whose it is and where it stands (`kvactors.actors.stress_prompts`). So a
+transcript shows whether the order was kept, and whether anything of another agent is in it. What
+was generated is proved by `kvactors.actors.stress_oracle`.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,15 +15,17 @@ from typing import Any
 from kvactors.actors.errors import StorageError
 from kvactors.actors.handle import Agent
 from kvactors.actors.mailbox import LanePolicy
+from kvactors.actors.stress_prompts import (
+    DurableLog,
+    digits,
+    last_number,
+    misplaced,
+    read_log,
+    secret,
+)
 from kvactors.actors.system import AgentSystem
 from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
-from kvactors.core.errors import (
-    AdmissionFull,
-    MailboxFull,
-    SystemStopped,
-    TurnFailed,
-    TurnTimeout,
-)
+from kvactors.core.errors import AdmissionFull, MailboxFull, SystemStopped, TurnFailed, TurnTimeout
 from kvactors.core.sampling import Sampling
 from kvactors.core.transcript import Turn, tokens_hash
 
@@ -37,6 +38,31 @@ LONGEST = 2500
 DEVICE_LOST = "Command buffer execution failed (injected)"
 # How a turn may end besides with a reply.
 ALLOWED = (AdmissionFull, MailboxFull, StorageError, SystemStopped, TurnFailed, TurnTimeout)
+
+
+class Faults:
+    """What breaks: the model, the device under it, the disk."""
+
+    def __init__(self, random: Random) -> None:
+        self.model = FaultyModel()
+        self.disk = FailingFiles(name="*")
+        self.disk.armed = False
+        self._random = random
+        self._next_device_fault = 0.0
+
+    def break_model(self) -> None:
+        """A step of it fails soon."""
+        self.model.arm(step=self._random.randrange(8), error=RuntimeError("injected"))
+
+    def break_device(self) -> None:
+        """The device is lost; the engine gives up one that is lost too often."""
+        if time.monotonic() > self._next_device_fault:
+            self._next_device_fault = time.monotonic() + 15
+            self.model.arm(step=self._random.randrange(8), error=RuntimeError(DEVICE_LOST))
+
+    def toggle_disk(self) -> None:
+        """It is full from now on, or no more."""
+        self.disk.armed = not self.disk.armed
 
 
 class Stress:
@@ -57,15 +83,12 @@ class Stress:
         self.worst_wait = 0.0
         self.most_memory = 0.0
         self._random = Random(seed)
-        self._faults = faults - {"kill"}
-        self._model = FaultyModel()
-        self._disk = FailingFiles(name="*")
-        self._disk.armed = False
+        self._chosen = faults - {"kill"}
+        self._faults = Faults(self._random)
         self._names = [f"agent {number}" for number in range(agents)]
         self._numbers: Counter[str] = Counter()
         self._pending: list[Any] = []
-        self._next_device_fault = 0.0
-        self._log = None if log is None else log.open("a", encoding="utf-8")
+        self._log = None if log is None else DurableLog(log)
         self._store = store
         self._options = {"deterministic": deterministic, "seed": seed}
         self.system = self._open()
@@ -78,8 +101,8 @@ class Stress:
             "prompt_lane": LanePolicy(16),
             "max_waiting": 4 * len(self._names),
         }
-        system = AgentSystem(self._model, self._store, **{**options, **self._options})
-        use_disk(system, self._disk)
+        system = AgentSystem(self._faults.model, self._store, **{**options, **self._options})
+        use_disk(system, self._faults.disk)
         system.start()
         for name in self._names:
             self._numbers[name] = last_number(system.spawn(name))
@@ -90,25 +113,37 @@ class Stress:
     def act(self) -> None:
         """One random thing."""
         agent = self.system.spawn(self._random.choice(self._names))
-        acts: list[tuple[int, Callable[[Agent], None]]] = [
-            (60, self._ask),
-            (8, self._observe),
-            (8, self._cancel),
-            (4, self._prefetch),
-            (2, self._check),
-        ]
-        if self._log is None:
-            # Not where a kill is to be judged by the last durable turn.
-            acts += [(4, self._rewind), (2, self._fork), (1, self._forget)]
-        acts += [(1, getattr(self, f"_fault_{fault}")) for fault in sorted(self._faults)]
-        [act] = self._random.choices([a for _, a in acts], [w for w, _ in acts])
-        self.counts[act.__name__.strip("_")] += 1
+        acts = self._acts()
+        [name] = self._random.choices(list(acts), [weight for weight, _ in acts.values()])
+        self.counts[name] += 1
         try:
-            act(agent)
+            acts[name][1](agent)
         except ALLOWED as error:
             self.counts[type(error).__name__] += 1
         while len(self._pending) > 6 * len(self._names):
             self._wait_for(self._pending.pop(0))
+
+    def _acts(self) -> dict[str, tuple[int, Callable[[Agent], object]]]:
+        """What may be done, how often, and how."""
+        acts: dict[str, tuple[int, Callable[[Agent], object]]] = {
+            "ask": (60, self.ask),
+            "observe": (8, self._observe),
+            "cancel": (8, Agent.cancel),
+            "prefetch": (4, lambda agent: self.system.prefetch(agent.agent_id)),
+            "check": (2, lambda _: self._check()),
+        }
+        if self._log is None:
+            # Not where a kill is to be judged by the last durable turn.
+            acts["rewind"] = 4, lambda agent: agent.transcript().turns and agent.rewind(1)
+            acts["fork"] = 2, self._fork
+            acts["forget"] = 1, self.forget
+        faults = {
+            "device": lambda _: self._faults.break_device(),
+            "disk": lambda _: self._faults.toggle_disk(),
+            "model": lambda _: self._faults.break_model(),
+            "restart": lambda _: self._restart(),
+        }
+        return acts | {f"fault_{name}": (1, faults[name]) for name in sorted(self._chosen)}
 
     def _prompt(self, agent: Agent) -> list[int]:
         name = agent.agent_id
@@ -116,9 +151,10 @@ class Stress:
         body = [self._random.randrange(1, 128) for _ in range(self._random.choice((2, 20, 90)))]
         return [*secret(name), *digits(self._numbers[name]), *body]
 
-    def _ask(self, agent: Agent) -> None:
+    def ask(self, agent: Agent) -> None:
+        """A turn; of one that remembers much: forget it."""
         if len(agent.transcript().token_ids) > LONGEST:
-            self._forget(agent)
+            self.forget(agent)
             return
         sampling = Sampling(max_tokens=self._random.randrange(1, 16))
         if self._random.random() < 0.1:
@@ -134,37 +170,23 @@ class Stress:
 
     def _ended(self, agent: Agent, done: Any, begin: float) -> None:
         self.worst_wait = max(self.worst_wait, time.monotonic() - begin)
-        if done.error is not None or self._log is None:
+        log = self._log
+        if done.error is not None or log is None:
             return
         # Later turns may have ended already, and need not be durable when this one is.
-        reply = done.get()
+        reply, name = done.get(), agent.agent_id
         length = reply.usage.prompt_tokens + len(reply.token_ids)
         tokens = agent.transcript().token_ids[:length]
-        line = json.dumps([agent.agent_id, len(tokens), tokens_hash(tokens)])
-        reply.durable.on_done(lambda saved: self._note(saved, line))
 
-    def _note(self, saved: Any, line: str) -> None:
-        if saved.error is None:
-            self._write(line)
+        def note(saved: Any) -> None:
+            if saved.error is None:
+                log.note(name, tokens)
 
-    def _write(self, line: str) -> None:
-        if self._log is not None:
-            self._log.write(line + "\n")
-            self._log.flush()
+        reply.durable.on_done(note)
 
     def _observe(self, agent: Agent) -> None:
         prompt = self._prompt(agent)
         self._pending.append(agent.observe("".join(map(chr, prompt))))
-
-    def _cancel(self, agent: Agent) -> None:
-        agent.cancel()
-
-    def _prefetch(self, agent: Agent) -> None:
-        self.system.prefetch(agent.agent_id)
-
-    def _rewind(self, agent: Agent) -> None:
-        if agent.transcript().turns:
-            agent.rewind(1)
 
     def _fork(self, agent: Agent) -> None:
         child = f"{agent.agent_id}+"
@@ -181,35 +203,22 @@ class Stress:
         if tokens[: len(parent)] != parent:
             self.violations.append(f"{child}: does not begin as its parent")
 
-    def _forget(self, agent: Agent) -> None:
+    def forget(self, agent: Agent) -> None:
+        """Delete an agent and spawn it anew."""
         if self._log is not None:
             # What was durable of it is not asked for any more, whenever the kill comes.
             self.settle()
-            self._write(json.dumps([agent.agent_id, 0, tokens_hash([])]))
+            self._log.note(agent.agent_id, ())
         self.system.forget(agent.agent_id)
         self._numbers[agent.agent_id] = last_number(self.system.spawn(agent.agent_id))
 
-    def _check(self, _: Agent) -> None:
+    def _check(self) -> None:
         stats = self.system.stats()
         used = stats["hot_bytes"] + stats["active_bytes"] + stats["backlog_bytes"]
         self.most_memory = max(self.most_memory, used / stats["budget_bytes"])
         self.system.check()
 
-    # -- faults ------------------------------------------------------------------------
-
-    def _fault_model(self, _: Agent) -> None:
-        self._model.arm(step=self._random.randrange(8), error=RuntimeError("injected"))
-
-    def _fault_device(self, _: Agent) -> None:
-        # The engine gives up a device that fails too often.
-        if time.monotonic() > self._next_device_fault:
-            self._next_device_fault = time.monotonic() + 15
-            self._model.arm(step=self._random.randrange(8), error=RuntimeError(DEVICE_LOST))
-
-    def _fault_disk(self, _: Agent) -> None:
-        self._disk.armed = not self._disk.armed
-
-    def _fault_restart(self, _: Agent) -> None:
+    def _restart(self) -> None:
         self.settle()
         self.counts["rebuilds"] += self.system.health().rebuilds
         before = {name: self.system.spawn(name).transcript() for name in self._names}
@@ -237,7 +246,7 @@ class Stress:
 
     def settle(self) -> None:
         """No more faults; everything that was asked has ended."""
-        self._disk.armed = False
+        self._faults.disk.armed = False
         for future in self._pending:
             self._wait_for(future)
         self._pending.clear()
@@ -262,49 +271,12 @@ class Stress:
 
     def check_transcripts(self) -> None:
         """Order and isolation: every prompt has its agent's secret, and numbers go up."""
-        for name in self._names:
-            last = 0
-            for turn in self.system.spawn(name).transcript().turns:
-                if turn.is_answer:
-                    continue
-                number = number_of(turn)
-                if list(turn.token_ids[:3]) != secret(name):
-                    self.violations.append(f"{name}: holds a prompt of another agent")
-                elif number <= last:
-                    self.violations.append(f"{name}: prompt {number} came after {last}")
-                last = number
+        for name, turns in self.transcripts():
+            self.violations += misplaced(name, turns)
 
     def check_log(self, log: Path) -> None:
         """What was durable before a kill is there after it."""
-        latest = {line[0]: line for line in map(json.loads, _whole_lines(log))}
-        for name, length, digest in latest.values():
+        for name, length, digest in read_log(log):
             tokens = self.system.spawn(name).transcript().token_ids[:length]
             if len(tokens) < length or tokens_hash(tokens) != digest:
                 self.violations.append(f"{name}: lost a durable turn")
-
-
-def secret(name: str) -> list[int]:
-    """Three tokens that only this agent's prompts begin with."""
-    number = sum((index + 1) * ord(c) for index, c in enumerate(name)) * 7919 % 127**3
-    return [1 + number % 127, 1 + number // 127 % 127, 1 + number // 127**2]
-
-
-def last_number(agent: Agent) -> int:
-    """Of the last prompt that an agent remembers; 0 for a new one."""
-    prompts = [turn for turn in agent.transcript().turns if not turn.is_answer]
-    return number_of(prompts[-1]) if prompts else 0
-
-
-def number_of(prompt: Turn) -> int:
-    """What `digits` made."""
-    return (prompt.token_ids[3] - 1) * 120 + prompt.token_ids[4] - 1
-
-
-def digits(number: int) -> list[int]:
-    """A number below 14,400 as two tokens."""
-    return [1 + number // 120, 1 + number % 120]
-
-
-def _whole_lines(log: Path) -> list[str]:
-    text = log.read_text(encoding="utf-8") if log.exists() else ""
-    return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]

@@ -15,20 +15,20 @@ from typing import Any, TypedDict, Unpack
 
 from pykka import Timeout
 
-from kvactors.actors.dispatcher import send
-from kvactors.actors.exchange import Exchange
+from kvactors.actors.agent_host import AgentHost
+from kvactors.actors.crew import Lifecycle
 from kvactors.actors.futures import ReplyFuture, check_may_block
-from kvactors.actors.launch import Launch, ModelInfo, callable_name
-from kvactors.actors.mailbox import LanePolicy
-from kvactors.actors.messages_agent import Adopt, Pause
+from kvactors.actors.launch import Launch
 from kvactors.actors.messages_gpu import SwapModel, Swapped
 from kvactors.actors.messages_store import WithStore
-from kvactors.actors.parameters import check_model
+from kvactors.actors.parameters import callable_name, check_model
+from kvactors.actors.registry import AgentRegistry
 from kvactors.actors.turn_checks import check_turn
 from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
+from kvactors.core.info import ModelInfo
 from kvactors.core.precision import KVBits
 
-__all__ = ["ModelChanges", "Swap"]
+__all__ = ["ModelChanges", "ModelSwap"]
 
 # Seconds between two looks whether the system still runs.
 _LOOK = 0.5
@@ -47,13 +47,16 @@ class ModelChanges(TypedDict, total=False):
     template_kwargs: dict[str, Any] | None
 
 
-class Swap(Exchange):
-    """The part of AgentSystem that exchanges the model."""
+class ModelSwap:
+    """Exchanges the model of one system, one at a time. `launch` made the one that is loaded."""
 
-    _launch: Launch
-
-    def __init__(self, *, isolated: bool, prompt_lane: LanePolicy) -> None:
-        super().__init__(isolated=isolated, prompt_lane=prompt_lane)
+    def __init__(
+        self, launch: Launch, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry
+    ) -> None:
+        self.launch = launch
+        self._lifecycle = lifecycle
+        self._host = host
+        self._agents = agents
         self._one_swap = threading.Lock()
 
     def swap_model(
@@ -85,7 +88,7 @@ class Swap(Exchange):
         actor's (BlockingCall).
         """
         check_may_block()
-        self._require_running()
+        self._lifecycle.require_running()
         check_model(model)
         check_turn(None, timeout)
         name = callable_name(model) if model_name is None else model_name
@@ -94,14 +97,14 @@ class Swap(Exchange):
         def run() -> None:
             try:
                 with self._one_swap:
-                    options = replace(self._launch.options, name=name, **changes)
-                    self._swap(replace(self._launch, source=model, options=options), timeout)
+                    options = replace(self.launch.options, name=name, **changes)
+                    self._swap(replace(self.launch, source=model, options=options), timeout)
             except BaseException as error:
                 result.reject(error)
             else:
                 result.resolve(None)
 
-        if self._crew.seed is not None:
+        if self._lifecycle.deterministic:
             run()  # Deterministic mode has one thread, which goes on while this one waits.
         else:
             # On a thread of its own: Ctrl-C ends the waiting, never a swap half done.
@@ -109,48 +112,49 @@ class Swap(Exchange):
         result.get()
 
     def _swap(self, launch: Launch, timeout: float | None) -> None:
-        model = self.info
+        lifecycle, model = self._lifecycle, self._host.info
         try:
-            self._pause(timeout)
-            if self._crew.persistence is not None:
+            self._pause(timeout, model.name)
+            if lifecycle.persistence is not None:
                 # Answered when all saves before it are written.
-                self._crew.ask(self._crew.persistence, WithStore(lambda store: None))
+                lifecycle.ask(lifecycle.persistence, WithStore(lambda store: None))
             swapped = self._exchange(launch, model)
             model = swapped.model
         finally:
-            self._go_on(model)
+            # Every agent remembers under this model and takes turns.
+            for adopted in self._agents.resume(model):
+                adopted.get()
         if swapped.error is not None:
             raise SwapFailed(
                 f"{_name(launch)} cannot be loaded ({_said(swapped.error)}): the system goes on "
                 f"with {model.name}"
             ) from swapped.error
-        self._launch = launch
+        self.launch = launch
 
-    def _pause(self, timeout: float | None) -> None:
+    def _pause(self, timeout: float | None, model: str) -> None:
         """Let running turns end, and no other begin. Raises SwapFailed when time is up, and
         why the system takes no turns any more, if it does not."""
-        with self._lock:
-            self._require_running()
-            self._swapping = True
-            pauses = self._to_agents(Pause)
         deadline = None if timeout is None else time.monotonic() + timeout
+        pauses = self._agents.pause()
         for done in pauses:
             while not done.done:
-                if self._crew.outstanding.refusal is not None:
-                    raise self._crew.outstanding.refusal.with_traceback(None)
+                refusal = self._lifecycle.outstanding.refusal
+                if refusal is not None:
+                    raise refusal.with_traceback(None)
                 left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
                 if left <= 0:
                     running = sum(not pause.done for pause in pauses)
                     raise SwapFailed(
                         f"{running} turns still ran after {timeout:g} s: the system goes on with "
-                        f"{self.info.name}"
+                        f"{model}"
                     )
                 with suppress(Timeout):
                     done.get(timeout=left)
 
     def _exchange(self, launch: Launch, model: ModelInfo) -> Swapped:
+        lifecycle = self._lifecycle
         try:
-            swapped: Swapped = self._crew.ask(self._crew.gpu, SwapModel(launch, self._launch))
+            swapped: Swapped = lifecycle.ask(lifecycle.gpu, SwapModel(launch, self.launch))
         except (EngineDied, SystemStopped):
             raise
         except Exception as error:
@@ -159,26 +163,6 @@ class Swap(Exchange):
                 "turn is accepted any more, and what was said is kept; stop this system"
             ) from error
         return swapped
-
-    def _go_on(self, model: ModelInfo) -> None:
-        """Every agent remembers under this model and takes turns."""
-        with self._lock:
-            self._info = model
-            self._swapping = False
-            adopted = self._to_agents(lambda done: Adopt(model, done))
-        for done in adopted:
-            done.get()
-
-    def _to_agents(
-        self, make: "Callable[[ReplyFuture[bool]], Pause | Adopt]"
-    ) -> list[ReplyFuture[bool]]:
-        """Tell every agent; the futures are settled by those that are gone, too."""
-        futures = []
-        for agent in self._agents.values():
-            message = make(ReplyFuture())
-            if send(agent._actor.actor_ref, message):
-                futures.append(message.done)
-        return futures
 
 
 def _name(launch: Launch) -> str:

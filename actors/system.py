@@ -1,57 +1,53 @@
 """AgentSystem: starts the actors, wires them, and ends them in order."""
 
-import atexit
-import os
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvactors.actors.agent_host import AgentHost
+from kvactors.actors.checks import check_system
+from kvactors.actors.crew import Lifecycle
 from kvactors.actors.deterministic import CountingClock
-from kvactors.actors.futures import check_outside_of_actors
+from kvactors.actors.exchange import AgentExchange
+from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.gpu import OnProgress
-from kvactors.actors.journal import Journal
-from kvactors.actors.launch import Launch, callable_name, parse_budget, parse_bytes
+from kvactors.actors.handle import Agent
+from kvactors.actors.launch import Launch
 from kvactors.actors.mailbox import DEFAULT_LANE, LanePolicy
-from kvactors.actors.messages_gpu import ReadStats
-from kvactors.actors.messages_store import CountStored
 from kvactors.actors.parameters import (
+    callable_name,
     check_isolation,
     check_parameters,
     check_seconds,
     check_storage,
+    default_store,
+    parse_budget,
+    parse_bytes,
+    store_path,
 )
-from kvactors.actors.seeing import Seeing
+from kvactors.actors.parts import Parts, offered
+from kvactors.actors.registry import AgentRegistry
+from kvactors.actors.reports import read_stats
+from kvactors.actors.seeing import Watching
+from kvactors.actors.supervision import DeadLetter, Terminated
+from kvactors.actors.swap import ModelSwap
 from kvactors.actors.unsaved import MAX_UNSAVED
-from kvactors.core.errors import SystemStopped
 from kvactors.core.eviction import EvictionPolicy, check_eviction
+from kvactors.core.info import ModelInfo
 from kvactors.core.options import ModelOptions
 from kvactors.core.precision import KVBits
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
-from kvactors.persistence.listing import StoreCounts
 from kvactors.persistence.sealing import EncryptionKey
 from kvactors.persistence.store import DEFAULT_MAX_DISK, Store
 
 __all__ = ["AgentSystem", "default_store"]
 
-# Seconds that cancelled turns get to end and to be saved once the time is up.
-GRACE = 2.0
 
-# Not weakly: one that nobody refers to any more still has to save and to end its threads.
-_running: "set[AgentSystem]" = set()
-
-
-def default_store() -> Path:
-    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
-    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
-
-
-class AgentSystem(Seeing):
+class AgentSystem:
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
@@ -92,7 +88,8 @@ class AgentSystem(Seeing):
         log_text: let lines of the log at level DEBUG say what agents are told and answer; without
             it the log has ids and numbers.
 
-    Raises InvalidConfig at construction; ModelError and StorageError from `start`.
+    Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
+    what it is made of, for tests and tools: nothing there is promised to stay.
     """
 
     def __init__(
@@ -126,31 +123,24 @@ class AgentSystem(Seeing):
         seed: int = 0,
         log_text: bool = False,
     ) -> None:
-        check_parameters(
-            model,
-            max_batch=max_batch,
-            target_latency=target_latency,
-            progress=progress,
-            max_waiting=max_waiting,
-        )
+        check_parameters(model, max_batch, target_latency, progress, max_waiting)
         check_storage(store, max_disk, encryption_key)
-        super().__init__(isolated=check_isolation(isolation), prompt_lane=prompt_lane)
-        stored = store is not False
-        unnamed = store is None or isinstance(store, bool)
-        path = default_store() if unnamed else Path(str(store)).expanduser()
+        isolated = check_isolation(isolation)
+        path = store_path(store)
         opener = partial(
             Store,
-            path,
+            path or Path(),
             max_disk=max_disk,
             encryption_key=encryption_key,
-            share_segments=isolation != "strict",
+            share_segments=not isolated,
         )
-        self._open_store = opener if stored else None
-        self._store_path = path if stored else None
-        self._on_progress = progress
-        self._journal = journal
-        self._crew.outstanding.unsaved.limit = parse_bytes("max_unsaved", max_unsaved)
-        self._crew.watchdog = check_seconds("watchdog", watchdog)
+        lifecycle = Lifecycle(
+            None if path is None else opener,
+            progress,
+            seed=seed if deterministic else None,
+            watchdog=check_seconds("watchdog", watchdog),
+            max_unsaved=parse_bytes("max_unsaved", max_unsaved),
+        )
         options = ModelOptions(
             kv_bits=kv_bits,
             float_tokens=float_tokens,
@@ -162,20 +152,26 @@ class AgentSystem(Seeing):
             template_kwargs=template_kwargs,
             name=callable_name(model) if model_name is None else model_name,
         )
-        self._launch = Launch(
+        launch = Launch(
             model,
             options,
             max_batch=max_batch,
             memory_budget=parse_budget(memory_budget),
             target_latency=target_latency,
-            stored=stored,
+            stored=path is not None,
             eviction=check_eviction(eviction),
             max_waiting=max_waiting,
             clock=CountingClock() if deterministic else time.perf_counter,
         )
-        self._crew.seed = seed if deterministic else None
-        self._crew.log_text = log_text
-        self._life = threading.RLock()
+        self.parts = Parts(
+            lifecycle,
+            launch,
+            isolated=isolated,
+            lane=prompt_lane,
+            log_text=log_text,
+            journal=journal,
+            store=path,
+        )
 
     # -- life --------------------------------------------------------------------------
 
@@ -190,25 +186,11 @@ class AgentSystem(Seeing):
         traceback: TracebackType | None,
     ) -> None:
         interrupted = error is not None and not isinstance(error, Exception)
-        self._stop(None, cancel=interrupted)
+        self.parts.stop(None, cancel=interrupted)
 
     def start(self) -> None:
         """Open the store, load and probe the model; returns when agents can be asked."""
-        with self._life:
-            if self._state != "new":
-                raise SystemStopped(f"a system starts once; this one is {self._state}")
-            try:
-                self._info = self._crew.start(self._launch, self._open_store, self._on_progress)
-                if self._journal is not None:
-                    self._stage.journal = Journal(self._journal)
-            except BaseException:
-                self._state = "stopped"
-                self._crew.stop(())
-                raise
-            self._state = "running"
-            _running.add(self)
-            self._begin_telemetry()
-            self._open_monitor(self._store_path)
+        self.parts.start()
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish running and queued turns and pending saves, then end every thread.
@@ -216,50 +198,42 @@ class AgentSystem(Seeing):
         After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
         inside an actor or a callback.
         """
-        self._stop(timeout, cancel=False)
+        self.parts.stop(timeout, cancel=False)
 
-    def _stop(self, timeout: float | None, *, cancel: bool) -> None:
-        check_outside_of_actors()
-        with self._life:
-            if self._state != "running":
-                self._state = "stopped"
-                return
-            deadline = None if timeout is None else time.monotonic() + timeout
-            self._crew.outstanding.refuse(SystemStopped("the system is stopped"))
-            self._stage.close()
-            try:
-                self._wait_for_turns(timeout, cancel)
-            finally:
-                with self._lock:
-                    self._state = "stopped"
-                    agents = [agent._actor.actor_ref for agent in self._agents.values()]
-                self._close_monitor()
-                left = None if deadline is None else max(1.0, deadline - time.monotonic())
-                self._crew.stop(agents, left)
-                if self._stage.journal is not None:
-                    self._stage.journal.close()
-                _running.discard(self)
+    # -- what one part does ------------------------------------------------------------
 
-    def _wait_for_turns(self, timeout: float | None, cancel: bool) -> None:
-        """Wait for turns and saves; cancel them at once, after `timeout`, or on Ctrl-C."""
-        try:
-            if cancel:
-                self._cancel_everything()
-            if not self._crew.outstanding.wait(timeout):
-                self._cancel_everything()
-                self._crew.outstanding.wait(GRACE)
-        except KeyboardInterrupt:
-            self._cancel_everything()
-            self._crew.outstanding.wait(timeout)
-            raise
+    agents = offered("agents", AgentRegistry.agents)
+    export_agent = offered("exchange", AgentExchange.export_agent)
+    find = offered("agents", AgentRegistry.find)
+    forget = offered("agents", AgentRegistry.forget)
+    health = offered("lifecycle", Lifecycle.health)
+    import_agent = offered("exchange", AgentExchange.import_agent)
+    post = offered("host", AgentHost.post)
+    prefetch = offered("agents", AgentRegistry.prefetch)
+    request = offered("host", AgentHost.request)
+    spawn = offered("agents", AgentRegistry.spawn)
+    swap_model = offered("swap", ModelSwap.swap_model)
+    trace = offered("watching", Watching.trace)
+    wait_idle = offered("lifecycle", Lifecycle.wait_idle)
 
-    def _cancel_everything(self) -> None:
-        with self._lock:
-            agents = dict(self._agents)
-        for ticket in self._crew.outstanding.turns():
-            agent = agents.get(ticket.agent_id)
-            if agent is not None:
-                agent._cancel(ticket)
+    def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
+        """Send to every behaviour that subscribed to a topic. Any thread."""
+        self.parts.lifecycle.require_running()
+        return self.parts.router.publish(topic, message, None)
+
+    def watch(self, agent: str | Agent) -> ReplyFuture[Terminated]:
+        """A future that resolves when an agent's behaviour ends; at once if it has none."""
+        agent_id = agent if isinstance(agent, str) else agent.agent_id
+        future: ReplyFuture[Terminated] = ReplyFuture()
+        self.parts.router.on_end(agent_id, future.resolve)
+        return future
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """The latest messages that nobody handled, 1,000 at most.
+
+        Behaviours get them as they come under the topic "dead letters".
+        """
+        return tuple(self.parts.router.letters)
 
     # -- what is known of it -----------------------------------------------------------
 
@@ -269,33 +243,24 @@ class AgentSystem(Seeing):
         Waits for the step, and for the group of saves, that run. The first call lists the
         store. Raises SystemStopped, EngineDied.
         """
-        self._require_running()
-        engine, in_memory = self._crew.ask(self._crew.gpu, ReadStats())
-        return {
-            "agents": len(self._agents),
-            "outstanding_turns": len(self._crew.outstanding.turns()),
-            **engine,
-            **self._stored(in_memory),
-        }
+        return read_stats(self.parts.lifecycle, self.parts.host, self.parts.agents)
 
-    def _stored(self, in_memory: frozenset[str]) -> dict[str, int]:
-        """What the store holds; without one, every agent that is not in memory is cold."""
-        if self._crew.persistence is None:
-            with self._lock:
-                agents = list(self._agents.values())
-            known = {agent.agent_id for agent in agents if agent._actor.transcript.turns}
-            return asdict(StoreCounts(cold_agents=len(known - in_memory)))
-        message = CountStored(self.info.fingerprint, in_memory)
-        found: dict[str, int] = self._crew.ask(self._crew.persistence, message)
-        return found
+    def check(self) -> None:
+        """Prove that nothing is leaked: blocks, rows, futures, threads. AssertionError is a bug
+        of kvactors, and says what is left. Proves most when the system is idle."""
+        parts, lifecycle = self.parts, self.parts.lifecycle
+        lifecycle.require_running()
+        check_system(
+            lambda message: lifecycle.ask(lifecycle.gpu, message),
+            parts.behaviours.check,
+            lifecycle.outstanding,
+            parts.agents.actors(),
+        )
 
-    def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until no turn or message runs or waits, no `later` is due, and every save is on
-        disk. Messages of `every` count only while they are handled.
-
-        Returns False if `timeout` seconds pass first.
-        """
-        return self._crew.outstanding.wait(timeout)
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
+        return self.parts.host.info
 
     @property
     def chat(self) -> ChatFormat:
@@ -306,20 +271,3 @@ class AgentSystem(Seeing):
     def spec(self) -> ModelCacheSpec:
         """Cache spec of the model."""
         return self.info.spec
-
-
-def _abandon_all() -> None:
-    for system in list(_running):
-        system._abandon()
-    _running.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
-
-
-@atexit.register
-def _stop_leftovers() -> None:
-    """Systems that nobody stopped: cancel their turns, save what is finished."""
-    for system in list(_running):
-        system._stop(10.0, cancel=True)

@@ -94,16 +94,18 @@ class FaultyModel:
 
 def use_disk(system: AgentSystem, files: Files) -> None:
     """Let a system write through these. Before it starts; raises InvalidConfig."""
-    if system._state != "new" or system._open_store is None:
+    lifecycle = system.parts.lifecycle
+    if lifecycle.state != "new" or lifecycle.open_store is None:
         raise InvalidConfig("another disk is for a system that has a store and has not started")
-    system._open_store = functools.partial(system._open_store, files=files)
+    lifecycle.open_store = functools.partial(lifecycle.open_store, files=files)
 
 
 def use_timer(system: AgentSystem, timer: VirtualTimer) -> None:
     """Let timeouts, `later`, `every`, pauses and the watchdog of a system go by this clock.
     Before it starts; raises InvalidConfig."""
-    if system._state != "new" or system._crew.seed is not None:
+    lifecycle = system.parts.lifecycle
+    if lifecycle.state != "new" or lifecycle.deterministic:
         raise InvalidConfig(
             "another clock is for a system that has not started; deterministic ones have their own"
         )
-    system._crew.timer = timer
+    lifecycle.timer = timer

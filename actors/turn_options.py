@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.said import Messages, PromptInput, check_prompt
 from kvactors.actors.turn_checks import check_turn
+from kvactors.core.info import ModelInfo
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
 

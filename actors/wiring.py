@@ -8,13 +8,13 @@ from pykka import ActorDeadError
 
 from kvactors.actors.dispatcher import Dispatcher, send
 from kvactors.actors.errors import SaveFailed
-from kvactors.actors.launch import ModelInfo
 from kvactors.actors.messages_gpu import ForkCache, Saved
 from kvactors.actors.messages_store import SaveTurn, WithStore
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.ticket import Ticket
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV
+from kvactors.core.info import ModelInfo
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Save, Store
 

@@ -32,11 +32,14 @@ def system_with_alice(store: Path) -> Iterator[AgentSystem]:
 def stored_kv(system: AgentSystem, agent_id: str) -> tuple[Segment, ...]:
     """An agent's KV as the store has it."""
     work = WithStore(lambda store: store.read_kv(agent_id, system.info.fingerprint))
-    found: tuple[Segment, ...] = system._crew.ask(system._crew.persistence, work)
+    found: tuple[Segment, ...] = system.parts.lifecycle.ask(
+        system.parts.lifecycle.persistence, work
+    )
     return found
 
 
 def is_stored(system: AgentSystem, agent_id: str) -> bool:
     """Whether the store knows an agent."""
     work = WithStore(lambda store: store.read_ledger(agent_id))
-    return system._crew.ask(system._crew.persistence, work) is not None
+    lifecycle = system.parts.lifecycle
+    return lifecycle.ask(lifecycle.persistence, work) is not None

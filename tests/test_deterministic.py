@@ -77,7 +77,7 @@ def test_time_is_virtual(open_system: OpenSystem) -> None:
 
     class Clock(AgentBehaviour):
         def on_message(self, message: str, sender: Agent | None) -> None:
-            ticks.append(system._crew.timer.now())
+            ticks.append(system.parts.lifecycle.timer.now())
             if message == "start":
                 self.every(3600, "hour")
                 self.later(36_000, "end")

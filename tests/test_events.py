@@ -116,7 +116,7 @@ def test_a_listener_that_raises_is_not_called_again_and_harms_nobody(
         raise ValueError("mine")
 
     logged = heard("a listener raised")
-    system._crew.tracer.listen(listener)
+    system.parts.lifecycle.tracer.listen(listener)
     reply = system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
 
     assert reply.usage.generated_tokens == 6

@@ -368,7 +368,7 @@ def test_kv_that_is_not_of_the_ledger_s_tokens_is_not_exported(
         add_agent(store, "swapped", [Save("swapped", (other,), system.info.fingerprint, kv)])
         add_agent(store, "strange", [Save("strange", ({},), system.info.fingerprint, kv)])
 
-    system._crew.ask(system._crew.persistence, WithStore(swap))
+    system.parts.lifecycle.ask(system.parts.lifecycle.persistence, WithStore(swap))
 
     for agent_id, expected in (("swapped", "fits its tokens"), ("strange", "another form")):
         with pytest.raises(ExportRejected, match=expected):

@@ -157,7 +157,7 @@ def test_nobody_waits_for_the_end_of_what_it_is_part_of(system: AgentSystem) -> 
 
 def test_dead_letters_are_the_latest_thousand(system: AgentSystem) -> None:
     for number in range(1001):
-        system._stage.post("nobody", number, None)
+        system.parts.router.post("nobody", number, None)
 
     assert [letter.message for letter in system.dead_letters()] == list(range(1, 1001))
 
@@ -279,7 +279,7 @@ def test_a_reentrant_behaviour_that_is_told_to_stop_begins_nothing_more(
     thinks = system.spawn("thinks", behaviour=Thinks())
     first = thinks.request("first")
     assert model.reached.wait(WAIT)
-    system._stage.stop("thinks")
+    system.parts.behaviours.stop("thinks")
     second = thinks.request("second")
     gate.set()
 
@@ -299,7 +299,7 @@ def test_whoever_watches_too_late_is_told_the_cause_too(system: AgentSystem) -> 
     assert system.watch("echo").get(timeout=WAIT).cause is failure
     assert system.watch("nobody").get(timeout=WAIT).cause is None
     system.spawn("echo", behaviour=Echo())
-    system._stage.stop("echo")
+    system.parts.behaviours.stop("echo")
     assert system.watch("echo").get(timeout=WAIT).cause is None
 
 
@@ -322,7 +322,7 @@ def test_a_child_that_escalates_to_a_parent_that_has_stopped_leaves_nothing_behi
     parent.deliver("hold")
     assert entered.wait(WAIT)
     # The parent stops after its message, and the child's error comes behind that.
-    system._stage.stop("parent")
+    system.parts.behaviours.stop("parent")
     with pytest.raises(ValueError, match="mine"):
         child.request(ValueError("mine")).get(timeout=WAIT)
     gate.set()
@@ -351,7 +351,9 @@ def test_what_an_agent_said_while_it_was_stopped_does_not_wait_for_the_disk(
     assert model.reached.wait(WAIT)
     system.prefetch("alice")
     assert entered.wait(WAIT)
-    stopped = alice._actor.actor_ref.stop(block=False)
+    actor = system.parts.agents.actor("alice")
+    assert actor is not None
+    stopped = actor.actor_ref.stop(block=False)
     step.set()
     while not system.stats()["backlog_bytes"]:
         pass  # The end of the turn comes behind the stop.

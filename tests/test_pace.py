@@ -158,7 +158,7 @@ def test_a_save_does_not_rest_while_the_store_is_asked_for_something(
 
         def nap(self, seconds: float) -> None:
             naps.append(seconds)
-            system._crew.persistence.tell(Flush())
+            system.parts.lifecycle.persistence.tell(Flush())
 
     monkeypatch.setattr(persistence, "Pace", Disturbed)
     save_beside_a_stream(system)

@@ -288,7 +288,7 @@ def test_a_defect_of_the_persistence_actor_leaves_no_bytes_that_wait_for_it(
         raise RuntimeError("a defect")
 
     def backlog() -> int:
-        engine, _ = system._crew.ask(system._crew.gpu, ReadStats())
+        engine, _ = system.parts.lifecycle.ask(system.parts.lifecycle.gpu, ReadStats())
         return int(engine["backlog_bytes"])
 
     slow = HoldingFiles(name="write_temp", path="*/seg-*")

@@ -47,7 +47,7 @@ def test_the_oracle_notices_a_token_that_was_not_said_alone() -> None:
 def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path) -> None:
     stress = Stress(1, 2, frozenset(), tmp_path / "store")
     agent, other = (stress.system.spawn(f"agent {number}") for number in range(2))
-    stress._ask(agent)
+    stress.ask(agent)
     stress.settle()
     stress.check_transcripts()
     assert stress.violations == []
@@ -65,9 +65,9 @@ def test_an_agent_that_began_anew_lost_nothing(tmp_path: Path) -> None:
     stress = Stress(1, 1, frozenset(), tmp_path / "store", tmp_path / "log")
     agent = stress.system.spawn("agent 0")
     for _ in range(3):
-        stress._ask(agent)
+        stress.ask(agent)
     stress.settle()
-    stress._forget(agent)
+    stress.forget(agent)
 
     stress.check_log(tmp_path / "log")
     stress.close()
@@ -85,7 +85,7 @@ def test_a_durable_turn_that_is_gone_is_a_violation(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text()
 
     agent = stress.system.spawn("agent 0")
-    stress._ask(agent)
+    stress.ask(agent)
     stress.settle()
     agent.rewind(1).get(timeout=60)
     stress.check_log(tmp_path / "log")

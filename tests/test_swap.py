@@ -30,7 +30,7 @@ from kvactors.actors import (
     SwapFailed,
     SystemStopped,
 )
-from kvactors.actors.crew import Crew
+from kvactors.actors.crew import Lifecycle
 from kvactors.actors.export import export_stored
 from kvactors.actors.messages_gpu import Restored, SwapModel
 from kvactors.actors.messages_store import WithStore
@@ -205,14 +205,14 @@ def test_what_the_old_model_computed_is_written_before_it_goes(
     open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order, asked = list[str](), threading.Event()
-    commit, true = Store.commit, Crew.ask
+    commit, true = Store.commit, Lifecycle.ask
 
     def late(self: Store, *args: Any, **kwargs: Any) -> None:
         asked.wait(WAIT)
         commit(self, *args, **kwargs)
         order.append("saved")
 
-    def noted(self: Crew, actor: Any, message: Any) -> Any:
+    def noted(self: Lifecycle, actor: Any, message: Any) -> Any:
         if isinstance(message, WithStore | SwapModel):
             asked.set()
         return true(self, actor, message)
@@ -222,7 +222,7 @@ def test_what_the_old_model_computed_is_written_before_it_goes(
         return Grid("unigram")()
 
     monkeypatch.setattr(Store, "commit", late)
-    monkeypatch.setattr(Crew, "ask", noted)
+    monkeypatch.setattr(Lifecycle, "ask", noted)
     system = open_grid(FIRST)
     reply = system.spawn("alice").ask(STORY, sampling=ANSWER).get(timeout=WAIT)
 
@@ -387,7 +387,7 @@ def test_kv_that_was_asked_for_under_the_old_model_is_not_the_new_ones(
                 for part in true(self, agent_id, old)
             ]
             assert stored
-            system._crew.gpu.tell(Restored(agent_id, old, stored))
+            system.parts.lifecycle.gpu.tell(Restored(agent_id, old, stored))
         return true(self, agent_id, fingerprint)
 
     monkeypatch.setattr(Store, "read_kv", late)

@@ -54,11 +54,11 @@ class Watched:
         self.tracers, self.reader = TracerProvider(), InMemoryMetricReader()
         self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.meters = MeterProvider(metric_readers=[self.reader])
-        vitals = system._crew.vitals
+        vitals = system.parts.lifecycle.vitals
         telemetry = Telemetry(
             lambda: system.info.name, lambda: vitals.hot_bytes, self.tracers, self.meters
         )
-        system._crew.tracer.listen(telemetry, steps=False)
+        system.parts.lifecycle.tracer.listen(telemetry, steps=False)
 
     def spans(self) -> dict[str, ReadableSpan]:
         self.system.wait_idle(WAIT)
@@ -193,7 +193,7 @@ def test_without_the_package_nothing_listens_and_nothing_is_imported(
     monkeypatch.delitem(sys.modules, "kvactors.actors.telemetry")
     system = open_system(grid, store=False)
 
-    assert not system._crew.tracer.on
+    assert not system.parts.lifecycle.tracer.on
     assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
     assert "kvactors.actors.telemetry" not in sys.modules
 

@@ -106,7 +106,7 @@ def test_there_is_none_without_a_store_and_in_deterministic_mode(
 ) -> None:
     system = open_system(**options)
 
-    assert system._monitor is None
+    assert system.parts.watching.monitor is None
 
 
 def test_a_path_too_long_for_a_socket_is_in_the_runtime_folder(
@@ -135,7 +135,7 @@ def test_a_runtime_folder_that_others_may_write_is_not_used(
 
     system = open_system(store=tmp_path / ("x" * 120))
 
-    assert system._monitor is None
+    assert system.parts.watching.monitor is None
     assert system.spawn("alice").ask([1]).get(timeout=WAIT)
 
 
@@ -144,7 +144,7 @@ def test_a_file_of_that_name_is_left_alone(open_system: OpenSystem, short: Path)
 
     system = open_system(store=short)
 
-    assert system._monitor is None
+    assert system.parts.watching.monitor is None
     assert (short / "top.sock").read_text() == "mine"
     system.stop(timeout=WAIT)
 
