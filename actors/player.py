@@ -237,7 +237,7 @@ class BehaviourActor(SystemActor):
         again = Run(None)
         self._runs[again] = None
         self._router.outstanding.begin_work()
-        restart = Restart(again, self._policy.on_error == "rewind" and took_turn)
+        restart = Restart(again, rewind=self._policy.on_error == "rewind" and took_turn)
         self._supervisor.after(wait, lambda: send(self.actor_ref, restart))
 
     def _drop_runs(self, error: BaseException) -> None:
@@ -252,7 +252,7 @@ class BehaviourActor(SystemActor):
         if message.run not in self._runs:
             return
         if message.rewind:
-            again = Restart(message.run, False)
+            again = Restart(message.run, rewind=False)
             self._agent.rewind().on_done(lambda _: send(self.actor_ref, again))
             return
         self._behaviour = self._make()
