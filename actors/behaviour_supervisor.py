@@ -6,12 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pykka import messages
-
 from kvactors.actors.behaviour import AgentBehaviour
 from kvactors.actors.behaviour_context import Context
 from kvactors.actors.blocking import BlockingWork
-from kvactors.actors.dispatcher import Dispatcher, send
+from kvactors.actors.dispatcher import Dispatcher, end, send
 from kvactors.actors.futures import ReplyFuture
 from kvactors.actors.handle import Agent
 from kvactors.actors.mailbox import LanePolicy
@@ -132,7 +130,7 @@ class BehaviourSupervisor:
         with self._lock:
             self.closed = True
         for actor in self.router.receivers().values():
-            send(actor.actor_ref, messages._ActorStop())
+            end(actor.actor_ref)
         self._blocking.close()
 
     def check(self) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from pykka import ActorDeadError, Timeout, messages
+from pykka import ActorDeadError, Timeout
 
 from kvactors.actors.deterministic import SeededDispatcher, VirtualTimer
-from kvactors.actors.dispatcher import Dispatcher, send
+from kvactors.actors.dispatcher import Dispatcher, end
 from kvactors.actors.futures import drive
 from kvactors.actors.gpu import GpuActor, OnProgress, mlx_dispatcher
 from kvactors.actors.health import Health, Vitals
@@ -163,7 +163,7 @@ class Lifecycle:
             return None if deadline is None else max(0.05, deadline - time.monotonic())
 
         # A future for each would be most of the work for a hundred thousand.
-        stopping = [agent for agent in agents if send(agent, messages._ActorStop())]
+        stopping = [agent for agent in agents if end(agent)]
         drive(lambda: all(agent.actor_stopped.is_set() for agent in stopping), left())
         for agent in stopping:
             agent.actor_stopped.wait(left())

@@ -17,7 +17,7 @@ from pykka._envelope import Envelope
 from kvactors.actors.futures import ReplyFuture, check_may_block, mark_pool_thread
 from kvactors.actors.mailbox import Mailbox
 
-__all__ = ["Dispatcher", "PooledActor", "SystemActor", "send"]
+__all__ = ["Dispatcher", "PooledActor", "SystemActor", "end", "offer", "send"]
 
 BATCH = 32
 
@@ -237,3 +237,13 @@ def send(actor: Any, message: Any) -> bool:
         return False
     actor.actor_inbox.put(Envelope(message))
     return True
+
+
+def end(actor: Any) -> bool:
+    """Tell an actor to end, behind what it has already; whether it was accepted."""
+    return send(actor, messages._ActorStop())
+
+
+def offer(actor: PooledActor, message: Any) -> ReplyFuture[None] | None:
+    """Put a message into an actor's bounded lane, as `Mailbox.offer` does. Raises MailboxFull."""
+    return actor.actor_inbox.offer(Envelope(message))

@@ -36,6 +36,8 @@ class Agent:
     def __init__(self, host: AgentHost, actor: AgentActor) -> None:
         self._host = host
         self._actor = actor
+        # What its behaviour failed with, once it has ended.
+        self.ended_by: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"

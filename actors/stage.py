@@ -11,11 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
-from pykka._envelope import Envelope
-
-from kvactors.actors.dispatcher import SystemActor
+from kvactors.actors.dispatcher import SystemActor, offer
 from kvactors.actors.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.handle import Agent
 from kvactors.actors.journal import Journal
@@ -74,8 +71,6 @@ class MessageRouter:
         self._receivers: dict[str, SystemActor] = {}
         self._topics: dict[str, dict[str, None]] = {}
         self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
-        # What the behaviours of agents that still exist failed with.
-        self._causes: WeakKeyDictionary[Agent, BaseException] = WeakKeyDictionary()
 
     # -- receivers ---------------------------------------------------------------------
 
@@ -83,7 +78,7 @@ class MessageRouter:
         """An agent gets messages from now on."""
         with self._lock:
             self._receivers[agent.agent_id] = receiver
-            self._causes.pop(agent, None)
+            agent.ended_by = None
 
     def remove(
         self, agent: Agent, cause: BaseException | None
@@ -91,8 +86,7 @@ class MessageRouter:
         """It gets no more; whom to tell."""
         with self._lock:
             self._receivers.pop(agent.agent_id, None)
-            if cause is not None:
-                self._causes[agent] = cause
+            agent.ended_by = cause
             for subscribers in self._topics.values():
                 subscribers.pop(agent.agent_id, None)
             return self._watchers.pop(agent.agent_id, [])
@@ -110,10 +104,9 @@ class MessageRouter:
         """Prove that only those who receive have topics and watchers."""
         with self._lock:
             followers = {name for topic in self._topics.values() for name in topic}
-            assert self._watchers.keys() <= self._receivers.keys(), (
-                "a watcher of an ended behaviour"
-            )
-            assert followers <= self._receivers.keys(), "an ended behaviour follows a topic"
+            receivers = self._receivers.keys()
+            assert self._watchers.keys() <= receivers, "a watcher of an ended behaviour"
+            assert followers <= receivers, "an ended behaviour follows a topic"
 
     # -- mail --------------------------------------------------------------------------
 
@@ -132,7 +125,7 @@ class MessageRouter:
             return self._to_model(deliver)
         inbox = receiver.actor_inbox
         try:
-            accepted = inbox.offer(Envelope(deliver))
+            accepted = offer(receiver, deliver)
         except MailboxFull as error:
             return _full(deliver, error)
         if accepted is None:
@@ -219,7 +212,7 @@ class MessageRouter:
                 self._watchers.setdefault(agent_id, []).append(tell)
                 return
             agent = self._find(agent_id)
-        tell(Terminated(agent_id, None if agent is None else self._causes.get(agent)))
+        tell(Terminated(agent_id, None if agent is None else agent.ended_by))
 
     def _to_model(self, deliver: Deliver) -> ReplyFuture[None]:
         """An agent without a behaviour takes text as a turn."""
