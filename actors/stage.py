@@ -70,6 +70,8 @@ class MessageRouter:
         self._lock = threading.RLock()
         self._receivers: dict[str, SystemActor] = {}
         self._topics: dict[str, dict[str, None]] = {}
+        # The topics of each, so that its end walks no others.
+        self._followed: dict[str, set[str]] = {}
         self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
 
     # -- receivers ---------------------------------------------------------------------
@@ -87,8 +89,8 @@ class MessageRouter:
         with self._lock:
             self._receivers.pop(agent.agent_id, None)
             agent.ended_by = cause
-            for subscribers in self._topics.values():
-                subscribers.pop(agent.agent_id, None)
+            for topic in list(self._followed.get(agent.agent_id, ())):
+                self.unsubscribe(topic, agent.agent_id)
             return self._watchers.pop(agent.agent_id, [])
 
     def receiver(self, agent_id: str) -> SystemActor | None:
@@ -106,7 +108,9 @@ class MessageRouter:
             followers = {name for topic in self._topics.values() for name in topic}
             receivers = self._receivers.keys()
             assert self._watchers.keys() <= receivers, "a watcher of an ended behaviour"
-            assert followers <= receivers, "an ended behaviour follows a topic"
+            assert followers == self._followed.keys() <= receivers, (
+                "an ended behaviour follows a topic"
+            )
 
     # -- mail --------------------------------------------------------------------------
 
@@ -184,11 +188,18 @@ class MessageRouter:
         with self._lock:
             if agent_id in self._receivers:
                 self._topics.setdefault(topic, {})[agent_id] = None
+                self._followed.setdefault(agent_id, set()).add(topic)
 
     def unsubscribe(self, topic: str, agent_id: str) -> None:
         """Let it get no more."""
         with self._lock:
-            self._topics.get(topic, {}).pop(agent_id, None)
+            subscribers, followed = self._topics.get(topic, {}), self._followed.get(agent_id, set())
+            subscribers.pop(agent_id, None)
+            followed.discard(topic)
+            if not subscribers:
+                self._topics.pop(topic, None)
+            if not followed:
+                self._followed.pop(agent_id, None)
 
     def publish(self, topic: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send to every subscriber but the sender."""
