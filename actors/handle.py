@@ -31,12 +31,15 @@ class TranscriptView:
 
 
 class Agent:
-    """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent."""
+    """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent.
+
+    `host` is what its system's agents have in common; `ended_by` what its behaviour failed with,
+    once it has ended.
+    """
 
     def __init__(self, host: AgentHost, actor: AgentActor) -> None:
-        self._host = host
+        self.host = host
         self._actor = actor
-        # What its behaviour failed with, once it has ended.
         self.ended_by: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -51,10 +54,6 @@ class Agent:
     def system_prompt(self) -> str | None:
         """The system prompt that its transcript begins with."""
         return self._actor.transcript.system_prompt
-
-    def belongs_to(self, host: AgentHost) -> bool:
-        """Whether it was spawned there."""
-        return self._host is host
 
     def ask(
         self,
@@ -176,7 +175,7 @@ class Agent:
 
         The future resolves when it is in the mailbox. To nobody: a dead letter.
         """
-        return self._host.post(self.agent_id, message)
+        return self.host.post(self.agent_id, message)
 
     def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
         """Send a message to the agent's behaviour; a future of what `on_message` returns.
@@ -184,7 +183,7 @@ class Agent:
         Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
         `timeout` seconds.
         """
-        return self._host.request(self.agent_id, message, timeout)
+        return self.host.request(self.agent_id, message, timeout)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -206,7 +205,7 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Rewind(ticket, turns, to_token)
 
-        return self._host.send(self._actor, make, None, streamed=False).reply
+        return self.host.send(self._actor, make, None, streamed=False).reply
 
     def cancel(self) -> None:
         """End the running turn at the next step; it replies with what was decoded.
@@ -231,7 +230,7 @@ class Agent:
         match: bool = False,
         threshold: float = THRESHOLD,
     ) -> Said:
-        return check_said(prompt, messages, match, threshold, self._host.info)
+        return check_said(prompt, messages, match, threshold, self.host.info)
 
     def _send(
         self,
@@ -250,4 +249,4 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Ask(ticket, role, said, chosen, answer, priority)
 
-        return self._host.send(self._actor, make, timeout, streamed=streamed)
+        return self.host.send(self._actor, make, timeout, streamed=streamed)
