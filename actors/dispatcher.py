@@ -17,7 +17,7 @@ from pykka import Actor, ActorRef, ActorRegistry, Future
 from kvactors.actors.futures import ReplyFuture, check_may_block, mark_pool_thread
 from kvactors.actors.mailbox import ActorStop, Envelope, Mailbox, Runnable
 
-__all__ = ["Dispatcher", "PooledActor", "SystemActor", "handles", "send", "send_stop"]
+__all__ = ["Dispatcher", "PooledActor", "SystemActor", "handles", "offer", "send", "send_stop"]
 
 A = TypeVar("A")
 M = TypeVar("M")
@@ -270,3 +270,8 @@ def send(actor: Any, message: Any) -> bool:
 def send_stop(actor: Any) -> bool:
     """Tell an actor to end, as its `stop` does but without a future; whether it still ran."""
     return send(actor, ActorStop())
+
+
+def offer(actor: PooledActor, message: Any) -> ReplyFuture[None] | None:
+    """Put a message into an actor's bounded lane, as `Mailbox.offer` does. Raises MailboxFull."""
+    return actor.actor_inbox.offer(Envelope(message))

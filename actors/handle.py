@@ -33,11 +33,16 @@ class TranscriptView:
 
 
 class Agent:
-    """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent."""
+    """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent.
+
+    `host` is what its system's agents have in common; `ended_by` what its behaviour failed with,
+    once it has ended.
+    """
 
     def __init__(self, host: AgentHost, actor: AgentActor) -> None:
-        self._host = host
+        self.host = host
         self._actor = actor
+        self.ended_by: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"
@@ -51,10 +56,6 @@ class Agent:
     def system_prompt(self) -> str | None:
         """The system prompt that its transcript begins with."""
         return self._actor.transcript.system_prompt
-
-    def belongs_to(self, host: AgentHost) -> bool:
-        """Whether it was spawned there."""
-        return self._host is host
 
     def ask(
         self,
@@ -89,7 +90,7 @@ class Agent:
         MemoryExceeded, AdmissionFull or TurnFailed.
         """
         turn = check_options(
-            self._host.info,
+            self.host.info,
             prompt,
             messages=messages,
             match=match,
@@ -102,7 +103,7 @@ class Agent:
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._send(check_options(self._host.info, prompt, sampling=sampling))
+        self._send(check_options(self.host.info, prompt, sampling=sampling))
 
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; prefilled after the turns of others.
@@ -113,7 +114,7 @@ class Agent:
             raise InvalidInput(f"observe takes text, not {type(text).__name__}")
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
-        turn = check_options(self._host.info, text)
+        turn = check_options(self.host.info, text)
         return self._send(replace(turn, role=role, answer=False)).reply
 
     def stream(
@@ -125,7 +126,7 @@ class Agent:
 
         Leaving the loop early, or `close()`, cancels the turn.
         """
-        turn = check_options(self._host.info, prompt, **options)
+        turn = check_options(self.host.info, prompt, **options)
         ticket = self._send(turn, streamed=True)
         return ReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
 
@@ -134,7 +135,7 @@ class Agent:
     ) -> Reply:
         """Take a turn as `ask` does, with the same options, under asyncio; cancelling the task
         cancels the turn."""
-        ticket = self._send(check_options(self._host.info, prompt, **options))
+        ticket = self._send(check_options(self.host.info, prompt, **options))
         try:
             reply: Reply = await ticket.reply
         except BaseException:
@@ -149,7 +150,7 @@ class Agent:
         """Iterate over a turn's pieces as `stream` does, with the same options, under asyncio.
         Leaving the loop (close the generator, or let it go) or cancelling the task cancels the
         turn."""
-        turn = check_options(self._host.info, prompt, **options)
+        turn = check_options(self.host.info, prompt, **options)
         ticket = self._send(turn, streamed=True)
         try:
             async for piece in read_async(ticket, turn.sampling.stop):
@@ -163,7 +164,7 @@ class Agent:
 
         The future resolves when it is in the mailbox. To nobody: a dead letter.
         """
-        return self._host.post(self.agent_id, message)
+        return self.host.post(self.agent_id, message)
 
     def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
         """Send a message to the agent's behaviour; a future of what `on_message` returns.
@@ -171,7 +172,7 @@ class Agent:
         Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
         `timeout` seconds.
         """
-        return self._host.request(self.agent_id, message, timeout)
+        return self.host.request(self.agent_id, message, timeout)
 
     def rewind(
         self, turns: int | None = None, *, to_token: int | None = None
@@ -193,7 +194,7 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Rewind(ticket, turns, to_token)
 
-        return self._host.send(self._actor, make, None, streamed=False).reply
+        return self.host.send(self._actor, make, None, streamed=False).reply
 
     def cancel(self) -> None:
         """End the running turn at the next step; it replies with what was decoded.
@@ -215,4 +216,4 @@ class Agent:
         def make(ticket: Ticket) -> Prompt:
             return Ask(ticket, turn)
 
-        return self._host.send(self._actor, make, turn.timeout, streamed=streamed)
+        return self.host.send(self._actor, make, turn.timeout, streamed=streamed)

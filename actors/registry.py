@@ -226,7 +226,7 @@ class AgentRegistry:
     def _source(self, parent: str | Agent) -> AgentActor:
         """The actor of the agent that is forked."""
         if isinstance(parent, Agent):
-            if not parent.belongs_to(self._host):
+            if parent.host is not self._host:
                 raise InvalidInput(f"agent {parent.agent_id!r} belongs to another system")
             spawned = self._spawned.get(parent.agent_id)
             if spawned is None or spawned.handle is not parent:

@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
-from kvactors.actors.dispatcher import SystemActor
+from kvactors.actors.dispatcher import SystemActor, offer
 from kvactors.actors.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.handle import Agent
 from kvactors.actors.journal import Journal
-from kvactors.actors.mailbox import Envelope, Mailbox
+from kvactors.actors.mailbox import Mailbox
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.supervision import DeadLetter, Terminated
 from kvactors.core.errors import (
@@ -77,9 +76,9 @@ class MessageRouter:
         self._lock = threading.RLock()
         self._receivers: dict[str, SystemActor] = {}
         self._topics: dict[str, dict[str, None]] = {}
+        # The topics of each, so that its end walks no others.
+        self._followed: dict[str, set[str]] = {}
         self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
-        # What the behaviours of agents that still exist failed with.
-        self._causes: WeakKeyDictionary[Agent, BaseException] = WeakKeyDictionary()
 
     # -- receivers ---------------------------------------------------------------------
 
@@ -87,7 +86,7 @@ class MessageRouter:
         """An agent gets messages from now on."""
         with self._lock:
             self._receivers[agent.agent_id] = receiver
-            self._causes.pop(agent, None)
+            agent.ended_by = None
 
     def remove(
         self, agent: Agent, cause: BaseException | None
@@ -95,10 +94,9 @@ class MessageRouter:
         """It gets no more; whom to tell."""
         with self._lock:
             self._receivers.pop(agent.agent_id, None)
-            if cause is not None:
-                self._causes[agent] = cause
-            for subscribers in self._topics.values():
-                subscribers.pop(agent.agent_id, None)
+            agent.ended_by = cause
+            for topic in list(self._followed.get(agent.agent_id, ())):
+                self.unsubscribe(topic, agent.agent_id)
             return self._watchers.pop(agent.agent_id, [])
 
     def receiver(self, agent_id: str) -> SystemActor | None:
@@ -114,10 +112,11 @@ class MessageRouter:
         """Prove that only those who receive have topics and watchers."""
         with self._lock:
             followers = {name for topic in self._topics.values() for name in topic}
-            assert self._watchers.keys() <= self._receivers.keys(), (
-                "a watcher of an ended behaviour"
+            receivers = self._receivers.keys()
+            assert self._watchers.keys() <= receivers, "a watcher of an ended behaviour"
+            assert followers == self._followed.keys() <= receivers, (
+                "an ended behaviour follows a topic"
             )
-            assert followers <= self._receivers.keys(), "an ended behaviour follows a topic"
 
     # -- mail --------------------------------------------------------------------------
 
@@ -136,7 +135,7 @@ class MessageRouter:
             return self._to_model(deliver)
         inbox = receiver.actor_inbox
         try:
-            accepted = inbox.offer(Envelope(deliver))
+            accepted = offer(receiver, deliver)
         except MailboxFull as error:
             return _full(deliver, error)
         if accepted is None:
@@ -195,11 +194,18 @@ class MessageRouter:
         with self._lock:
             if agent_id in self._receivers:
                 self._topics.setdefault(topic, {})[agent_id] = None
+                self._followed.setdefault(agent_id, set()).add(topic)
 
     def unsubscribe(self, topic: str, agent_id: str) -> None:
         """Let it get no more."""
         with self._lock:
-            self._topics.get(topic, {}).pop(agent_id, None)
+            subscribers, followed = self._topics.get(topic, {}), self._followed.get(agent_id, set())
+            subscribers.pop(agent_id, None)
+            followed.discard(topic)
+            if not subscribers:
+                self._topics.pop(topic, None)
+            if not followed:
+                self._followed.pop(agent_id, None)
 
     def publish(self, topic: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send to every subscriber but the sender."""
@@ -223,7 +229,7 @@ class MessageRouter:
                 self._watchers.setdefault(agent_id, []).append(tell)
                 return
             agent = self._find(agent_id)
-        tell(Terminated(agent_id, None if agent is None else self._causes.get(agent)))
+        tell(Terminated(agent_id, None if agent is None else agent.ended_by))
 
     def _to_model(self, deliver: Deliver) -> ReplyFuture[None]:
         """An agent without a behaviour takes text as a turn."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.checks import check_system
 from kvactors.actors.crew import Lifecycle
 from kvactors.actors.deterministic import CountingClock
@@ -208,9 +207,7 @@ class AgentSystem:
     forget = offered("agents", AgentRegistry.forget)
     health = offered("lifecycle", Lifecycle.health)
     import_agent = offered("exchange", AgentExchange.import_agent)
-    post = offered("host", AgentHost.post)
     prefetch = offered("agents", AgentRegistry.prefetch)
-    request = offered("host", AgentHost.request)
     spawn = offered("agents", AgentRegistry.spawn)
     swap_model = offered("swap", ModelSwap.swap_model)
     trace = offered("watching", Watching.trace)

@@ -12,7 +12,7 @@ OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 OFFERED = {
     *("agents", "chat", "check", "dead_letters", "export_agent", "find", "forget", "health"),
-    *("import_agent", "info", "post", "prefetch", "publish", "request", "spawn", "spec", "start"),
+    *("import_agent", "info", "prefetch", "publish", "spawn", "spec", "start"),
     *("stats", "stop", "swap_model", "trace", "wait_idle", "watch"),
 }
 
