@@ -44,7 +44,8 @@ from kvactors.core.events import Finished
 from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 from kvactors.persistence.store import Store
 
 __all__ = ["AgentActor"]

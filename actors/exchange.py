@@ -19,8 +19,10 @@ from kvactors.actors.model_messages import EncodeFloats
 from kvactors.actors.parameters import check_id
 from kvactors.actors.registry import Registry
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.hashing import tokens_hash
 from kvactors.core.spec import LayerSpec
-from kvactors.core.transcript import Transcript, Turn, tokens_hash
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.archive import OnStep, import_archive, is_archive
 from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvactors.core.hashing import tokens_hash
 from kvactors.core.options import DEFAULT_MODEL
-from kvactors.core.transcript import tokens_hash
 from kvactors.persistence.archive import OnStep, export_archive
 from kvactors.persistence.atomic import new_file
 from kvactors.persistence.errors import ExportRejected, ImportRejected

@@ -14,7 +14,7 @@ from kvactors.actors.stream import Piece, ReplyStream, read_async
 from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 if TYPE_CHECKING:
     from kvactors.actors.agent import AgentActor

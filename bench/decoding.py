@@ -176,7 +176,7 @@ def by_device(cpu: float, gpu: float) -> Callable[[Setup], float]:
     """A target that depends on where MLX computes."""
 
     def target(_setup: Setup) -> float:
-        from kvactors.core.blockwise import on_cpu
+        from kvactors.core.device import on_cpu
 
         return cpu if on_cpu() else gpu
 

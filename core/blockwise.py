@@ -10,15 +10,10 @@ that no query of a block sees are left out of it.
 import mlx.core as mx
 import numpy as np
 
-__all__ = ["attend_in_blocks", "exponentiate", "on_cpu"]
+__all__ = ["attend_in_blocks", "exponentiate"]
 
 # Scores of one block, in bytes.
 _BLOCK = 8 * 2**20
-
-
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU."""
-    return bool(mx.default_device() == mx.Device(mx.cpu))
 
 
 def attend_in_blocks(

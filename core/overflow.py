@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 __all__ = ["ContextPolicy", "DropOldest", "Summarize", "check_policy", "turns_to_drop"]
 

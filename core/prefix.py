@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvactors.core.errors import InvalidInput
-from kvactors.core.transcript import Transcript, Turn, common_prefix
+from kvactors.core.hashing import common_prefix
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 __all__ = ["THRESHOLD", "Draft", "MatchKind", "Message", "match_messages", "match_text"]
 

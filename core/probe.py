@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.core.arena import Arena
 from kvactors.core.errors import ModelError, ProbeFailed
-from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.policy import AttentionPolicy
 from kvactors.core.spec import UNUSED, ModelCacheSpec
 
 __all__ = ["choose_plan"]

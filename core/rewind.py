@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from kvactors.core.errors import RewindOutOfRange
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 __all__ = ["cut_at_token", "cut_turns"]
 

@@ -10,6 +10,8 @@ import mlx.core as mx
 from kvactors.core.attention import attend
 from kvactors.core.cells import Cells
 from kvactors.core.linear import multiply_parts, parts_of
+from kvactors.core.plan import AttendPlan
+from kvactors.core.policy import AttentionPath
 from kvactors.core.pools import Pool
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
@@ -18,6 +20,7 @@ __all__ = ["measure_launch_tokens", "measure_parts", "measure_threshold"]
 
 # What parts of a weight must take at most of the whole, to be worth the launches.
 _PARTS_GAIN = 0.9
+_PATHS: tuple[AttentionPath, ...] = ("packed", "dequantize")
 
 
 @cache
@@ -35,12 +38,13 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
     for width in (2, 4, 8, 16):
         queries = noise[:, :, :width].astype(dtype)
         times = {
-            packed: min(
-                _timed(attend, queries, pool, extent, None, 1.0, packed) for _ in range(tries)
+            path: min(
+                _timed(attend, queries, pool.read(1, extent), AttendPlan(path, 1.0))
+                for _ in range(tries)
             )
-            for packed in (True, False)
+            for path in _PATHS
         }
-        if times[True] > times[False]:
+        if times["packed"] > times["dequantize"]:
             break
         threshold = width
     return threshold
@@ -55,9 +59,10 @@ def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) 
     """
     pool, noise = _random_pool(layer, extent)
     query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
-    packed = layer.bits is not None and layer.group_size is not None
+    codes = layer.bits is not None and layer.group_size is not None
+    plan = AttendPlan("packed" if codes else "dequantize", 1.0)
     short, long = (
-        min(_timed(attend, query, pool, keys, None, 1.0, packed) for _ in range(tries))
+        min(_timed(attend, query, pool.read(1, keys), plan) for _ in range(tries))
         for keys in (few, extent)
     )
     per_token = max(long - short, 1e-9) / (extent - few)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from kvactors.core.blocks import block_floor
 from kvactors.core.events import ExportedKV
+from kvactors.core.hashing import prefix_hashes
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
 from kvactors.core.spec import ModelCacheSpec
-from kvactors.core.transcript import prefix_hashes
 from kvactors.core.wire import from_raw, to_raw
 
 __all__ = ["Traffic"]

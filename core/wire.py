@@ -14,8 +14,8 @@ import numpy as np
 
 from kvactors.core.events import RawTensor
 from kvactors.core.pieces import Piece
-from kvactors.core.pools import Arrays, encode
 from kvactors.core.spec import LayerSpec, ModelCacheSpec
+from kvactors.core.unpacking import Arrays, encode
 
 __all__ = ["FORMAT_VERSION", "encode_floats", "from_raw", "layout", "to_raw"]
 

@@ -26,8 +26,10 @@ FORBIDDEN = {
 TENSOR_FREE = (
     "kvactors.core.blocks",
     "kvactors.core.errors",
+    "kvactors.core.hashing",
     "kvactors.core.offsets",
     "kvactors.core.options",
+    "kvactors.core.policy",
     "kvactors.core.prefix",
     "kvactors.core.request",
     "kvactors.core.rewind",
@@ -39,6 +41,7 @@ TENSOR_FREE = (
     "kvactors.core.template",
     "kvactors.core.trace",
     "kvactors.core.transcript",
+    "kvactors.core.turn",
 )
 LONGEST_FILE = 350
 

@@ -11,7 +11,7 @@ from kvactors.actors.cli_stress import explore
 from kvactors.actors.stress import Stress
 from kvactors.actors.stress_oracle import replay_alone
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 
 @pytest.mark.slow
