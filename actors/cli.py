@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from kvactors.core.errors import KvactorsError
-from kvactors.persistence.errors import StoreError
 
 __all__ = ["app", "main"]
 
@@ -26,7 +25,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise  # The reader, such as `head`, has seen enough: typer ends quietly.
-        except (KvactorsError, StoreError, OSError) as error:
+        except (KvactorsError, OSError) as error:
             from kvactors.actors.cli_console import complain
 
             complain(error)

@@ -5,12 +5,10 @@ persistence actor's thread, and float KV is quantized on the GPU actor's. What n
 is in `kvactors.actors.export`, and the command line calls it without one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
 from kvactors.actors.handle import Agent
 from kvactors.actors.launch import ModelInfo
@@ -25,7 +23,7 @@ from kvactors.core.transcript import Transcript
 from kvactors.core.turn import Turn
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.archive import OnStep, import_archive, is_archive
-from kvactors.persistence.errors import AgentExists, ImportRejected, StoreError
+from kvactors.persistence.errors import AgentExists, ImportRejected
 from kvactors.persistence.fields import TensorTable
 from kvactors.persistence.formats import ARCHIVE, FORMATS, read_memory
 from kvactors.persistence.interchange import (
@@ -106,7 +104,7 @@ class Exchange(Registry):
         with self._lock:
             self._require_running()
             if agent_id in self._agents:
-                raise public(AgentExists(agent_id))
+                raise AgentExists(agent_id)
             self._with_store(work)
             return self.spawn(agent_id)
 
@@ -119,12 +117,11 @@ class Exchange(Registry):
         on_step: OnStep,
     ) -> Callable[[Store], None]:
         """What stores the agent of a file, once the file is read and checked."""
-        with _public_errors():
-            if form in (ARCHIVE, None) and is_archive(path):
-                return lambda store: import_archive(store, path, agent_id, on_step)
-            if form == ARCHIVE:
-                raise ImportRejected("file", f"{path} is no archive")
-            save = self._read(path, agent_id, form, tokens, on_step)
+        if form in (ARCHIVE, None) and is_archive(path):
+            return lambda store: import_archive(store, path, agent_id, on_step)
+        if form == ARCHIVE:
+            raise ImportRejected("file", f"{path} is no archive")
+        save = self._read(path, agent_id, form, tokens, on_step)
         return lambda store: add_agent(store, agent_id, [save])
 
     def _read(
@@ -210,11 +207,3 @@ def check_format(form: str | None) -> None:
     """Raise InvalidInput for a name that is no format's."""
     if form is not None and form not in FORMATS:
         raise InvalidInput(f"format must be one of {', '.join(FORMATS)}, not {form!r}")
-
-
-@contextmanager
-def _public_errors() -> Iterator[None]:
-    try:
-        yield
-    except StoreError as error:
-        raise public(error) from error

@@ -13,7 +13,7 @@ from traceback import format_exception
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, send
-from kvactors.actors.errors import SaveFailed, public
+from kvactors.actors.errors import SaveFailed, public, public_errors
 from kvactors.actors.messages import (
     CountStored,
     Flush,
@@ -31,7 +31,7 @@ from kvactors.actors.pace import Pace
 from kvactors.actors.saving import Ended, coalesce
 from kvactors.core.events import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
-from kvactors.persistence.errors import StoreError, untraced
+from kvactors.persistence.errors import untraced
 from kvactors.persistence.store import Save, Store
 
 __all__ = ["PersistenceActor"]
@@ -118,17 +118,13 @@ class PersistenceActor(SystemActor):
 
     def _opened(self) -> Store:
         if self._store is None:
-            try:
+            with public_errors():
                 self._store = self._open_store()
-            except Exception as error:
-                raise public(error) from error
         return self._store
 
     def _read(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:
-        try:
+        with public_errors():
             return self._opened().read_ledger(agent_id)
-        except Exception as error:
-            raise public(error) from error
 
     def _load(self, message: LoadKV) -> None:
         try:
@@ -145,22 +141,17 @@ class PersistenceActor(SystemActor):
     def _forget(self, agent_id: str) -> None:
         self._flush()
         self._unwritten.pop(agent_id, None)
-        try:
+        with public_errors():
             self._opened().forget(agent_id)
-        except Exception as error:
-            raise public(error) from error
 
     def _work(self, message: WithStore) -> Any:
         self._flush()
-        try:
-            if message.agent_id in self._unwritten:
-                self._retry_unwritten()
-                self._tell_unwritten()
-            if message.agent_id in self._unwritten:
-                raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
-            return message.work(self._opened())
-        except StoreError as error:
-            raise public(error) from error
+        if message.agent_id in self._unwritten:
+            self._retry_unwritten()
+            self._tell_unwritten()
+        if message.agent_id in self._unwritten:
+            raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
+        return message.work(self._opened())
 
     # -- writing -----------------------------------------------------------------------
 

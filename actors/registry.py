@@ -191,7 +191,7 @@ class Registry:
         with self._lock:
             self._require_running()
             if child in self._agents or child in self._forking:
-                raise AgentExists(f"agent {child!r} exists, and a fork makes a new one")
+                raise AgentExists(child)
             self._forking.add(child)
         try:
             ticket = self.send(source._actor, lambda t: Fork(t, child), None, streamed=False)
@@ -200,7 +200,7 @@ class Registry:
                 stored.get()
             elif self._records(child):
                 # A parent without turns has nothing to be forked in the store, which would tell.
-                raise AgentExists(f"agent {child!r} is stored, and a fork makes a new one")
+                raise AgentExists(child, "is stored")
             with self._lock:
                 return self._begin(child, copied, policy)
         except BaseException as error:
@@ -216,7 +216,7 @@ class Registry:
         with self._lock:
             self._require_running()
             if agent_id not in self._agents and not self._records(agent_id):
-                raise AgentNotStored(f"there is no agent {agent_id!r} to fork")
+                raise AgentNotStored(agent_id)
             return self.spawn(agent_id)
 
     def _records(self, agent_id: str) -> Any:
@@ -227,14 +227,14 @@ class Registry:
 
     def _restored(self, agent_id: str, system_prompt: str | None) -> Transcript:
         if agent_id in self._forking:
-            raise AgentExists(f"agent {agent_id!r} is just being forked")
+            raise AgentExists(agent_id, "is just being forked")
         records = self._records(agent_id)
         info = self.info
         try:
             transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerUnreadable(
-                f"the ledger of {agent_id!r} holds records of another form: {error}"
+                f"of {agent_id!r}", f"it holds records of another form: {error}"
             ) from error
         if records:
             transcript.require_system_prompt(system_prompt)

@@ -9,7 +9,6 @@ from pykka import ActorDeadError, Timeout
 
 from kvactors.actors.messages import CountStored, ReadStats, ReadTurns
 from kvactors.core.errors import KvactorsError
-from kvactors.persistence.errors import StoreError
 
 if TYPE_CHECKING:
     from kvactors.actors.society import Society
@@ -47,5 +46,5 @@ def take_snapshot(system: "Society") -> dict[str, Any]:
 def _ask(actor: Any, message: Any) -> Any:
     try:
         return actor.ask(message, timeout=PATIENCE)
-    except (ActorDeadError, Timeout, KvactorsError, StoreError, OSError):
+    except (ActorDeadError, Timeout, KvactorsError, OSError):
         return None

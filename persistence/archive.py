@@ -107,7 +107,7 @@ def import_archive(
 ) -> None:
     """Store the agent of an archive under a free id, whole or not at all.
 
-    Raises AgentExists, ImportRejected, StoreError, OSError.
+    Raises AgentExists, ImportRejected, StorageError, OSError.
     """
     with _Reader.open(path) as reader:
         steps = 2 * max(1, len(reader.manifests))

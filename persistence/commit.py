@@ -11,7 +11,7 @@ from traceback import format_exception
 from typing import Any, TypeVar
 
 from kvactors.persistence.atomic import Files
-from kvactors.persistence.errors import StoreError, untraced
+from kvactors.persistence.errors import StorageError, untraced
 from kvactors.persistence.segment import Segment
 
 __all__ = ["CommitPart", "DirSyncs", "Meter", "Save", "rounds", "run_steps"]
@@ -94,7 +94,7 @@ def run_steps(
                 step(part)
             except Exception as error:
                 part.undo()
-                if not isinstance(error, (OSError, StoreError)):
+                if not isinstance(error, (OSError, StorageError)):
                     text = "".join(format_exception(error))
                     _log.error("a defect while saving %r: %s", part.save.agent_id, text)
                 failed(part, untraced(error))
