@@ -106,7 +106,9 @@ def stress(
     seeds: Annotated[
         str, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
     ] = "",
-    report: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report here: JSON, or a table if it is named *.md.")
+    ] = None,
 ) -> None:
     """Random work, with faults, and proof of what must hold. Status 1 on a violation."""
     from kvactors.actors.cli_stress import explore, run_stress

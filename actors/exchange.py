@@ -34,8 +34,9 @@ from kvactors.persistence.interchange import (
     parse_layout,
 )
 from kvactors.persistence.kv_arrays import segment_tensors
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.store import Store
 
 __all__ = ["Exchange", "check_format"]
 

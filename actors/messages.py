@@ -11,7 +11,8 @@ from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV, Finished
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.save import Save
+from kvactors.persistence.store import Store
 
 __all__ = [
     "Ask",

@@ -32,7 +32,8 @@ from kvactors.actors.saving import Ended, coalesce
 from kvactors.core.events import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
 from kvactors.persistence.errors import untraced
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.save import Save
+from kvactors.persistence.store import Store
 
 __all__ = ["PersistenceActor"]
 

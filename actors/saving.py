@@ -8,7 +8,7 @@ from kvactors.actors.dispatcher import send
 from kvactors.actors.messages import Saved, SaveTurn
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Ticket
-from kvactors.persistence.store import Save
+from kvactors.persistence.save import Save
 
 __all__ = ["Ended", "coalesce"]
 

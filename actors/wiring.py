@@ -11,8 +11,8 @@ from kvactors.actors.messages import SaveTurn
 from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.reply import Ticket
 from kvactors.core.events import ExportedKV
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save
 
 __all__ = ["Wiring"]
 

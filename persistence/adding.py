@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvactors.persistence.commit import Save
 from kvactors.persistence.errors import AgentExists
+from kvactors.persistence.save import Save
 from kvactors.persistence.store import Store
 
 __all__ = ["add_agent"]

@@ -23,7 +23,6 @@ from typing import Any
 
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.atomic import Buffer, new_file
-from kvactors.persistence.commit import Save
 from kvactors.persistence.errors import (
     ExportRejected,
     ImportRejected,
@@ -41,6 +40,7 @@ from kvactors.persistence.ledger import (
 )
 from kvactors.persistence.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from kvactors.persistence.naming import LEDGER_NAME, MANIFEST_NAME, check_fingerprint, segment_name
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment, decode_segment, encode_segment
 from kvactors.persistence.store import Store
 

@@ -8,33 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvactors.persistence.atomic import Files
 from kvactors.persistence.errors import StorageError, untraced
-from kvactors.persistence.segment import Segment
+from kvactors.persistence.save import Save
 
-__all__ = ["CommitPart", "DirSyncs", "Meter", "Save", "rounds", "run_steps"]
+__all__ = ["CommitPart", "DirSyncs", "WriteCounter", "rounds", "run_steps"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
-    """What one agent adds to the store. Immutable."""
-
-    agent_id: str
-    records: tuple[dict[str, Any], ...]
-    """Ledger records to append, in order; msgpack must be able to pack them. May be empty."""
-    fingerprint: str | None
-    """Which model's KV the segments are; None: no KV part."""
-    segments: tuple[Segment, ...]
-    """Contiguous and ascending. They replace every stored segment with a start at or
-    after the first one's; what is stored before must cover exactly [0, that start)."""
-
-
 @dataclass(slots=True)
-class Meter:
+class WriteCounter:
     """Bytes handed to the disk, for measuring write amplification."""
 
     written: int = 0

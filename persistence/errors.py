@@ -186,7 +186,8 @@ class MaxDiskExceeded(SaveFailed):
     def __init__(self, needed: int, held: int, limit: int) -> None:
         super().__init__(
             f"{needed} more bytes of KV do not fit: {held} bytes cannot be evicted (being written, "
-            f"or pinned), and max_disk is {limit} bytes: raise max_disk, or unpin or forget agents"
+            f"or of a newer version), and max_disk is {limit} bytes: raise max_disk, or forget "
+            "agents"
         )
         self.needed = needed
         self.held = held

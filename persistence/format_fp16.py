@@ -26,7 +26,7 @@ from kvactors.persistence.fields import Fields, TensorTable
 from kvactors.persistence.interchange import (
     Arrays,
     LayerLayout,
-    Memory,
+    PortableMemory,
     Target,
     Tensor,
     to_float32,
@@ -39,7 +39,7 @@ VERSION = "1.0"
 BLOCK_TOKENS = 256
 
 
-def encode(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata. Raises ExportRejected if float16 cannot hold the KV."""
     first = memory.layout[0]
     tensors = []

@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from kvactors.persistence.errors import ExportRejected, ImportRejected, ModelMismatch
 from kvactors.persistence.fields import Fields, TensorTable
-from kvactors.persistence.interchange import Arrays, LayerLayout, Memory, Target, Tensor, accepted
+from kvactors.persistence.interchange import (
+    Arrays,
+    LayerLayout,
+    PortableMemory,
+    Target,
+    Tensor,
+    accepted,
+)
 from kvactors.persistence.tensor_file import RawTensor
 
 __all__ = ["SUFFIX", "decode", "encode", "metadata_of"]
@@ -37,7 +44,7 @@ _PARTS = ("codes", "scales", "biases")
 _QUANTIZED, _FLOAT = "QuantizedKVCache", "KVCache"
 
 
-def encode(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata, as save_prompt_cache writes them."""
     if not memory.model:
         raise ExportRejected("mlx_lm needs the name of the model in the file: give it")

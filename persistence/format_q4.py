@@ -34,7 +34,14 @@ from numpy.typing import NDArray
 
 from kvactors.persistence.errors import ExportRejected, ImportRejected, ModelMismatch
 from kvactors.persistence.fields import Fields, TensorTable
-from kvactors.persistence.interchange import Arrays, LayerLayout, Memory, Target, Tensor, accepted
+from kvactors.persistence.interchange import (
+    Arrays,
+    LayerLayout,
+    PortableMemory,
+    Target,
+    Tensor,
+    accepted,
+)
 from kvactors.persistence.tensor_file import RawTensor
 
 __all__ = ["decode_blocks", "decode_flat", "encode_blocks", "encode_flat"]
@@ -47,7 +54,7 @@ _FLAT = {"codes": "weights", "scales": "scales", "biases": "biases"}
 _BLOCKS = {"codes": "data", "scales": "scales", "biases": "biases"}
 
 
-def encode_flat(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode_flat(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata. Raises ExportRejected for a layer that is not in 4 bits."""
     _check_bits(memory.layout)
     tensors = []
@@ -78,7 +85,7 @@ def decode_flat(
     return tokens, _layers(target, take)
 
 
-def encode_blocks(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode_blocks(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata. Raises ExportRejected for a layer that is not in 4 bits."""
     _check_bits(memory.layout)
     tensors = []

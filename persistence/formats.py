@@ -19,7 +19,7 @@ from kvactors.persistence import format_fp16, format_mlx_lm, format_q4
 from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
 from kvactors.persistence.fields import Fields, TensorTable
-from kvactors.persistence.interchange import Arrays, Imported, Memory, Target
+from kvactors.persistence.interchange import Arrays, Imported, PortableMemory, Target
 from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
 __all__ = ["ARCHIVE", "FORMATS", "encode_memory", "read_memory"]
@@ -31,7 +31,7 @@ ARCHIVE = "archive"
 class _Format:
     first: str
     """A tensor that only files of this format have (a pattern)."""
-    encode: Callable[[Memory], tuple[list[RawTensor], dict[str, str]]]
+    encode: Callable[[PortableMemory], tuple[list[RawTensor], dict[str, str]]]
     decode: Callable[[TensorTable, Fields, Target], tuple[int, tuple[Arrays, ...]]]
     own: Callable[[Fields], Fields] = lambda fields: fields
     """Where the token ids stand among the metadata."""
@@ -50,7 +50,7 @@ _FORMATS = {
 FORMATS = (ARCHIVE, *_FORMATS)
 
 
-def encode_memory(memory: Memory, form: str) -> list[Buffer]:
+def encode_memory(memory: PortableMemory, form: str) -> list[Buffer]:
     """The chunks of a file in one of FORMATS but the archive. Raises ExportRejected."""
     return encode_tensors(*_FORMATS[form].encode(memory))
 

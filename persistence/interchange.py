@@ -27,7 +27,7 @@ __all__ = [
     "Imported",
     "LayerLayout",
     "LayoutUnsupported",
-    "Memory",
+    "PortableMemory",
     "Target",
     "Tensor",
     "accepted",
@@ -86,7 +86,7 @@ class LayerLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PortableMemory:
     """What one agent remembers under one model: tokens, and KV of the first `covered`."""
 
     agent_id: str

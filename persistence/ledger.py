@@ -34,12 +34,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
 import xxhash
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.naming import encode_agent_id
-from kvactors.persistence.reading import unpack
+from kvactors.persistence.packing import pack, unpack
 from kvactors.persistence.sealing import BrokenSeal, Sealing, key_id_of
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "encode_copy",
     "encode_header",
     "encode_records",
-    "pack",
     "payload_checksum",
     "read_agent_id",
     "read_key_id",
@@ -103,12 +101,6 @@ class Scan:
     def records(self) -> int:
         """Records in all frames."""
         return sum(frame.records for frame in self.frames)
-
-
-def pack(value: Any) -> bytes:
-    """msgpack of a value; lone surrogates pass. TypeError or ValueError if it has no form."""
-    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
-    return packed
 
 
 def encode_header(agent_id: str, sealing: Sealing | None) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from kvactors.persistence.commit import Meter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledgers import Ledgers
+from kvactors.persistence.parts import StoreParts
 
 __all__ = ["StoreCounts", "StoredAgent", "count", "describe"]
 
@@ -51,10 +51,9 @@ class StoreCounts:
     """Since the store was opened."""
 
 
-def count(
-    ledgers: Ledgers, kv: KvFolders, meter: Meter, fingerprint: str, in_memory: Set[str]
-) -> StoreCounts:
+def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCounts:
     """Count; `in_memory` are encoded ids. Raises OSError."""
+    ledgers, kv = store.ledgers, store.kv
     warm = kv.disk.without(fingerprint, in_memory)
     known = len(ledgers.names) - len(ledgers.names & in_memory)
     return StoreCounts(
@@ -64,7 +63,7 @@ def count(
         # KV without a ledger, of an agent half forgotten, must not make this negative.
         cold_agents=max(0, known - warm.agents),
         disk_bytes=kv.disk.size,
-        written_bytes=meter.written,
+        written_bytes=store.counter.written,
     )
 
 

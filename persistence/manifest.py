@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
-from kvactors.persistence.ledger import pack
 from kvactors.persistence.naming import SEGMENT_NAME, encode_agent_id
-from kvactors.persistence.reading import NotAFile, read_file, unpack
+from kvactors.persistence.packing import pack, unpack
+from kvactors.persistence.reading import NotAFile, read_file
 from kvactors.persistence.sealing import Sealing
 
 __all__ = ["Entry", "Manifest", "decode_manifest", "encode_manifest", "read_manifest"]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import TensorFileUnreadable
-from kvactors.persistence.reading import unique
+from kvactors.persistence.packing import unique
 
 __all__ = ["RawTensor", "Readable", "encode_tensors", "read_tensors"]
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 
 from kvactors.persistence.atomic import Buffer, Files
-from kvactors.persistence.commit import Save
 from kvactors.persistence.power_loss import PowerLossFiles
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
 
