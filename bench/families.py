@@ -210,7 +210,7 @@ def engine(loaded: "LoadedModel") -> "Engine":
 
 
 def ask(running: "Engine", known: list[int], new: list[int]) -> "Finished":
-    """One turn of the agent "a"."""
+    """One turn of the agent "a" in the engine `running`: the tokens `new` behind those `known`."""
     from kvactors.core.sampling import Sampling
     from kvactors.core.testing import make_request, run_engine
 
@@ -219,7 +219,8 @@ def ask(running: "Engine", known: list[int], new: list[int]) -> "Finished":
 
 
 def leave_for_restart(loaded: "LoadedModel", family: str, folder: Path) -> None:
-    """Store a first turn, and note what a second one answers."""
+    """Store a first turn of `loaded` in `folder`, named after the `family`, and note what a second
+    one answers."""
     import msgpack  # type: ignore[import-untyped]
 
     from kvactors.persistence.save import Save

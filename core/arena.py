@@ -28,7 +28,11 @@ __all__ = ["Arena"]
 
 
 class Arena:
-    """Rows of all layers. Every method leaves the other rows' bytes alone."""
+    """Rows of all layers. Every method leaves the other rows' bytes alone.
+
+    `spec` says what the layers are, `policy` how they attend; rows stand in at most `max_slabs`
+    slabs, their extents are multiples of `extent_step`.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,8 @@ class Arena:
         """A new row that will be loaded with `length` tokens and filled to `expected`, with room
         for some to `spare`; its index.
 
-        The caller keeps its own list in step: insert at the returned index.
+        It begins with `pieces`. The caller keeps its own list in step: insert at the returned
+        index.
         """
         expected = max(length, expected)
         room = expected + spare

@@ -2,7 +2,7 @@
 
 The verbs and their meaning are those of mlx-lm's batch caches; the geometry is a slot arena
 (`kvactors.core.slots`): rows are left-aligned, nothing is padded on the left or rolled, and
-rows join and leave without touching the others' bytes. Seed 001, 3.4; seed 003.
+rows join and leave without touching the others' bytes.
 
 It is useful by itself: after `enable_in_mlx_lm()`, mlx-lm's own BatchGenerator runs on
 quantized caches. All of it belongs to the thread that owns the arrays.
@@ -125,7 +125,8 @@ class BatchQuantizedKVCache(KVLayer):
         right_padding: Sequence[int] | None = None,
         left_padding: Sequence[int] | None = None,
     ) -> None:
-        """Announce a right-padded prompt; `finalize` cuts the padding off again."""
+        """Announce a prompt of these `lengths`, padded by `right_padding`, which `finalize` cuts
+        off again. Raises ValueError for a `left_padding`."""
         if left_padding is not None and any(left_padding):
             raise ValueError("rows are left-aligned: pad on the right")
         if right_padding is not None and max(right_padding) > 0:

@@ -24,7 +24,8 @@ def attend_in_blocks(
     mask: mx.array | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] keys.
+    """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] `keys` and
+    `values`; scores are products times `scale`.
 
     `mask` is boolean and broadcasts to [rows, 1, T, E]; `sinks` [heads] are scores that take weight
     and have no value. Returns [rows, heads, T, value_dim]; what it needs is evaluated.
@@ -58,7 +59,7 @@ def exponentiate(
 ) -> mx.array:
     """Turn float32 [rows, kv_heads, repeats * T, E] scores into exponentials, in place; returns
     their sums [rows, kv_heads, repeats * T, 1]. Nobody else may hold the scores. `hidden`
-    [rows, 1, T, E] is true where a query does not see a key."""
+    [rows, 1, T, E] is true where a query does not see a key; `sinks` as above."""
     mx.eval(scores)
     rows, kv_heads, tokens, extent = scores.shape
     view = np.array(scores, copy=False)

@@ -1,4 +1,4 @@
-"""Where MLX computes."""
+"""Where MLX computes. Any thread."""
 
 import mlx.core as mx
 

@@ -1,4 +1,4 @@
-"""One step's geometry: where each row reads and writes."""
+"""One step's geometry: where each row reads and writes. GPU thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Reach:
 
 
 class StepGeometry:
-    """Where one step of `width` tokens per row reads and writes; shared by all layers.
+    """Where one step of `width` tokens per row of `table` reads and writes; shared by all layers.
 
     Row r writes at [start_r, start_r + width) and its query t sees the keys up to
     start_r + t. Three rows of lengths 2, 5, 3 in one slab, width 1: writes at 2, 5, 3;

@@ -1,4 +1,7 @@
-"""What token sequences have in common: their hashes, and the length of what they share."""
+"""What token sequences have in common: their hashes, and the length of what they share.
+
+Pure: any thread.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 

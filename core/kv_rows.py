@@ -60,11 +60,11 @@ class KVRows:
         return self.pools[slab].stored_bytes, slots * capacity * self.layer.bytes_per_token()
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
-        """Give back what is beyond so many slots, and tokens in each."""
+        """Give back what a `slab` has beyond so many `slots`, and `capacity` tokens in each."""
         self.pools[slab].give_way(slots, self._bounded(capacity))
 
     def copy_row(self, row: int, other: "KVRows", source: int) -> None:
-        """Copy another arena's row, of this layer, into a row made by `grow`."""
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
         slab, slot = other.table.locate(source)
         cells = other._bounded(other.table.lengths[source])
         arrays = other.pools[slab].export(slot, 0, cells)
@@ -109,7 +109,7 @@ class KVRows:
         return {name: array[:, slot][:, :, at] for name, array in self.pools[slab].arrays.items()}
 
     def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
-        """Store what was exported."""
+        """Store what was exported of tokens [start, end) in `row`; `arrays` by name."""
         slab, slot = self.table.locate(row)
         cells = self.layer.cells
         if cells is None:

@@ -30,10 +30,10 @@ class LayerRows(Protocol):
         """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
-        """Give back what is beyond so many slots, and tokens in each."""
+        """Give back what a `slab` has beyond so many `slots`, and `capacity` tokens in each."""
 
     def copy_row(self, row: int, other: Any, source: int) -> None:
-        """Copy another arena's row, of this layer, into a row made by `grow`."""
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
 
     def share(self, other: Any, slab: int) -> None:
         """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
@@ -49,7 +49,7 @@ class LayerRows(Protocol):
         """Tokens [start, end) of a row, or its checkpoint at `end` if one is asked for; lazy."""
 
     def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
-        """Store what was exported."""
+        """Store what was exported of tokens [start, end) in `row`; `arrays` by name."""
 
     @property
     def nbytes(self) -> int:

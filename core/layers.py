@@ -23,7 +23,8 @@ class KVLayer:
     """Keys and values of full or sliding attention, quantized or float, in one pool per slab.
 
     Attention goes through the seam, or, where the model's own is `plain`, over float arrays and
-    a mask of the form `masks` that fits them.
+    a mask of the form `masks` that fits them. Rows stand as `table` says, are stored as `layer`
+    says, and attend by `policy`; where they are not `batched` each runs alone.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class KVLayer:
     def attend(
         self, queries: mx.array, mask: Any, *, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim].
+        """Attention of `queries` [B, heads, T, head_dim], their scores times `scale`, over what
+        each row holds; `sinks` [heads] take weight. Returns [B, heads, T, value_dim].
 
         `mask` is the model's: only one that a cache of this step made says no more than the
         cache knows. Raises UnsupportedLayer for another, such as of chosen keys.
@@ -122,7 +124,7 @@ class KVLayer:
         return attend(queries, stored, plan)
 
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:
-        """None where the cache decides how it is attended (seed 002, AttendSpec)."""
+        """None where the cache decides how it is attended."""
         if self._masks is None:
             return None
         geometry = self.geometry

@@ -32,7 +32,8 @@ LOG2_E = 1.4426950408889634
 
 
 def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
-    """`attend` of `kvactors.core.attention` on the packed path."""
+    """`attend` of `kvactors.core.attention` on the packed path: `queries`, `stored`, `plan` as
+    there."""
     rows, heads, tokens, _ = queries.shape
     scores = rows * heads * stored.keys[0].shape[-2]
     if not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
@@ -128,7 +129,8 @@ def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
 
 
 def score(queries: mx.array, keys: Stored, side: Side, *, unpack: bool) -> mx.array:
-    """Scores [..., m, keys] of queries [..., m, dim]."""
+    """Scores [..., m, keys] of `queries` [..., m, dim] over `keys` stored as `side` says; `unpack`:
+    as floats where that is faster."""
     if len(keys) == 1:
         if unpack:
             return multiply(queries, keys[0].astype(PRECISION))
@@ -143,7 +145,8 @@ def score(queries: mx.array, keys: Stored, side: Side, *, unpack: bool) -> mx.ar
 
 
 def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.array:
-    """Sums [..., m, dim] of values by weights [..., m, keys]."""
+    """Sums [..., m, dim] of `values` by `weights` [..., m, keys]; `side`, `unpack` as in
+    `score`."""
     if len(values) == 1:
         if unpack:
             return weights @ values[0].astype(PRECISION)

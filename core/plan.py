@@ -1,4 +1,4 @@
-"""How one call of attention is to be computed."""
+"""How one call of attention is to be computed. GPU thread."""
 
 from dataclasses import dataclass
 

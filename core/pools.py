@@ -18,7 +18,8 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """One slab of one layer: geometry, growth and movement of rows."""
+    """One slab of one layer: geometry, growth and movement of rows; `capacity` tokens in each of
+    its `slots`."""
 
     def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
         self.layer = layer
@@ -64,7 +65,8 @@ class Pool:
         return sum(array.nbytes for array in self._stored.values())
 
     def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
-        """Store new tokens [n, kv_heads, T, dim] at the cells of their rows."""
+        """Store new tokens' `keys` and `values` [n, kv_heads, T, dim] at the `cells` of their
+        rows."""
         new = encode(self.layer, keys, values)
         at: slice | mx.array
         if self.floats.copy is not None:
@@ -136,12 +138,12 @@ class Pool:
         return {name: array[:, slot, :, start:end] for name, array in self.arrays.items()}
 
     def load(self, slot: int, start: int, arrays: Arrays) -> None:
-        """Store exported tokens at `start` of a slot."""
+        """Store exported tokens, `arrays` by name, at `start` of a slot."""
         tokens = next(iter(arrays.values())).shape[2]
         self.put(slot, slice(start, start + tokens), arrays)
 
     def put(self, slot: int, at: slice | mx.array, arrays: Arrays) -> None:
-        """Store exported tokens in these cells of a slot."""
+        """Store exported tokens, `arrays` by name, in the cells `at` of a slot."""
         for name, array in self._changing().items():
             array[:, slot, :, at] = arrays[name]
 

@@ -32,8 +32,8 @@ _STEPS = ([1], [2], [3, 1, 2])
 
 
 def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> ModelCacheSpec:
-    """The spec, with the first plan whose logits are those of mlx-lm. Raises ProbeFailed,
-    ModelError.
+    """The spec, with the first plan under which `model` has the logits that mlx-lm has. Raises
+    ProbeFailed, ModelError.
 
     `exact`: results must not depend on the batch. Where attention is plain that takes rows one
     by one, since its sums depend on how far the batch is padded.

@@ -28,7 +28,8 @@ def _many(keys: mx.array) -> bool:
 
 
 def scores_of(queries: mx.array, keys: Stored, side: Side) -> mx.array:
-    """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys]."""
+    """`queries` [..., m, dim] against `keys` of dim codes each, stored as `side` says: [..., m,
+    keys]."""
     many = queries.shape[-2] >= LEAST_QUERIES
     if many or side.bits != 4 or side.group_size != side.dim:
         return multiply(queries, dequantize(keys, side, PRECISION))

@@ -1,4 +1,7 @@
-"""Where a rewind cuts a transcript. Moves no bytes: the KV beyond the cut is left over."""
+"""Where a rewind cuts a transcript. Moves no bytes: the KV beyond the cut is left over.
+
+Pure: any thread.
+"""
 
 from collections.abc import Sequence
 

@@ -70,7 +70,8 @@ class SlotTable:
     """Bookkeeping of the arena: slabs, slots and lengths.
 
     `launch_tokens` is the cost of one more slab, expressed in tokens of padding read: the
-    two sides of the trade that decides where a row goes.
+    two sides of the trade that decides where a row goes. There are at most `max_slabs`; extents
+    are multiples of `extent_step`.
     """
 
     def __init__(
@@ -134,7 +135,8 @@ class SlotTable:
         return _shared(self.slabs[slab].rows, self.launch_tokens)
 
     def choose_slab(self, length: int, pieces: SharedPieces = (), *, last: bool = False) -> int:
-        """The slab that a row of `length` should join; `len(slabs)` means a new one.
+        """The slab that a row of `length`, which begins with `pieces`, should join; `len(slabs)`
+        means a new one.
 
         Least read plus launches: padding counts, what all begin with counts once. `last`
         allows only what keeps the row at the end of the batch, as mlx-lm's `extend` promises.
@@ -151,7 +153,8 @@ class SlotTable:
     def commit_join(
         self, slab: int, length: int, capacity: int, pieces: SharedPieces = (), expected: int = 0
     ) -> int:
-        """Add a row at the end of a slab; returns its batch row."""
+        """Add a row of `length` tokens, soon `expected`, that begins with `pieces`, at the end of
+        `slab`, which then has `capacity`; returns its batch row."""
         assert _end(pieces) <= length <= capacity
         if slab == len(self.slabs):
             self.slabs.append(Slab(capacity))

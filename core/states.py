@@ -63,10 +63,10 @@ class StateRows:
         return 0, 0
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
-        """There is nothing to spare."""
+        """Nothing: a `slab` has states of its rows only, whatever `slots` and `capacity` are."""
 
     def copy_row(self, row: int, other: "StateRows", source: int) -> None:
-        """Copy another arena's row, of this layer, into a row made by `grow`."""
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
         slab, slot = other.table.locate(source)
         states = other.now[slab]
         if states is not None:
@@ -107,7 +107,7 @@ class StateRows:
         ]
 
     def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
-        """The row's state, if a checkpoint is asked."""
+        """The row's state, if a `checkpoint` is asked; it has nothing of tokens [start, end)."""
         slab, slot = self.table.locate(row)
         states = self.now[slab]
         if not checkpoint or states is None:
@@ -115,7 +115,8 @@ class StateRows:
         return {f"s{index}": state[slot] for index, state in enumerate(states)}
 
     def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
-        """Take an exported state."""
+        """Let `row` have the state in `arrays`, whatever tokens [start, end) it was exported
+        with."""
         self._put(row, [arrays[f"s{index}"][None] for index in range(len(self.layer.states))])
 
     @property

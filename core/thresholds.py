@@ -27,8 +27,8 @@ _PATHS: tuple[AttentionPath, ...] = ("packed", "dequantize")
 def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
     """Query rows per KV head up to which the packed path is faster on this device.
 
-    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU, once per
-    process.
+    Times both paths on `extent` random keys of this layer's geometry, the best of `tries`, about
+    0.1 s on a CPU, once per process.
     """
     if layer.bits is None or layer.group_size is None:
         return 0
@@ -54,8 +54,8 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
 def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
     """What one more slab costs a decode step, in tokens of padding read instead.
 
-    A step over few keys is almost all launch; the rest of a long one is reading. Measured once
-    per process.
+    A step over few keys of this `layer` is almost all launch; the rest of one over `extent` is
+    reading. The best of `tries`, once per process.
     """
     pool, noise = _random_pool(layer, extent)
     query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP

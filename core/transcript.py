@@ -1,4 +1,4 @@
-"""Transcript: an agent's memory as text and token ids, turn by turn.
+"""Transcript: an agent's memory as text and token ids, turn by turn. Its agent's thread only.
 
 It is the truth that the KV cache is computed from. Turns carry their role and text, so that
 another model can render them again, and the token ids that this tokenizer made of them.
@@ -35,8 +35,8 @@ PROBE = "kvactors probe"
 class Transcript:
     """The turns of one agent under one tokenizer. Owned by its agent actor.
 
-    `tokenizer_id` names the tokenizer and template that made the ids; turns that another
-    one made are rendered again by `restore`.
+    `tokenizer_id` names the tokenizer and template, `chat`, that made the ids; turns that another
+    one made are rendered again by `restore`. `system_prompt`: what its first turn begins with.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Transcript:
     def restore(
         cls, chat: ChatFormat, tokenizer_id: str, records: Iterable[dict[str, Any]]
     ) -> "Transcript":
-        """Rebuild from ledger records, in their order. Raises TypeError, ValueError, KeyError."""
+        """Rebuild from ledger `records`, in their order, under this `chat` and `tokenizer_id`.
+        Raises TypeError, ValueError, KeyError."""
         transcript = cls(chat, tokenizer_id)
         for record in records:
             if record["version"] not in READABLE_VERSIONS:
@@ -97,22 +98,24 @@ class Transcript:
     # -- turns that are not part of it yet ---------------------------------------------
 
     def render(self, role: str, text: str, *, answer: bool) -> Turn:
-        """A text turn behind the last one, whose closing it begins with. `answer`: the
-        assistant is to answer it."""
+        """A `text` turn of this `role` behind the last one, whose closing it begins with. `answer`:
+        the assistant is to answer it."""
         rendered = self.rendering(role, text, answer=answer)
         return Turn(role, text, tuple(self.chat.encode(rendered)), rendered, asked=answer)
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
     ) -> str:
-        """The text of such a turn behind the turns `after` (default: all), not tokenized."""
+        """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
+        (default: all)."""
         after = self.turns if after is None else after
         return self._closing(after) + self._frame(role, text, answer, after)
 
     def answer(
         self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
     ) -> Turn:
-        """The turn of an answer that was decoded."""
+        """The turn of an answer whose `tokens` were decoded until `finish`; `raw`: to a prompt
+        without template; `stop`: strings that end it and are not part of its text."""
         text, hidden = self.chat.reply_parts(tokens, stop)
         return Turn("assistant", text, tuple(tokens), text + hidden, raw, finish)
 

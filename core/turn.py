@@ -1,4 +1,4 @@
-"""One turn of a conversation, and its form in the ledger."""
+"""One turn of a conversation, and its form in the ledger. Pure: any thread."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

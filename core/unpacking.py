@@ -88,7 +88,7 @@ def _side_widths(side: Side, dtype_name: str) -> dict[str, tuple[int, Any]]:
 
 
 def encode(layer: LayerSpec, keys: mx.array, values: mx.array) -> Arrays:
-    """Bring keys and values, [..., dim], into the stored form, [sides, ..., width]."""
+    """Bring `keys` and `values`, [..., dim], into the form of `layer`, [sides, ..., width]."""
     first, second = layer.sides
     if first == second:
         return _encode_side(first, mx.stack([keys, values]))
@@ -109,15 +109,15 @@ def _encode_side(side: Side, floats: mx.array) -> Arrays:
 
 
 def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
-    """What is stored, in this dtype; at least float32 keeps every number as it is."""
+    """What is `stored` as `side` says, in this `dtype`; from float32 on every number is kept."""
     if len(stored) == 1:
         return stored[0].astype(dtype)
     return dequantize(stored, side, dtype)
 
 
 def dequantize(stored: tuple[mx.array, ...], side: Side, dtype: Any) -> mx.array:
-    """Codes [..., keys, width], scales and biases as numbers [..., keys, dim], the very ones of
-    `mx.dequantize`.
+    """`stored` codes [..., keys, width], scales and biases of a `side` as numbers [..., keys, dim]
+    of this `dtype`, the very ones of `mx.dequantize`.
 
     That is a dozen elementwise operations on the CPU. One times a row as long as all keys is
     one product there: four times as fast, ten times for few keys (bench/LOG.md).

@@ -1,4 +1,5 @@
 """`archive`: one file with all that a store has of an agent, to move it to another machine.
+Persistence thread only.
 
 A zip file, stored without compression, of the store's own formats:
 
@@ -66,7 +67,8 @@ def is_archive(path: Path) -> bool:
 def export_archive(
     store: Store, agent_id: str, path: Path, on_step: OnStep = lambda _done, _all: None
 ) -> None:
-    """Write all that is stored of an agent, one fingerprint's KV in memory at a time.
+    """Write all that `store` has of `agent_id` to `path`, one fingerprint's KV in memory at a time,
+    with a call of `on_step` for each step.
 
     Raises ExportRejected if it is not stored or the file is there, LedgerUnreadable, OSError.
     """
@@ -105,7 +107,8 @@ def _put(archive: zipfile.ZipFile, name: str, *chunks: Buffer) -> None:
 def import_archive(
     store: Store, path: Path, agent_id: str, on_step: OnStep = lambda _done, _all: None
 ) -> None:
-    """Store the agent of an archive under a free id, whole or not at all.
+    """Add the agent of the archive at `path` to `store` as `agent_id`, which must be free, whole or
+    not at all; `on_step` is called for each step.
 
     Raises AgentExists, ImportRejected, StorageError, OSError.
     """

@@ -1,5 +1,5 @@
 """Group commit: many saves take each step together, and a save that fails takes none back
-but its own."""
+but its own. Persistence thread only."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def run_steps(
     steps: Sequence[Callable[[_P], None]],
     failed: Callable[[_P, Exception], None],
 ) -> list[_P]:
-    """Run every step over all parts before the next step; gives the parts that passed all.
+    """Run each of `steps` over all `parts` before the next one; gives the parts that passed all.
 
-    A part that raises is undone and reported, and takes no further step. Of none is anything
-    held when this is over but by who called: a save's tensors are views of KV in memory.
+    A part that raises is undone and reported to `failed`, and takes no further step. Of none is
+    anything held when this is over but by who called: a save's tensors are views of KV in memory.
     """
     alive = list(parts)
     for step in steps:

@@ -1,4 +1,7 @@
-"""The limit of what `kv/` may take: who leaves when more is to be written."""
+"""The limit of what `kv/` may take: who leaves when more is to be written.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """What can go wrong on disk. Each message names the rule broken, the numbers and what to do.
+Pure: any thread.
 
     KvactorsError
     └── StorageError
@@ -147,7 +148,8 @@ class KvGap(SaveFailed):
 
 
 class NewerFormat(StorageError):
-    """A file of a newer format version. It is neither used, renamed nor written."""
+    """The file at `path` has a newer format `version` than is `known`. It is neither used, renamed
+    nor written."""
 
     def __init__(self, path: Path, version: object, known: object) -> None:
         super().__init__(
@@ -181,7 +183,7 @@ class AgentNotStored(StorageError):
 
 
 class MaxDiskExceeded(SaveFailed):
-    """The KV would not fit under max_disk even with all evicted that may be."""
+    """`needed` more bytes of KV do not fit under `limit`, max_disk: `held` cannot be evicted."""
 
     def __init__(self, needed: int, held: int, limit: int) -> None:
         super().__init__(

@@ -1,4 +1,7 @@
-"""A new agent with another one's memory: ledger first, then links, then manifests."""
+"""A new agent with another one's memory: ledger first, then links, then manifests.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def fork(store: StoreParts, parent_id: str, child_id: str) -> None:
-    """See `Store.fork`, which also says what is raised."""
+    """Make `child_id` of `parent_id` in `store`: see `Store.fork`, also for what is raised."""
     ledgers, kv = store.ledgers, store.kv
     child = encode_agent_id(child_id)
     if ledgers.path(child).exists() or kv.keys_of(child):

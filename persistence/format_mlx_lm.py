@@ -1,4 +1,5 @@
 """`mlx-lm`: the prompt-cache file of mlx_lm.models.cache (save_prompt_cache, 0.32).
+Pure: any thread.
 
 It is a safetensors file of the flattened list of cache states. For layer i:
 
@@ -83,7 +84,8 @@ def metadata_of(fields: Fields) -> Fields:
 
 
 def decode(table: TensorTable, fields: Fields, target: Target) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers, in float where the file has a KVCache.
+    """Tokens with KV, and the layers, in float where the file has a KVCache, from the tensors in
+    `table` and the metadata in `fields`, checked against `target`.
 
     Raises ImportRejected, ModelMismatch.
     """

@@ -1,4 +1,5 @@
-"""`q4-flat` (seed 000, appendix A) and `q4-blocks` (seed 001, appendix A): packed 4-bit KV.
+"""`q4-flat` and `q4-blocks`: packed 4-bit KV.
+Pure: any thread.
 
 Both hold MLX's affine codes, 8 in a uint32, with a scale and a bias for each group of the
 head dimension. The seeds write group size 64 and float16; ours keep the model's group size
@@ -73,7 +74,8 @@ def encode_flat(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]
 def decode_flat(
     table: TensorTable, fields: Fields, target: Target
 ) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers. Raises ImportRejected, ModelMismatch."""
+    """Tokens with KV, and the layers, from the tensors in `table` and the metadata in `fields`,
+    checked against `target`. Raises ImportRejected, ModelMismatch."""
     target.check_model(fields.text("model_id"), fields.text("fingerprint"), field="model_id")
     tokens = fields.number("total_tokens")
 
@@ -112,7 +114,8 @@ def encode_blocks(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, st
 def decode_blocks(
     table: TensorTable, fields: Fields, target: Target
 ) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers. Raises ImportRejected, ModelMismatch."""
+    """Tokens with KV, and the layers, from the tensors in `table` and the metadata in `fields`,
+    checked against `target`. Raises ImportRejected, ModelMismatch."""
     if fields.text("fingerprint") or fields.text("model_id"):
         target.check_model(fields.text("model_id"), fields.text("fingerprint"), field="model_id")
     else:

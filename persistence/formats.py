@@ -1,8 +1,8 @@
-"""The formats of one file, by name: a memory to bytes, and a file to a memory.
+"""The formats of one file, by name: a memory to bytes, and a file to a memory. Any thread.
 
-    q4-flat     packed 4-bit KV, a tensor per layer     format_q4.py      seed 000, appendix A
-    q4-blocks   the same in blocks of 256 tokens        format_q4.py      seed 001, appendix A
-    fp16-flat   KV in float16                           format_fp16.py    seed 004
+    q4-flat     packed 4-bit KV, a tensor per layer     format_q4.py
+    q4-blocks   the same in blocks of 256 tokens        format_q4.py
+    fp16-flat   KV in float16                           format_fp16.py
     mlx-lm      mlx-lm's prompt cache                   format_mlx_lm.py
 
 `archive` holds an agent whole and is a matter of the store: archive.py.
@@ -62,10 +62,11 @@ def read_memory(
     tokens: Sequence[int] | None = None,
     seen: Callable[[bytes], None] = lambda _: None,
 ) -> Imported:
-    """Read a file and check all of it against the target; None finds the format by itself.
+    """Read the file at `path` and check all of it against the target; a `form` of None is found
+    out.
 
     `tokens`: token ids for a file that has none, or instead of its own. The KV of the last
-    token is left out: the next turn feeds it (design, One turn end to end). `seen` is given
+    token is left out: the next turn feeds it. `seen` is given
     what is read. Raises ImportRejected, ModelMismatch, TokensMissing, OSError.
     """
     with open(path, "rb") as file:

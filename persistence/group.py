@@ -1,4 +1,7 @@
-"""One group commit: all ledgers, then all KV, each step for all saves before the next."""
+"""One group commit: all ledgers, then all KV, each step for all saves before the next.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Reports:
 
 
 def commit_group(store: StoreParts, saves: Sequence[Save], reports: Reports) -> None:
-    """Commit saves of different agents. See `Store.commit`."""
+    """Commit saves of different agents to `store`; `reports` are told. See `Store.commit`."""
     written = _commit_ledgers(store, saves, reports)
     with_kv = [part for part in written if part.save.fingerprint is not None]
     for part in with_kv:

@@ -1,4 +1,4 @@
-"""The folder `kv/`: reading, and setting aside.
+"""The folder `kv/`: reading, and setting aside. Persistence thread only.
 
 Everything in it is a cache of the ledgers. What is bad is set aside: renamed to
 `<name>.bad` beside it, with a warning that names the file; `forget`, eviction and
@@ -39,7 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class KvFolders:
-    """All KV of a store. Persistence thread only."""
+    """All KV of a store, below `root`, written through `files`. Persistence thread only.
+
+    `sealing`: None where the store is not encrypted. `share`: link what another agent has.
+    """
 
     def __init__(
         self,

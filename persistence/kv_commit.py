@@ -1,4 +1,4 @@
-"""The KV part of a commit: segments first, the manifest last.
+"""The KV part of a commit: segments first, the manifest last. Persistence thread only.
 
 Segments that the new manifest no longer names (the partial ones of a block that closed, or
 all after a divergence) are deleted when the new manifest is durable, and not before: until

@@ -1,4 +1,7 @@
-"""All ledgers of a store: reading them, and the ledger part of a commit."""
+"""All ledgers of a store: reading them, and the ledger part of a commit.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class LedgerState:
 
 
 class Ledgers:
-    """The folder `agents/`. Persistence thread only."""
+    """The folder `agents/`, at `root`, written through `files`. Persistence thread only.
+
+    `marks` gives what manifests say of an agent's ledger; `sealing`: None without encryption.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a store holds of each agent, for people who look into it."""
+"""What a store holds of each agent, for people who look into it. Persistence thread only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class StoreCounts:
 
 
 def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCounts:
-    """Count; `in_memory` are encoded ids. Raises OSError."""
+    """Count what `store` has, under `fingerprint` and in all; `in_memory` are encoded ids. Raises
+    OSError."""
     ledgers, kv = store.ledgers, store.kv
     warm = kv.disk.without(fingerprint, in_memory)
     known = len(ledgers.names) - len(ledgers.names & in_memory)
@@ -68,7 +69,8 @@ def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCoun
 
 
 def describe(ledgers: Ledgers, kv: KvFolders, encoded: str) -> StoredAgent:
-    """Everything known of the agent with this directory name. Raises OSError."""
+    """Everything that `ledgers` and `kv` know of the agent whose directory is named `encoded`.
+    Raises OSError."""
     path = ledgers.path(encoded)
     agent_id, records, problem, size = encoded, 0, None, 0
     times = [0.0]

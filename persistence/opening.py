@@ -1,4 +1,7 @@
-"""Opening a store: its folders are made, their names are durable, and the key is its own."""
+"""Opening a store: its folders are made, their names are durable, and the key is its own.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ ASKED = 8
 
 
 def open_folders(files: Files, root: Path, ledgers: Ledgers, kv: KvFolders) -> None:
-    """Make what is missing below a locked `root`, and learn what is there.
+    """Make what is missing of `ledgers` and `kv` below a locked `root`, through `files`, and learn
+    what is there.
 
     Raises EncryptionMismatch, WrongKey, OSError.
     """

@@ -1,4 +1,4 @@
-"""msgpack, both ways, and maps without a key that is there twice."""
+"""msgpack, both ways, and maps without a key that is there twice. Pure: any thread."""
 
 from __future__ import annotations
 

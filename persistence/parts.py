@@ -1,4 +1,4 @@
-"""What a store is made of, for what works on all of it."""
+"""What a store is made of, for what works on all of it. Persistence thread only."""
 
 from __future__ import annotations
 

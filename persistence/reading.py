@@ -1,4 +1,7 @@
-"""Reading what somebody else may have put there: regular files only, no link, no pipe."""
+"""Reading what somebody else may have put there: regular files only, no link, no pipe.
+
+Stateless: any thread.
+"""
 
 from __future__ import annotations
 

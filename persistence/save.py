@@ -1,4 +1,4 @@
-"""What a commit is asked to store."""
+"""What a commit is asked to store. Pure: any thread."""
 
 from __future__ import annotations
 

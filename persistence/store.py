@@ -1,4 +1,4 @@
-"""The store: every agent's ledger and KV under one directory.
+"""The store: every agent's ledger and KV under one directory. Persistence thread only.
 
 Below its root:
 
@@ -60,8 +60,9 @@ class Store:
         encryption_key: EncryptionKey | None = None,
         share_segments: bool = True,
     ) -> None:
-        """Make what is missing, and lock. Agents are only listed: each is checked, and what a
-        crash left of it is swept (recovery.py), when it is first read or written.
+        """Make what is missing below `root`, through `files`, and lock. Agents are only listed:
+        each is checked, and what a crash left of it is swept (recovery.py), when it is first read
+        or written.
 
         `max_disk`: bytes that `kv/` may take, None for no limit. `encryption_key`: 32 bytes,
         or a function that returns them; a store is encrypted as a whole or not.
