@@ -23,6 +23,7 @@ class Pool:
 
     def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
         self.layer = layer
+        self._sides = layer.sides
         self._stored: Arrays = {
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
@@ -43,7 +44,7 @@ class Pool:
     def __copy__(self) -> "Pool":
         """The same bytes until one of the two writes."""
         pool = object.__new__(Pool)
-        pool.layer = self.layer
+        pool.layer, pool._sides = self.layer, self._sides
         pool._stored = {name: copy(array) for name, array in self.arrays.items()}
         pool.floats = KeptFloats(pool.layer, pool._stored)
         return pool
@@ -82,7 +83,7 @@ class Pool:
     def read(self, rows: int, extent: int, *, floats: bool = False) -> StoredKV:
         """The first `extent` keys and values of the first `rows` slots, as stored, or as the floats
         that are kept if `floats` will do."""
-        keys, values = sides = self.layer.sides
+        keys, values = sides = self._sides
         if keys != values:
             parts = [(name, array[:, :rows, :, :extent]) for name, array in self.arrays.items()]
             first, second = (
