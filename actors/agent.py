@@ -31,7 +31,8 @@ from kvactors.core.info import ModelInfo
 from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.rewind import cut_at_token, cut_turns
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 __all__ = ["AgentActor"]
 

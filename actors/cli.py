@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from kvactors.core.errors import KvactorsError
-from kvactors.persistence.errors import StoreError
 
 __all__ = ["app", "main"]
 
@@ -26,7 +25,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise  # The reader, such as `head`, has seen enough: typer ends quietly.
-        except (KvactorsError, StoreError, OSError) as error:
+        except (KvactorsError, OSError) as error:
             from kvactors.actors.cli_console import complain
 
             complain(error)
@@ -99,7 +98,9 @@ def stress(
     seeds: Annotated[
         str, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
     ] = "",
-    report: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report here: JSON, or a table if it is named *.md.")
+    ] = None,
 ) -> None:
     """Random work, with faults, and proof of what must hold. Status 1 on a violation."""
     from kvactors.actors.cli_stress import explore, run_stress

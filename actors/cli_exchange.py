@@ -23,7 +23,7 @@ __all__ = ["run_export", "run_import"]
 def run_export(
     agent_id: str, file: Path, form: str, model: str, fingerprint: str | None, path: Path | None
 ) -> None:
-    """Write a stored agent to a file. Raises StoreError, InvalidInput, OSError."""
+    """Write a stored agent to a file. Raises StorageError, InvalidInput, OSError."""
     check_format(form)
     root = (path or default_store()).expanduser()
     if not (root / "agents").is_dir():
@@ -54,7 +54,7 @@ def run_import(
     tokens: Path | None,
     path: Path | None,
 ) -> None:
-    """Make an agent of a file. Raises StoreError, KvactorsError, OSError."""
+    """Make an agent of a file. Raises KvactorsError, OSError."""
     check_format(form)
     check_id(agent_id)
     root = (path or default_store()).expanduser()
@@ -94,7 +94,7 @@ def _read_tokens(path: Path | None) -> list[int] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ImportRejected(f"tokens: {path} is no JSON: {error}") from error
+        raise ImportRejected("tokens", f"{path} is no JSON: {error}") from error
     if not isinstance(found, list):
-        raise ImportRejected(f"tokens: {path} holds no JSON list of token ids")
+        raise ImportRejected("tokens", f"{path} holds no JSON list of token ids")
     return found

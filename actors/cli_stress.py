@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kvactors.actors.cli_console import err, out
+from kvactors.actors.stress_table import as_markdown
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["explore", "run_part", "run_stress"]
@@ -53,7 +54,8 @@ def run_stress(agents: int, minutes: float, seed: int, faults: str, report: Path
     for violation in total["violations"]:
         out.print(f"violated: {violation}", style="bold red", soft_wrap=True)
     if report is not None:
-        report.write_text(json.dumps(total, indent=2), encoding="utf-8")
+        text = as_markdown(total) if report.suffix == ".md" else json.dumps(total, indent=2)
+        report.write_text(text, encoding="utf-8")
     return not total["violations"]
 
 

@@ -18,7 +18,7 @@ from kvactors.actors.monitor import socket_path
 from kvactors.actors.system import default_store
 from kvactors.core.errors import SystemStopped
 from kvactors.persistence.atomic import Files
-from kvactors.persistence.errors import StoreError
+from kvactors.persistence.errors import StorageError
 from kvactors.persistence.lock import StoreLock
 
 __all__ = ["run_top"]
@@ -79,7 +79,7 @@ def _connect(root: Path) -> socket.socket:
 
 def _remove(path: Path, root: Path) -> None:
     """Remove the socket of a process that was killed: one that runs holds the lock."""
-    with suppress(StoreError, OSError):
+    with suppress(StorageError, OSError):
         lock = StoreLock(root, Files())
         path.unlink(missing_ok=True)
         lock.release()

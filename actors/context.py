@@ -19,7 +19,8 @@ from kvactors.core.prefix import Draft
 from kvactors.core.request import Request
 from kvactors.core.sampling import Sampling
 from kvactors.core.spec import ModelCacheSpec
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 __all__ = ["Planner", "Running", "warn_if_nearly_full"]
 

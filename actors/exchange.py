@@ -5,14 +5,12 @@ persistence actor's thread, and float KV is quantized on the GPU actor's. What n
 is in `kvactors.actors.export`, and the command line calls it without one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvactors.actors.agent_host import AgentHost
 from kvactors.actors.crew import Lifecycle
-from kvactors.actors.errors import public
 from kvactors.actors.export import export_stored, loadable_name, unwatched
 from kvactors.actors.handle import Agent
 from kvactors.actors.messages_gpu import EncodeFloats
@@ -20,12 +18,14 @@ from kvactors.actors.messages_store import WithStore
 from kvactors.actors.registry import AgentRegistry
 from kvactors.actors.turn_checks import check_id
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.hashing import tokens_hash
 from kvactors.core.info import ModelInfo
 from kvactors.core.spec import LayerSpec
-from kvactors.core.transcript import Transcript, Turn, tokens_hash
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.archive import OnStep, import_archive, is_archive
-from kvactors.persistence.errors import ImportRejected, StoreError
+from kvactors.persistence.errors import ImportRejected
 from kvactors.persistence.fields import TensorTable
 from kvactors.persistence.formats import ARCHIVE, FORMATS, read_memory
 from kvactors.persistence.interchange import (
@@ -36,8 +36,9 @@ from kvactors.persistence.interchange import (
     parse_layout,
 )
 from kvactors.persistence.kv_arrays import segment_tensors
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.store import Store
 
 __all__ = ["AgentExchange", "check_format"]
 
@@ -119,12 +120,11 @@ class AgentExchange:
         on_step: OnStep,
     ) -> Callable[[Store], None]:
         """What stores the agent of a file, once the file is read and checked."""
-        with _public_errors():
-            if form in (ARCHIVE, None) and is_archive(path):
-                return lambda store: import_archive(store, path, agent_id, on_step)
-            if form == ARCHIVE:
-                raise ImportRejected("file", f"{path} is no archive")
-            save = self._read(path, agent_id, form, tokens, on_step)
+        if form in (ARCHIVE, None) and is_archive(path):
+            return lambda store: import_archive(store, path, agent_id, on_step)
+        if form == ARCHIVE:
+            raise ImportRejected("file", f"{path} is no archive")
+        save = self._read(path, agent_id, form, tokens, on_step)
         return lambda store: add_agent(store, agent_id, [save])
 
     def _read(
@@ -210,11 +210,3 @@ def check_format(form: str | None) -> None:
     """Raise InvalidInput for a name that is no format's."""
     if form is not None and form not in FORMATS:
         raise InvalidInput(f"format must be one of {', '.join(FORMATS)}, not {form!r}")
-
-
-@contextmanager
-def _public_errors() -> Iterator[None]:
-    try:
-        yield
-    except StoreError as error:
-        raise public(error) from error

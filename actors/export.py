@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from kvactors.core.hashing import tokens_hash
 from kvactors.core.options import DEFAULT_MODEL
-from kvactors.core.transcript import tokens_hash
 from kvactors.persistence.archive import OnStep, export_archive
 from kvactors.persistence.atomic import new_file
 from kvactors.persistence.errors import ExportRejected, ImportRejected
 from kvactors.persistence.format_mlx_lm import SUFFIX
 from kvactors.persistence.formats import ARCHIVE, encode_memory
-from kvactors.persistence.interchange import LayoutUnsupported, Memory, parse_layout
+from kvactors.persistence.interchange import LayoutUnsupported, PortableMemory, parse_layout
 from kvactors.persistence.kv_arrays import layers_of
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
@@ -64,7 +64,7 @@ def _stored_memory(
     model_type: str,
     fingerprint: str | None,
     remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]],
-) -> Memory:
+) -> PortableMemory:
     records = store.read_ledger(agent_id)
     if records is None:
         raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
@@ -82,7 +82,7 @@ def _stored_memory(
         raise ExportRejected(
             f"what is stored of {agent_id!r} has another form than this version writes: {error!r}"
         ) from error
-    return Memory(
+    return PortableMemory(
         agent_id,
         loadable_name(model),
         model_type,

@@ -18,7 +18,7 @@ from kvactors.actors.turn_options import AskOptions, TurnOptions, check_options
 from kvactors.core.errors import InvalidInput
 from kvactors.core.prefix import THRESHOLD
 from kvactors.core.sampling import Sampling
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 __all__ = ["Agent", "TranscriptView"]
 

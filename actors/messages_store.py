@@ -7,7 +7,8 @@ from typing import Any
 from kvactors.actors.dispatcher import send
 from kvactors.actors.messages_gpu import Saved
 from kvactors.actors.ticket import Ticket
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.save import Save
+from kvactors.persistence.store import Store
 
 __all__ = [
     "CountStored",

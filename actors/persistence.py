@@ -5,8 +5,7 @@ all of them. Nothing is dropped: ledger records that could not be written are wr
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
@@ -14,7 +13,7 @@ from traceback import format_exception
 from typing import Any
 
 from kvactors.actors.dispatcher import Dispatcher, SystemActor, handles, send
-from kvactors.actors.errors import SaveFailed, public
+from kvactors.actors.errors import SaveFailed, public, public_errors
 from kvactors.actors.messages_gpu import Restored, Saved
 from kvactors.actors.messages_store import (
     CountStored,
@@ -31,11 +30,10 @@ from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.pace import Pace
 from kvactors.actors.saving import Ended, SaveGroup
 from kvactors.actors.unwritten import Unwritten
-from kvactors.core.errors import KvactorsError
 from kvactors.core.events import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
-from kvactors.persistence.errors import StoreError
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.save import Save
+from kvactors.persistence.store import Store
 
 __all__ = ["PersistenceActor"]
 
@@ -103,13 +101,13 @@ class PersistenceActor(SystemActor):
     def _opened(self) -> Store:
         """The store. The first to want it opens it and so learns what is wrong."""
         if self._store is None:
-            with _public_errors():
+            with public_errors():
                 self._store = self._open_store()
         return self._store
 
     @handles(ReadLedger)
     def _read(self, message: ReadLedger) -> tuple[dict[str, Any], ...] | None:
-        with _public_errors():
+        with public_errors():
             return self._opened().read_ledger(message.agent_id)
 
     @handles(LoadKV)
@@ -133,21 +131,18 @@ class PersistenceActor(SystemActor):
     def _forget(self, message: ForgetStored) -> None:
         self._write_gathered()
         self._unwritten.take(message.agent_id)
-        with _public_errors():
+        with public_errors():
             self._opened().forget(message.agent_id)
 
     @handles(WithStore)
     def _work(self, message: WithStore) -> Any:
         self._write_gathered()
-        try:
-            if message.agent_id in self._unwritten:
-                self._unwritten.write(self._opened())
-                self._unwritten.tell()
-            if message.agent_id in self._unwritten:
-                raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
-            return message.work(self._opened())
-        except StoreError as error:
-            raise public(error) from error
+        if message.agent_id in self._unwritten:
+            self._unwritten.write(self._opened())
+            self._unwritten.tell()
+        if message.agent_id in self._unwritten:
+            raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
+        return message.work(self._opened())
 
     # -- writing -----------------------------------------------------------------------
 
@@ -244,17 +239,6 @@ class PersistenceActor(SystemActor):
             return self._opened().kv_extent(save.agent_id, save.fingerprint)
         except Exception:
             return 0
-
-
-@contextmanager
-def _public_errors() -> Iterator[None]:
-    """What the store raises becomes what a user knows."""
-    try:
-        yield
-    except KvactorsError:
-        raise
-    except Exception as error:
-        raise public(error) from error
 
 
 def _nbytes(turns: list[SaveTurn]) -> int:

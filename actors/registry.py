@@ -157,7 +157,7 @@ class AgentRegistry:
         with self._lock:
             self._lifecycle.require_running()
             if agent_id in self._spawned:
-                raise public(AgentExists(agent_id))
+                raise AgentExists(agent_id)
             store()
             return self.spawn(agent_id)
 
@@ -190,7 +190,7 @@ class AgentRegistry:
             known = self._spawned.get(agent_id)
             if known is None:
                 if agent_id in self._forking:
-                    raise AgentExists(f"agent {agent_id!r} is just being forked")
+                    raise AgentExists(agent_id, "is just being forked")
                 records = self._records(agent_id)
                 transcript = _restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
@@ -203,7 +203,7 @@ class AgentRegistry:
         with self._lock:
             self._lifecycle.require_running()
             if child in self._spawned or child in self._forking:
-                raise AgentExists(f"agent {child!r} exists, and a fork makes a new one")
+                raise AgentExists(child)
             self._forking.add(child)
         try:
             ticket = self._host.send(source, lambda t: Fork(t, child), None, streamed=False)
@@ -212,7 +212,7 @@ class AgentRegistry:
                 stored.get()
             elif self._records(child):
                 # A parent without turns has nothing to be forked in the store, which would tell.
-                raise AgentExists(f"agent {child!r} is stored, and a fork makes a new one")
+                raise AgentExists(child, "is stored")
             with self._lock:
                 return self._begin(child, copied, policy)
         except BaseException as error:
@@ -236,7 +236,7 @@ class AgentRegistry:
         with self._lock:
             self._lifecycle.require_running()
             if parent not in self._spawned and not self._records(parent):
-                raise AgentNotStored(f"there is no agent {parent!r} to fork")
+                raise AgentNotStored(parent)
             return self._spawn(parent, None, "refuse").actor
 
     def _records(self, agent_id: str) -> Any:
@@ -277,9 +277,8 @@ def _restored(
     try:
         transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerUnreadable(
-            f"the ledger of {agent_id!r} holds records of another form: {error}"
-        ) from error
+        reason = f"it holds records of another form: {error}"
+        raise LedgerUnreadable(f"of {agent_id!r}", reason) from error
     if records:
         transcript.require_system_prompt(system_prompt)
     else:

@@ -11,7 +11,7 @@ from kvactors.actors.outstanding import Outstanding
 from kvactors.actors.ticket import Ticket
 from kvactors.actors.unwritten import Records, Unwritten
 from kvactors.persistence.errors import untraced
-from kvactors.persistence.store import Save
+from kvactors.persistence.save import Save
 
 __all__ = ["Ended", "SaveGroup", "coalesce"]
 

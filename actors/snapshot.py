@@ -11,7 +11,6 @@ from pykka import ActorDeadError, Timeout
 from kvactors.actors.messages_gpu import ReadStats, ReadTurns
 from kvactors.actors.messages_store import CountStored
 from kvactors.core.errors import KvactorsError
-from kvactors.persistence.errors import StoreError
 
 __all__ = ["take_snapshot"]
 
@@ -44,5 +43,5 @@ def take_snapshot(
 def _patiently(ask: Ask, message: Any) -> Any:
     try:
         return ask(message, PATIENCE)
-    except (ActorDeadError, Timeout, KvactorsError, StoreError, OSError):
+    except (ActorDeadError, Timeout, KvactorsError, OSError):
         return None

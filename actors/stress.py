@@ -26,8 +26,9 @@ from kvactors.actors.stress_prompts import (
 from kvactors.actors.system import AgentSystem
 from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
 from kvactors.core.errors import AdmissionFull, MailboxFull, SystemStopped, TurnFailed, TurnTimeout
+from kvactors.core.hashing import tokens_hash
 from kvactors.core.sampling import Sampling
-from kvactors.core.transcript import Turn, tokens_hash
+from kvactors.core.turn import Turn
 
 __all__ = ["CHOICES", "FAULTS", "Stress"]
 

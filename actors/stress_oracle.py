@@ -10,7 +10,7 @@ from kvactors.actors.stress import CHOICES
 from kvactors.actors.system import AgentSystem
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.sampling import Sampling
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 __all__ = ["replay_alone"]
 

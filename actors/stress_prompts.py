@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvactors.actors.handle import Agent
-from kvactors.core.transcript import Turn, tokens_hash
+from kvactors.core.hashing import tokens_hash
+from kvactors.core.turn import Turn
 
 __all__ = ["DurableLog", "digits", "last_number", "misplaced", "number_of", "read_log", "secret"]
 

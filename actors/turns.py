@@ -8,11 +8,13 @@ from kvactors.actors.said import NewText, WholeConversation, WholeText
 from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
 from kvactors.core.events import Finished
+from kvactors.core.hashing import common_prefix, tokens_hash
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.request import Request, StopMatcher
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
-from kvactors.core.transcript import Transcript, Turn, common_prefix, tokens_hash
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.save import Save
+from kvactors.persistence.store import Store
 
 __all__ = ["Records", "Unwritten"]
 

@@ -15,8 +15,9 @@ from kvactors.actors.ticket import Ticket
 from kvactors.core.errors import SystemStopped
 from kvactors.core.events import ExportedKV
 from kvactors.core.info import ModelInfo
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.store import Store
 
 __all__ = ["AgentServices"]
 

@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,8 +23,9 @@ from typing import Any
 
 from pykka import ThreadingActor
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import AgentSystem
 from kvactors.actors.dispatcher import Dispatcher, SystemActor
+from kvactors.bench.busy_threads import ROWS, decode_step
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.report import print_json, print_table
 
@@ -34,7 +34,6 @@ __all__ = ["main"]
 TELLS, ASKS = 1_000_000, 20_000
 MOST_THREADS = 10_000
 BUSY = (0, 1, 4)
-ROWS = 4
 COLUMNS = (
     "spawn_us",
     "spawn_cpu_us",
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 figures = _in_a_process(name, size)
                 rows.append((name, size, *(figures[column] for column in COLUMNS)))
     print_table("Actors, each contender in a process of its own.", ("", "n", *COLUMNS), rows)
-    steps = [(busy, _decode_step(busy, 32 if options.quick else 200)) for busy in BUSY]
+    steps = [(busy, decode_step(busy, 32 if options.quick else 200)) for busy in BUSY]
     alone = steps[0][1]
     beside = [(busy, step, alone / step) for busy, step in steps]
     print_table(
@@ -268,36 +267,6 @@ def _figures(
 
 
 _CONTENDERS = {"agents": _agents, "pooled": _pooled, "threads": _threads, "asyncio": _tasks}
-
-
-# -- the GPU thread beside busy ones ---------------------------------------------------
-
-
-def _decode_step(busy: int, tokens: int) -> float:
-    """Milliseconds of a decode step while so many threads compute in Python."""
-    with AgentSystem(random_llama, store=False) as system:
-        agents = [system.spawn(f"row {row}") for row in range(ROWS)]
-        for agent in agents:
-            agent.ask([1], sampling=Sampling(max_tokens=8)).get()
-        done = threading.Event()
-        threads = [threading.Thread(target=_spin, args=(done,)) for _ in range(busy)]
-        for thread in threads:
-            thread.start()
-        futures = [agent.ask([2], sampling=Sampling(max_tokens=tokens)) for agent in agents]
-        timings = [future.get().timing for future in futures]
-        done.set()
-        for thread in threads:
-            thread.join()
-    first = max(timing.first_token for timing in timings)
-    last = max(timing.total for timing in timings)
-    return float(last - first) / (tokens - 1) * 1000
-
-
-def _spin(done: threading.Event) -> None:
-    value = 0
-    while not done.is_set():
-        for number in range(1000):
-            value = (value * 31 + number) % 1_000_003
 
 
 if __name__ == "__main__":

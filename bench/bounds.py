@@ -59,8 +59,8 @@ def measure_rates(setup: Setup) -> Rates:
 
 
 def decode_bound(setup: Setup, rates: Rates, rows: int, keys: int) -> float:
-    """Seconds that a decode step of `rows` agents with `keys` tokens each must take: weights are
-    read once, all products with codes are done."""
+    """Seconds that a decode step of `rows` agents with `keys` tokens each of the model of `setup`
+    must take at these `rates`: weights are read once, all products with codes are done."""
     from mlx.nn.utils import tree_flatten
 
     weights: int = sum(array.nbytes for _, array in tree_flatten(setup.model.parameters()))
@@ -69,8 +69,8 @@ def decode_bound(setup: Setup, rates: Rates, rows: int, keys: int) -> float:
 
 
 def prefill_bound(setup: Setup, rates: Rates, tokens: int) -> float:
-    """Seconds that a prefill must take: products of floats alone, scores above the diagonal
-    left out."""
+    """Seconds that a prefill of `tokens` by the model of `setup` must take at these `rates`:
+    products of floats alone, scores above the diagonal left out."""
     from mlx.nn.utils import tree_flatten
 
     sizes = dict(tree_flatten(setup.model.parameters()))

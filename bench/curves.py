@@ -22,6 +22,7 @@ __all__ = ["CURVES", "Curve"]
 
 Points = Iterator[tuple[int, float]]
 CONTEXT = 500
+BEGINNING = 1000
 SHORT = 100
 # Tokens between the lengths of rows that are not to be padded to one.
 APART = 1000
@@ -86,6 +87,16 @@ def step_over_tokens(setup: Setup, sizes: Sequence[int]) -> Points:
     """Time of a decode step of one agent."""
     for size in sizes:
         yield size, _step(setup, [setup.prompt(size)])
+
+
+def step_with_one_beginning(setup: Setup, sizes: Sequence[int]) -> Points:
+    """Time of a decode step of agents that were forked from one with 1,000 tokens: those are read
+    once for all where that is faster."""
+    for size in sizes:
+        with setup.system(max_batch=size) as system:
+            answer(system.spawn("parent"), setup.prompt(setup.scale.tokens(BEGINNING)))
+            forks = [system.spawn(f"fork {number}", from_="parent") for number in range(size)]
+            yield size, _median(setup, lambda: step_seconds(system, forks, setup.scale.decoded))  # noqa: B023
 
 
 def _step(setup: Setup, prompts: Sequence[list[int]]) -> float:
@@ -235,6 +246,7 @@ CURVES = (
     Curve("cold", "ms", "tokens", TOKENS, cold),
     Curve("step", "ms", "agents", ROWS, step_over_rows),
     Curve("step", "ms", "tokens", TOKENS, step_over_tokens),
+    Curve("step, one beginning", "ms", "agents", ROWS, step_with_one_beginning),
     Curve("thread time of a step", "ms", "agents", ROWS, thread_time),
     Curve("bookkeeping of a step", "ms", "waiting turns", CROWD, bookkeeping),
     Curve("a turn of one token", "ms", "spawned agents", CROWD, ask_among),

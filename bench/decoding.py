@@ -32,7 +32,8 @@ def hot_agents(system: AgentSystem, prompts: Sequence[list[int]]) -> list[Agent]
 
 
 def token_times(agent: Agent, prompt: list[int], tokens: int) -> list[float]:
-    """When each token of a turn arrived at the caller."""
+    """When each of the `tokens` of a turn of `agent`, asked this `prompt`, arrived at the
+    caller."""
     times = []
     for piece in agent.stream(prompt, sampling=Sampling(max_tokens=tokens)):
         times += [time.perf_counter()] * len(piece.token_ids)
@@ -40,7 +41,8 @@ def token_times(agent: Agent, prompt: list[int], tokens: int) -> list[float]:
 
 
 def step_seconds(system: AgentSystem, agents: Sequence[Agent], decoded: int) -> float:
-    """Seconds between two tokens of the last agent while all decode."""
+    """Seconds between two of `decoded` tokens of the last of the `agents` of `system` while all
+    decode."""
     *others, last = agents
     more = Sampling(max_tokens=LONGER)
     pending = [agent.ask([1], sampling=more) for agent in others]
@@ -176,7 +178,7 @@ def by_device(cpu: float, gpu: float) -> Callable[[Setup], float]:
     """A target that depends on where MLX computes."""
 
     def target(_setup: Setup) -> float:
-        from kvactors.core.blockwise import on_cpu
+        from kvactors.core.device import on_cpu
 
         return cpu if on_cpu() else gpu
 

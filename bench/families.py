@@ -8,16 +8,16 @@ the store holds. `--all` walks every module of mlx_lm.models; else one family of
 """
 
 import argparse
-import itertools
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvactors.bench.family_args import NOTES
+from kvactors.bench.family_own import NOTES
+from kvactors.bench.family_table import Row, render
 from kvactors.bench.report import print_json
 from kvactors.core import blas
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvactors.core.model import LoadedModel
     from kvactors.core.spec import LayerSpec
 
-__all__ = ["SMOKE", "Row", "examine", "main"]
+__all__ = ["SMOKE", "examine", "main"]
 
 SMOKE = (
     "qwen3",
@@ -53,35 +53,6 @@ LENGTHS = (5, 40, 1, 2, 13, 270)
 TOKENS = 8
 # Of the logits' deviation; logits of tokens that a model rules out are less than any other.
 TOLERANCE, RULED_OUT = 1e-3, 1e3
-COLUMNS = (
-    "family",
-    "layers",
-    "rows",
-    "logits",
-    "batched",
-    "restarted",
-    "float",
-    "kept",
-    "fixed",
-    "why not",
-)
-
-
-@dataclass
-class Row:
-    """What was found of a family. Bytes: of KV for a token in float and as kept, and of
-    windows and states for an agent."""
-
-    family: str
-    layers: str = ""
-    rows: str = ""
-    logits: str = ""
-    batched: str = ""
-    restarted: str = ""
-    float_bytes: int = 0
-    kept_bytes: int = 0
-    fixed_bytes: int = 0
-    reason: str = ""
 
 
 def main() -> None:
@@ -239,7 +210,7 @@ def engine(loaded: "LoadedModel") -> "Engine":
 
 
 def ask(running: "Engine", known: list[int], new: list[int]) -> "Finished":
-    """One turn of the agent "a"."""
+    """One turn of the agent "a" in the engine `running`: the tokens `new` behind those `known`."""
     from kvactors.core.sampling import Sampling
     from kvactors.core.testing import make_request, run_engine
 
@@ -248,11 +219,13 @@ def ask(running: "Engine", known: list[int], new: list[int]) -> "Finished":
 
 
 def leave_for_restart(loaded: "LoadedModel", family: str, folder: Path) -> None:
-    """Store a first turn, and note what a second one answers."""
+    """Store a first turn of `loaded` in `folder`, named after the `family`, and note what a second
+    one answers."""
     import msgpack  # type: ignore[import-untyped]
 
+    from kvactors.persistence.save import Save
     from kvactors.persistence.segment import Segment
-    from kvactors.persistence.store import Save, Store
+    from kvactors.persistence.store import Store
 
     running = engine(loaded)
     first = ask(running, [], prompt(4))
@@ -306,42 +279,6 @@ def answers_again(folder: Path, family: str) -> bool:
     end = run_engine(running, [])["a"]
     reused = request.cache_state == "warm" and request.kept == len(note["known"]) - 1
     return reused and end.request.generated == note["answer"]
-
-
-def render(rows: list[Row]) -> str:
-    """The table, its totals, and what the columns mean."""
-    cells = [COLUMNS, *(tuple(map(_cell, asdict(row).values())) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
-    exact = sum(row.batched == row.restarted == "exact" for row in rows)
-    counts = itertools.groupby(sorted(row.rows for row in rows if row.rows))
-    same = sum(row.logits == "same" for row in rows)
-    ways = ", ".join(f"{len(list(group))} {name}" for name, group in counts)
-    return "\n".join(
-        [
-            "Model families of mlx-lm over kvactors, as `python -m kvactors.bench.families` found",
-            "them: tiny random grid models in true geometry, packed attention.",
-            "",
-            "rows: in one batch, or one by one, as plain and latent layers are where sums must not",
-            'depend on the batch; with attention="auto" most of those run in one too.',
-            "logits: those of mlx-lm's own caches, in float, behind 270 tokens.",
-            "batched, restarted: tokens are those of the agent alone, and after a restart in a new",
-            "process. float, kept: bytes of KV for a token. fixed: bytes of windows and states for",
-            "an agent.",
-            "",
-            f"{exact} of {len(rows)} modules exact, {same} with mlx-lm's logits; {ways}.",
-            "",
-            *lines,
-            "",
-        ]
-    )
-
-
-def _cell(value: object) -> str:
-    return "" if value == 0 else str(value)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ __all__ = ["REGIMES"]
 
 Pairs = Iterator[tuple[float, float]]
 LONG = 16_384
-# Q4 in groups of 64 with float16 scales, of float16 (seed 001, 3.2).
+# Q4 in groups of 64 with float16 scales, of float16.
 KV_RATIO = 0.28125
 MESSAGES = 20_000
 

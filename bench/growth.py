@@ -79,7 +79,8 @@ def _order(sizes: Sequence[int], values: Sequence[float]) -> float:
 
 
 def grow(setup: Setup, model: str, plot: Path | None = None) -> list[Growth]:
-    """Measure all curves, print their fits, draw `plot` if asked to."""
+    """Measure all curves of `setup`, with this name of a `model`, print their fits, draw `plot` if
+    asked to."""
     found = []
     for curve in CURVES:
         print(f"{curve.value} by {curve.size}: {curve.described}", flush=True)

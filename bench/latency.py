@@ -26,7 +26,8 @@ LEAST_CHUNK = 32
 
 
 class Memories:
-    """One agent of `tokens` tokens on disk, and its time to a first token in each state.
+    """One agent of `tokens` tokens of the model of `setup` in a store at `folder`, and its time to
+    a first token in each state.
 
     Hot: its KV is in memory. Warm: on disk, in a system started anew, its files dropped from the
     page cache where the system can do that. Cold: the ledger alone, so that all is prefilled.

@@ -79,7 +79,8 @@ def small_llama() -> tuple[Any, Any]:
 
 
 def kv_row(dtype: str, bits: int | None, tokens: int) -> Row:
-    """Bytes of KV a token, by the seeds' formula and as MLX has them allocated."""
+    """Bytes of KV a token, for `tokens` of this `dtype` at `bits`, by the seeds' formula and as MLX
+    has them allocated."""
     from kvactors.core.model import load_model
 
     loaded = load_model(small_llama, ModelOptions(kv_bits=bits, group_size=GROUP, dtype=dtype))
@@ -97,7 +98,7 @@ def kv_row(dtype: str, bits: int | None, tokens: int) -> Row:
 
 
 def _formula(numbers: int, bits: int | None, item_bytes: int) -> float:
-    """Bytes of so many keys and values (seed 001, 3.2): codes, a scale and a bias a group."""
+    """Bytes of so many keys and values: codes, a scale and a bias a group."""
     if bits is None:
         return float(numbers * item_bytes)
     return numbers * bits / 8 + 2 * numbers / GROUP * item_bytes
@@ -191,7 +192,8 @@ def _peak_of(act: Callable[[], Any]) -> int:
 
 
 def agents_row(bits: int | None, tokens: int, budget: int) -> Row:
-    """How many agents are hot when the first is evicted."""
+    """How many agents of `tokens` at `bits` are hot when the first is evicted, at a `budget` of
+    bytes."""
     with AgentSystem(
         small_llama, store=False, kv_bits=bits, dtype="float32", memory_budget=budget
     ) as system:

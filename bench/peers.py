@@ -56,7 +56,8 @@ def engine_chunks(tokens: int) -> list[int]:
 
 
 def timed_prefill(model: Any, tokens: Sequence[int], cache: list[Any]) -> float:
-    """Seconds to the token after these: all but the last in the engine's chunks, then the last."""
+    """Seconds of `model` to the token after `tokens`, behind `cache`: all but the last in the
+    engine's chunks, then the last."""
     begin = time.perf_counter()
     _fill(model, tokens[:-1], cache)
     mx.eval(mx.argmax(model(mx.array([tokens[-1:]]), cache=cache)[:, -1], axis=-1))
@@ -94,7 +95,8 @@ def quantized(cache: Sequence[Any]) -> list[Any]:
 
 
 def quantized_step(model: Any, cache: list[Any], decoded: int) -> float:
-    """Seconds a token of mlx-lm's `generate_step` over its own quantized cache."""
+    """Seconds a token, of `decoded`, of mlx-lm's `generate_step` of `model` over its own quantized
+    cache."""
     steps = generate_step(
         mx.array([1]), model, max_tokens=decoded + 1, prompt_cache=cache, kv_bits=BITS
     )
@@ -118,7 +120,8 @@ def batch_generator(model: Any, **options: Any) -> Iterator[Any]:
 
 
 def batch_step(model: Any, caches: Sequence[list[Any]], decoded: int) -> float:
-    """Seconds a step of mlx-lm's BatchGenerator over these float caches, which it copies."""
+    """Seconds a step, of `decoded`, of mlx-lm's BatchGenerator of `model` over these float caches,
+    which it copies."""
     count = len(caches)
     with batch_generator(model, prefill_batch_size=count, completion_batch_size=count) as generator:
         generator.insert([[1]] * count, [ENDLESS] * count, caches=list(caches))

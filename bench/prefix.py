@@ -21,8 +21,8 @@ import numpy as np
 from kvactors.actors import Agent, AgentSystem, Reply, Sampling
 from kvactors.bench.report import print_json, print_table
 from kvactors.bench.worlds import make_world
+from kvactors.core.hashing import common_prefix
 from kvactors.core.options import DEFAULT_MODEL
-from kvactors.core.transcript import common_prefix
 
 __all__ = ["main"]
 

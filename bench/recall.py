@@ -106,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure_recall(
     model: str, options: dict[str, Any], worlds: int, sizes: int = len(SIZES)
 ) -> tuple[list[Cell], list[str]]:
-    """What is recalled after a restart, and the wrong answers. `options` are AgentSystem's."""
+    """What `model` recalls of each of `worlds`, of these `sizes`, after a restart, and the wrong
+    answers. `options` are AgentSystem's."""
     with tempfile.TemporaryDirectory(prefix="kvactors-recall-") as folder:
         for phase in (_tell, _ask):
             _in_a_process(phase, folder, model, options, worlds, sizes)

@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns; floats with three digits."""
+    """A `title`, and `rows` in aligned columns; floats with three digits."""
     cells = [list(columns), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
     print(f"\n{title}\n")

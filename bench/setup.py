@@ -78,7 +78,8 @@ class Setup:
     def prompt(
         self, tokens: int, seed: int = 0, source: Callable[[], Any] | None = None
     ) -> list[int]:
-        """Random token ids; a length is not scaled here."""
+        """So many random `tokens` of the vocabulary of `source`, by `seed`; a length is not scaled
+        here."""
         vocabulary = self.load(source or self.source).spec.vocab_size
         rng = np.random.default_rng([seed, tokens])
         ids: list[int] = rng.integers(1, vocabulary, tokens).tolist()
@@ -99,6 +100,6 @@ def endless(name: str) -> Callable[[], Any]:
 
 
 def answer(agent: Agent, prompt: list[int], max_tokens: int = 1) -> Reply:
-    """One whole turn."""
+    """One whole turn of `agent`: its answer of at most `max_tokens` to `prompt`."""
     reply: Reply = agent.ask(prompt, sampling=Sampling(max_tokens=max_tokens)).get()
     return reply

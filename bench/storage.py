@@ -85,7 +85,8 @@ def _segments(ranges: Sequence[tuple[int, int]], seed: int) -> tuple[Segment, ..
 
 
 def written_row(root: Path, tokens: int, turns: int) -> Row:
-    """Bytes that `turns` turns of `tokens` tokens write, and what is kept in the end."""
+    """Bytes that `turns` turns of `tokens` tokens write below `root`, and what is kept in the
+    end."""
     store = Store(root / f"written-{tokens}", files=_Unsynced())
     for turn in range(turns):
         ranges = ranges_to_save(turn * tokens, (turn + 1) * tokens)
@@ -104,7 +105,8 @@ def written_row(root: Path, tokens: int, turns: int) -> Row:
 
 
 def speed_rows(root: Path, tokens: int, runs: int) -> list[Row]:
-    """GB/s of the disk, of the store, and of an encrypted store, taken in turns."""
+    """GB/s, of `runs` with the KV of `tokens` below `root`, of the disk, of the store, and of an
+    encrypted store, taken in turns."""
     subjects: dict[str, Callable[[int], tuple[float, float]]] = {
         "disk": lambda run: disk_run(root / f"disk-{run}", tokens * TOKEN_BYTES),
         "store": lambda run: store_run(root / f"plain-{run}", tokens, run, None),
@@ -143,7 +145,8 @@ def disk_run(path: Path, size: int) -> tuple[float, float]:
 
 
 def store_run(root: Path, tokens: int, seed: int, key: bytes | None) -> tuple[float, float]:
-    """Seconds to save one agent with this much KV, and to read it in a store opened anew."""
+    """Seconds to save one agent with KV of `tokens`, random by `seed`, below `root`, encrypted if
+    there is a `key`, and to read it in a store opened anew."""
     segments = _segments([(0, tokens // 2), (tokens // 2, tokens)], seed)
     store = Store(root, encryption_key=key)
     written = _time(lambda: _commit(store, [Save("a", ({},), FINGERPRINT, segments)]))
@@ -173,7 +176,8 @@ def drop_from_cache(path: Path) -> None:
 
 
 def sync_row(root: Path, agents: int, groups: int) -> Row:
-    """Turns and syncs a second when `agents` agents save at the same time."""
+    """Turns and syncs a second, over `groups`, when `agents` agents save below `root` at the same
+    time."""
     files = CountingFiles()
     store = Store(root / f"syncs-{agents}", files=files)
 

@@ -38,7 +38,7 @@ def run_suite(
     growth: bool = False,
 ) -> list[Outcome]:
     """Measure the regimes whose names match one of `only` (regular expressions), or all; then how
-    things grow, if asked to. Ctrl-C ends it early, with what was measured.
+    things grow, if asked to; at this `scale`. Ctrl-C ends it early, with what was measured.
 
     `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
     `growth.png` into `plot`, and one JSON object into `json`. Raises InvalidConfig where no name

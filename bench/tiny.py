@@ -12,7 +12,8 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 
-from kvactors.bench.family_args import COMMON, NESTED, OWN
+from kvactors.bench.family_args import COMMON
+from kvactors.bench.family_own import NESTED, OWN
 
 __all__ = ["NotBuilt", "all_families", "build", "is_model"]
 

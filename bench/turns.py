@@ -208,7 +208,7 @@ class _Served(_Carried):
 
 def two_at_once(setup: Setup) -> Pairs:
     """Two agents of 1,024 tokens answer with 64 at once, against one after the other: tokens a
-    second of the decoding (seed 001, 4.3: 1.48)."""
+    second of the decoding."""
     prompts = [setup.prompt(setup.scale.tokens(1024), seed) for seed in range(2)]
     decoded = setup.scale.decoded
     sampling = Sampling(max_tokens=decoded)

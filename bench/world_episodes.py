@@ -26,7 +26,8 @@ def make_episode(
     asked: tuple[float, float] = (0.2, 0.6),
     plain: float = 0.0,
 ) -> list[Message]:
-    """Draw a whole conversation, as (role, text), of at most `tokens` tokens.
+    """Draw a whole conversation, as (role, text), of at most `tokens` tokens (as `count_tokens`
+    counts), by `rng`.
 
     `invented` is the share of pseudo-words, `updates` the share of facts told again with
     another value, after which the later one holds, `unknown` the share of questions about

@@ -25,7 +25,7 @@ class Relation:
 
 
 def _relation(
-    name: str, keys: str, values: str, says: str, asks: str, answer: str, weight: float = 1.0
+    name: str, keys: str, values: str, says: str, asks: str, answer: str, *, weight: float = 1.0
 ) -> Relation:
     return Relation(name, keys, values, _wordings(says), _wordings(asks), answer, weight)
 
@@ -44,7 +44,7 @@ _OTHERS = (
         "What is my {k} called?|What is the name of my {k}?|What is my {k}'s name?"
         "|How is my {k} called?|Do you remember the name of my {k}?",
         "Your {k} is called {v}.",
-        1.5,
+        weight=1.5,
     ),
     _relation(
         "code",
@@ -124,7 +124,7 @@ _OTHERS = (
         "What is {k}'s favourite {t}?|What is the favourite {t} of {k}?"
         "|Which {t} does {k} like best?|Which {t} is {k}'s favourite?",
         "{k}'s favourite {t} is {v}.",
-        1.5,
+        weight=1.5,
     ),
     _relation(
         "my favourite",
@@ -143,7 +143,7 @@ _OTHERS = (
         "My name is {v}.|I am called {v}.|I am {v}.|You can call me {v}.|I'm {v}.|Call me {v}.",
         "What is my name?|What am I called?|Who am I?|Do you remember my name?|What's my name?",
         "Your name is {v}.",
-        0.7,
+        weight=0.7,
     ),
     _relation(
         "your name",
@@ -152,7 +152,7 @@ _OTHERS = (
         "Your name is {v}.|You are called {v}.|I will call you {v}.|You are {v}.",
         "What is your name?|What are you called?|Who are you?|What's your name?",
         "My name is {v}.",
-        0.7,
+        weight=0.7,
     ),
     _relation(
         "opens",
@@ -183,7 +183,7 @@ _OTHERS = (
         "What does {k} speak?|Which language does {k} speak?|What language does {k} speak?"
         "|What is {k}'s language?|What is the language of {k}?",
         "{k} speaks {v}.",
-        1.3,
+        weight=1.3,
     ),
     _relation(
         "plays",
@@ -245,7 +245,7 @@ _OWN = (
 RELATIONS = (
     *_OTHERS,
     *(
-        _relation(name, "", values, says, asks, answer, 0.3)
+        _relation(name, "", values, says, asks, answer, weight=0.3)
         for name, values, says, asks, answer in _OWN
     ),
 )

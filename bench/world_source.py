@@ -53,7 +53,7 @@ class Draft:
 
 
 class Source:
-    """Draws keys, values and wordings.
+    """Draws keys, values and wordings by `rng`; `names`: which ones.
 
     `invented` is the share of pseudo-words, `plain` the share of wordings that are among the
     first PLAIN of their relation, which share their words with the answer.
@@ -173,7 +173,8 @@ class Source:
     def never_told(
         self, told: Sequence[Draft], taken: set[tuple[str, str, str]], near: float
     ) -> Draft:
-        """What to ask to hear UNKNOWN: a share `near` about keys that were told otherwise."""
+        """What to ask to hear UNKNOWN: a share `near` about keys that were told otherwise, none of
+        those `taken`."""
         keys = {draft.key for draft in told if draft.key}
         while True:
             known = self.pick(told) if told else None

@@ -56,7 +56,7 @@ def make_world(
     tokens: int | None = None,
     count_tokens: Callable[[str], int] | None = None,
 ) -> World:
-    """Draw a world of `facts` facts, told in turns of 1 to 5.
+    """Draw a world of `facts` facts, told in turns of 1 to 5, by `rng`.
 
     With `tokens` and `count_tokens`, turns of chatter are put between until the told part
     is about that long. "seen" names were in the default model's training, "unseen" never;

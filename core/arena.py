@@ -14,11 +14,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
-from kvactors.core.geometry import AttentionPolicy, StepGeometry
-from kvactors.core.layers import KVLayer, LayerCache
+from kvactors.core.geometry import StepGeometry
+from kvactors.core.layer_cache import LayerCache, LayerRows
+from kvactors.core.layers import KVLayer
 from kvactors.core.linear import in_parts
 from kvactors.core.pieces import Piece
-from kvactors.core.slots import EXTENT_STEP, Beginning, SlotTable
+from kvactors.core.policy import AttentionPolicy
+from kvactors.core.slots import EXTENT_STEP, SharedPieces, SlotTable
 from kvactors.core.spec import UNUSED, LayerSpec, ModelCacheSpec
 from kvactors.core.states import StateLayer
 
@@ -26,7 +28,11 @@ __all__ = ["Arena"]
 
 
 class Arena:
-    """Rows of all layers. Every method leaves the other rows' bytes alone."""
+    """Rows of all layers. Every method leaves the other rows' bytes alone.
+
+    `spec` says what the layers are, `policy` how they attend; rows stand in at most `max_slabs`
+    slabs, their extents are multiples of `extent_step`.
+    """
 
     def __init__(
         self,
@@ -40,6 +46,7 @@ class Arena:
         self.policy = policy
         self.table = _make_table(spec, policy, max_slabs, extent_step)
         self.layers = [_make_layer(spec, layer, self.table, policy) for layer in spec.layers]
+        self._rows = [layer.rows for layer in self.layers]
         self._caches = _nested(self.layers, spec.nesting)
         self.floats = False
         """Whether there is memory for `float_bytes`."""
@@ -50,30 +57,31 @@ class Arena:
     @property
     def nbytes(self) -> int:
         """Bytes allocated over all layers; those of a group are alike."""
-        return sum(len(group) * self.layers[group[0]].nbytes for group in self.spec.groups())
+        return sum(len(group) * self._rows[group[0]].nbytes for group in self.spec.groups())
 
-    def add_row(self, length: int, expected: int, beginning: Beginning = (), spare: int = 0) -> int:
+    def add_row(self, length: int, expected: int, pieces: SharedPieces = (), spare: int = 0) -> int:
         """A new row that will be loaded with `length` tokens and filled to `expected`, with room
         for some to `spare`; its index.
 
-        The caller keeps its own list in step: insert at the returned index.
+        It begins with `pieces`. The caller keeps its own list in step: insert at the returned
+        index.
         """
         expected = max(length, expected)
         room = expected + spare
-        slab = self.table.choose_slab(expected, beginning)
-        for layer in self.layers:
-            layer.grow(slab, room)
+        slab = self.table.choose_slab(expected, pieces)
+        for rows in self._rows:
+            rows.grow(slab, room)
         new = slab == len(self.table.slabs)
         capacity = self.table.capacity_for(0 if new else self.table.slabs[slab].capacity, room)
-        return self.table.commit_join(slab, length, capacity, beginning, expected)
+        return self.table.commit_join(slab, length, capacity, pieces, expected)
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""
         if self._own_slab(other, source) is not None:
             return 0
         length = other.table.lengths[source] + 1
-        slab = self.table.choose_slab(length, other.table.beginning(source))
-        return self._growth(lambda layer: layer.join_growth(slab, length))
+        slab = self.table.choose_slab(length, other.table.shared_pieces(source))
+        return self._growth(lambda rows: rows.join_growth(slab, length))
 
     def step_bytes(self, width: int) -> int:
         """Bytes that the next step of `width` tokens would allocate."""
@@ -92,15 +100,15 @@ class Arena:
         """Give back floats and spare slots, and the room that no row needs in its next step."""
         for index, slab in enumerate(self.table.slabs):
             capacity = self.table.extent(max(slab.lengths) + 1)
-            for layer in self.layers:
-                layer.shrink(index, len(slab.lengths), capacity)
+            for rows in self._rows:
+                rows.shrink(index, len(slab.lengths), capacity)
             slab.capacity = min(slab.capacity, capacity)
 
-    def _growth(self, growth: Callable[[LayerCache], tuple[int, int]]) -> int:
+    def _growth(self, growth: Callable[[LayerRows], tuple[int, int]]) -> int:
         """Bytes more; while a layer grows its old arrays live beside the new ones."""
         more = beside = 0
         for group in self.spec.groups():
-            before, after = growth(self.layers[group[0]])
+            before, after = growth(self._rows[group[0]])
             if after > before:
                 more += len(group) * (after - before)
                 beside = max(beside, before)
@@ -114,7 +122,7 @@ class Arena:
                 continue
             for position, index in enumerate(group):
                 parts = {name: array[position] for name, array in arrays.items()}
-                self.layers[index].load(row, piece.start, piece.end, parts)
+                self._rows[index].load(row, piece.start, piece.end, parts)
         self._note(row, piece)
         self.evaluate()
 
@@ -123,17 +131,17 @@ class Arena:
 
         A row that gets a slab of its own, and had one there, is not copied before either writes.
         """
-        length, beginning = other.table.lengths[source], other.table.beginning(source)
-        layers = list(zip(self.layers, other.layers, strict=True))
+        length, pieces = other.table.lengths[source], other.table.shared_pieces(source)
+        both = list(zip(self._rows, other._rows, strict=True))
         slab = self._own_slab(other, source)
         if slab is not None:
-            for layer, from_layer in layers:
-                layer.share(from_layer, slab)
+            for rows, theirs in both:
+                rows.share(theirs, slab)
             capacity = other.table.slabs[slab].capacity
-            return self.table.commit_join(len(self.table.slabs), length, capacity, beginning)
-        row = self.add_row(length, length + 1, beginning)
-        for layer, from_layer in layers:
-            layer.copy_row(row, from_layer, source)
+            return self.table.commit_join(len(self.table.slabs), length, capacity, pieces)
+        row = self.add_row(length, length + 1, pieces)
+        for rows, theirs in both:
+            rows.copy_row(row, theirs, source)
         return row
 
     def _own_slab(self, other: "Arena", source: int) -> int | None:
@@ -141,8 +149,8 @@ class Arena:
         there, _ = other.table.locate(source)
         if len(other.table.slabs[there].rows) > 1:
             return None
-        beginning = other.table.beginning(source)
-        here = self.table.choose_slab(other.table.lengths[source] + 1, beginning)
+        pieces = other.table.shared_pieces(source)
+        here = self.table.choose_slab(other.table.lengths[source] + 1, pieces)
         return there if here == len(self.table.slabs) else None
 
     def export(self, row: int, start: int, end: int) -> Piece:
@@ -152,7 +160,7 @@ class Arena:
         groups = []
         for group in self.spec.groups():
             parts = [
-                self.layers[index].export(row, start, end, checkpoint=end == length)
+                self._rows[index].export(row, start, end, checkpoint=end == length)
                 for index in group
             ]
             groups.append({name: _stack([part[name] for part in parts]) for name in parts[0]})
@@ -163,8 +171,8 @@ class Arena:
 
     def cut(self, row: int, length: int) -> None:
         """Cut a row to its first `length` tokens, as far back as its layers allow."""
-        for layer in self.layers:
-            layer.cut(row, length)
+        for rows in self._rows:
+            rows.cut(row, length)
         self.table.set_length(row, length)
 
     def leave(self, row: int) -> int:
@@ -174,8 +182,8 @@ class Arena:
         """
         slab, slot = self.table.locate(row)
         last = len(self.table.slabs[slab].lengths) - 1
-        for layer in self.layers:
-            layer.leave(slab, slot, last)
+        for rows in self._rows:
+            rows.leave(slab, slot, last)
         moved = self.table.first_row(slab) + last
         self.table.commit_leave(row)
         return moved
@@ -218,7 +226,7 @@ class Arena:
 
     def evaluate(self) -> None:
         """Run what was written so far; after a prefill chunk no one asks for its logits."""
-        mx.eval([layer.state for layer in self.layers])
+        mx.eval([rows.state for rows in self._rows])
 
 
 def _make_table(
@@ -252,8 +260,8 @@ def _nested(layers: Sequence[LayerCache], nesting: Sequence[int]) -> list[Any]:
     return [KVCache() if count == UNUSED else next(wanted) for count in nesting]
 
 
-def _step_growth(layer: LayerCache, slab: int, tokens: int) -> tuple[int, int]:
-    return layer.step_growth(slab, tokens)
+def _step_growth(rows: LayerRows, slab: int, tokens: int) -> tuple[int, int]:
+    return rows.step_growth(slab, tokens)
 
 
 def _stack(arrays: list[mx.array]) -> mx.array:

@@ -2,7 +2,7 @@
 
 The verbs and their meaning are those of mlx-lm's batch caches; the geometry is a slot arena
 (`kvactors.core.slots`): rows are left-aligned, nothing is padded on the left or rolled, and
-rows join and leave without touching the others' bytes. Seed 001, 3.4; seed 003.
+rows join and leave without touching the others' bytes.
 
 It is useful by itself: after `enable_in_mlx_lm()`, mlx-lm's own BatchGenerator runs on
 quantized caches. All of it belongs to the thread that owns the arrays.
@@ -13,11 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.attention import install
-from kvactors.core.geometry import AttentionPolicy, StepGeometry
+from kvactors.core.geometry import StepGeometry
+from kvactors.core.kv_rows import KVRows
 from kvactors.core.layers import KVLayer
-from kvactors.core.options import check_attention
-from kvactors.core.pools import Pool
+from kvactors.core.policy import AttentionPolicy, check_attention
+from kvactors.core.seam import install
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec, Side
 
@@ -94,9 +94,9 @@ class BatchQuantizedKVCache(KVLayer):
         length = self.table.lengths[row]
         if not self._known or length == 0:
             return cache
-        pool, one = self.pools[slab], slice(slot, slot + 1)
-        cache.keys = tuple(mx.contiguous(a[0, one]) for a in pool.keys(slot + 1, length))
-        cache.values = tuple(mx.contiguous(a[0, one]) for a in pool.values(slot + 1, length))
+        stored = self.rows.pools[slab].read(slot + 1, length).rows(slice(slot, slot + 1))
+        cache.keys = tuple(mx.contiguous(array[0]) for array in stored.keys)
+        cache.values = tuple(mx.contiguous(array[0]) for array in stored.values)
         cache.offset = length
         mx.eval(cache.keys, cache.values)
         return cache
@@ -105,11 +105,8 @@ class BatchQuantizedKVCache(KVLayer):
         """Keep these rows, in this order; only rows that move are copied."""
         keep = [int(index) for index in batch_indices]
         slots = self.table.plan_filter(keep)
-        if self.pools:
-            for pool, kept in zip(self.pools, slots, strict=True):
-                if kept:
-                    pool.gather(kept)
-            self.pools = [pool for pool, kept in zip(self.pools, slots, strict=True) if kept]
+        if self._known:
+            self.rows.keep(slots)
         self.table.commit_filter(slots)
 
     def extend(self, other: "BatchQuantizedKVCache") -> None:
@@ -119,7 +116,7 @@ class BatchQuantizedKVCache(KVLayer):
         for index, length in enumerate(other.table.lengths):
             row = self.add_row(length, last=True)
             if length:
-                self.copy_row(row, other, index)
+                self.rows.copy_row(row, other.rows, index)
 
     def prepare(
         self,
@@ -128,7 +125,8 @@ class BatchQuantizedKVCache(KVLayer):
         right_padding: Sequence[int] | None = None,
         left_padding: Sequence[int] | None = None,
     ) -> None:
-        """Announce a right-padded prompt; `finalize` cuts the padding off again."""
+        """Announce a prompt of these `lengths`, padded by `right_padding`, which `finalize` cuts
+        off again. Raises ValueError for a `left_padding`."""
         if left_padding is not None and any(left_padding):
             raise ValueError("rows are left-aligned: pad on the right")
         if right_padding is not None and max(right_padding) > 0:
@@ -163,14 +161,14 @@ class BatchQuantizedKVCache(KVLayer):
         """Make room for a row of `length` tokens; its bytes are loaded afterwards."""
         slab = self.table.choose_slab(length, last=last)
         if self._known:
-            self.grow(slab, length)
+            self.rows.grow(slab, length)
         held = self.table.slabs[slab].capacity if slab < len(self.table.slabs) else 0
         return self.table.commit_join(slab, length, self.table.capacity_for(held, length))
 
     def load_row(self, row: int, cache: Any) -> None:
         """Take the bytes of an mlx-lm QuantizedKVCache into a row made by `add_row`."""
         slab, slot = self.table.locate(row)
-        pool, names = self.pools[slab], ("codes", "scales", "biases")
+        pool, names = self.rows.pools[slab], ("codes", "scales", "biases")
         sides = zip(names, cache.keys, cache.values, strict=True)
         if "codes" in pool.arrays:
             arrays = {name: mx.concatenate([key, value]) for name, key, value in sides}
@@ -179,7 +177,7 @@ class BatchQuantizedKVCache(KVLayer):
                 f"{p}.{name}": a for name, *kv in sides for p, a in zip("kv", kv, strict=True)
             }
         pool.load(slot, 0, {name: array[:, :, : cache.offset] for name, array in arrays.items()})
-        mx.eval(self.pools[slab].arrays)
+        mx.eval(pool.arrays)
 
     def _materialize(self, keys: mx.array, values: mx.array) -> None:
         dtype = str(keys.dtype).rpartition(".")[2]
@@ -189,7 +187,7 @@ class BatchQuantizedKVCache(KVLayer):
     def _adopt(self, layer: LayerSpec) -> None:
         """Learn the geometry, and allocate the rows that joined empty before it was known."""
         self.layer = layer
-        self.pools = [Pool(layer, len(slab.lengths), slab.capacity) for slab in self.table.slabs]
+        self.rows = KVRows(self.table, layer)
 
 
 def _layer_of(cache: Any) -> LayerSpec:

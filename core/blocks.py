@@ -1,4 +1,4 @@
-"""BlockPool: who holds how many 256-token blocks, and what is free. No tensors (seed 000, 3.1).
+"""BlockPool: who holds how many 256-token blocks, and what is free. No tensors.
 
 A block is accounting for BLOCK_TOKENS tokens of one agent over all layers. A hot agent
 holds the blocks of its cache, a running turn also those it may still grow into; blocks

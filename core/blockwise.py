@@ -10,15 +10,10 @@ that no query of a block sees are left out of it.
 import mlx.core as mx
 import numpy as np
 
-__all__ = ["attend_in_blocks", "exponentiate", "on_cpu"]
+__all__ = ["attend_in_blocks", "exponentiate"]
 
 # Scores of one block, in bytes.
 _BLOCK = 8 * 2**20
-
-
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU."""
-    return bool(mx.default_device() == mx.Device(mx.cpu))
 
 
 def attend_in_blocks(
@@ -29,7 +24,8 @@ def attend_in_blocks(
     mask: mx.array | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] keys.
+    """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] `keys` and
+    `values`; scores are products times `scale`.
 
     `mask` is boolean and broadcasts to [rows, 1, T, E]; `sinks` [heads] are scores that take weight
     and have no value. Returns [rows, heads, T, value_dim]; what it needs is evaluated.
@@ -63,7 +59,7 @@ def exponentiate(
 ) -> mx.array:
     """Turn float32 [rows, kv_heads, repeats * T, E] scores into exponentials, in place; returns
     their sums [rows, kv_heads, repeats * T, 1]. Nobody else may hold the scores. `hidden`
-    [rows, 1, T, E] is true where a query does not see a key."""
+    [rows, 1, T, E] is true where a query does not see a key; `sinks` as above."""
     mx.eval(scores)
     rows, kv_heads, tokens, extent = scores.shape
     view = np.array(scores, copy=False)

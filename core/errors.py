@@ -29,7 +29,7 @@
     ├── BehaviourFailed                   one that a behaviour began, and did not end
     └── BlockingCall                      a blocking wait on a thread that must not block
 
-What can go wrong on disk stands in `kvactors.actors.errors`, under the same root.
+What can go wrong on disk stands in `kvactors.persistence.errors`, under the same root.
 Messages name the rule that was broken and the numbers.
 """
 

@@ -1,4 +1,5 @@
 """The identity of a model's KV: two models share it only if they would compute the same KV.
+Pure: any thread.
 
 It covers architecture, weights, quantization, tokenizer, chat template and cache format. A
 mismatch is a miss, never a wrong answer.

@@ -8,15 +8,17 @@ half a gigabyte for a quarter of the time (bench/LOG.md).
 import mlx.core as mx
 
 from kvactors.core.cells import written
-from kvactors.core.spec import Side
-from kvactors.core.unpacking import PRECISION, dequantize
+from kvactors.core.spec import LayerSpec, Side
+from kvactors.core.unpacking import PRECISION, Arrays, dequantize
 
-__all__ = ["LATE_STEPS", "MOST_BYTES", "FloatCopy"]
+__all__ = ["LATE_STEPS", "MOST_BYTES", "FloatCopy", "KeptFloats"]
 
 # Of the floats of one slab and layer.
 MOST_BYTES = 16 << 20
 # Steps whose codes wait.
 LATE_STEPS = 64
+# Steps for which a slab that gave room to others is not kept as floats.
+_STEPS_WITHOUT = 64
 
 
 class FloatCopy:
@@ -57,3 +59,76 @@ class FloatCopy:
 
     def _said(self, codes: dict[str, mx.array]) -> mx.array:
         return dequantize(tuple(codes.values()), self._side, PRECISION)
+
+
+class KeptFloats:
+    """What one slab of `stored` arrays keeps as floats beside them: all of it, or where it is too
+    large the tokens that all of its rows begin with."""
+
+    def __init__(self, layer: LayerSpec, stored: Arrays) -> None:
+        self.copy: FloatCopy | None = None
+        self._layer = layer
+        self._stored = stored
+        self._prefix: tuple[mx.array, ...] = ()
+        self._shared = 0
+        self._waits = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        prefix = sum(array.nbytes for array in self._prefix)
+        return prefix + (0 if self.copy is None else self.copy.nbytes)
+
+    def bytes_more(self, shared: int = 0) -> int:
+        """Bytes that `keep` would take, those of codes that wait included, with so many tokens that
+        all rows begin with."""
+        if self.copy or self._prefix:
+            return 0
+        if whole := self._bytes_of(*self._shape):
+            stored = sum(array.nbytes for array in self._stored.values())
+            return whole + LATE_STEPS * stored // self._shape[1]
+        return self._bytes_of(1, shared) if self._layer.window is None else 0
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        first = next(iter(self._stored.values()))
+        return first.shape[1], first.shape[3]
+
+    def _bytes_of(self, slots: int, tokens: int) -> int:
+        """0 if they are too many, or what is stored is no codes, or not alike for both sides."""
+        if "codes" not in self._stored:
+            return 0
+        layer = self._layer
+        nbytes = 2 * slots * layer.kv_heads * tokens * layer.head_dim * PRECISION.size
+        return nbytes if nbytes <= MOST_BYTES else 0
+
+    def keep(self, shared: int = 0) -> None:
+        """A step begins that reads floats, with so many tokens that all rows begin with."""
+        self._shared = 0 if self._waits else shared
+        if self._prefix and self._prefix[0].shape[2] != self._shared:
+            self._prefix = ()
+        if self._waits:
+            self._waits -= 1
+        elif self.copy is None and self._bytes_of(*self._shape):
+            self.copy = FloatCopy(self._stored, self._layer.sides[0])
+
+    def settle(self) -> None:
+        """Store the codes that wait."""
+        if self.copy is not None:
+            self.copy.settle()
+
+    def drop(self, *, wait: bool = False) -> None:
+        """Keep none, and if asked none for a while: the slab gave room to others."""
+        self.settle()
+        self.copy, self._prefix, self._shared = None, (), 0
+        self._waits = _STEPS_WITHOUT if wait else self._waits
+
+    def prefix(self, tokens: int) -> tuple[mx.array, ...]:
+        """The first keys and values of the first slot, [1, kv_heads, tokens, dim]; or nothing."""
+        return self._prefix if tokens == self._shared else ()
+
+    def note_prefix(self, floats: tuple[mx.array, ...]) -> None:
+        """Keep these, if they are what all rows begin with."""
+        tokens = floats[0].shape[2]
+        if self.copy is None and tokens == self._shared and self._bytes_of(1, tokens):
+            self._prefix = floats

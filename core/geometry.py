@@ -1,4 +1,4 @@
-"""One step's geometry: where each row reads and writes, and which attention path it takes."""
+"""One step's geometry: where each row reads and writes. GPU thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,60 +6,12 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from kvactors.core.attention import DEFAULT_THRESHOLD
 from kvactors.core.blocks import BLOCK_TOKENS
 from kvactors.core.cells import Cells
-from kvactors.core.options import AttentionMode
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
 
-__all__ = ["REPRODUCIBLE_STEP", "UNPACK_ROWS", "AttentionPolicy", "Reach", "StepGeometry"]
-
-REPRODUCIBLE_STEP = 256
-UNPACK_ROWS = 48
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPolicy:
-    """Which path a step takes. `threshold` counts query rows per KV head, `launch_tokens` the
-    padding that one more slab is worth; both are measured at load. `unpack` lets steps of
-    up to UNPACK_ROWS query rows per KV head take products from codes as floats, `parts` few rows
-    to be multiplied with parts of the model's weights.
-
-    `reproducible` decides by position instead of by measurement: whole blocks of 256
-    tokens take the dequantizing path, everything else the packed one.
-    """
-
-    mode: AttentionMode = "auto"
-    threshold: int = DEFAULT_THRESHOLD
-    reproducible: bool = False
-    launch_tokens: int = 1024
-    unpack: bool = False
-    parts: bool = False
-
-    @property
-    def cascades(self) -> bool:
-        """Whether rows that begin alike may be attended together: their sums then depend on the
-        company, which the packed path and reproducible runs exclude."""
-        return self.mode != "packed" and not self.reproducible
-
-    def packed(self, width: int, repeats: int) -> bool:
-        """Whether a step of `width` tokens, `repeats` query heads per KV head, is packed."""
-        if self.mode != "auto":
-            return self.mode == "packed"
-        if self.reproducible:
-            return width != REPRODUCIBLE_STEP
-        return width * repeats <= self.threshold
-
-    def unpacks(self, width: int, repeats: int) -> bool:
-        """Whether a step takes the packed path with codes as floats."""
-        free = self.mode == "auto" and not self.reproducible
-        return free and self.unpack and width * repeats <= UNPACK_ROWS
-
-    def together(self, rows: int, repeats: int) -> bool:
-        """Whether a decode step attends what `rows` share as one: with twice the queries from
-        which floats are faster, since taking the parts together costs too (bench/LOG.md)."""
-        return not self.packed(1, rows * repeats // 2)
+__all__ = ["Reach", "StepGeometry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +28,7 @@ class Reach:
 
 
 class StepGeometry:
-    """Where one step of `width` tokens per row reads and writes; shared by all layers.
+    """Where one step of `width` tokens per row of `table` reads and writes; shared by all layers.
 
     Row r writes at [start_r, start_r + width) and its query t sees the keys up to
     start_r + t. Three rows of lengths 2, 5, 3 in one slab, width 1: writes at 2, 5, 3;

@@ -20,10 +20,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from kvactors.core.attention import Call, watch_calls
 from kvactors.core.errors import GroupSizeMismatch, ModelError, UnsupportedLayer
 from kvactors.core.options import ModelOptions
 from kvactors.core.precision import bits_of, check_named
+from kvactors.core.seam import Call, watch_calls
 from kvactors.core.spec import UNUSED, LayerSpec, Side, choose_group_size
 
 __all__ = ["derive_layers"]

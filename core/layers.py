@@ -1,89 +1,30 @@
-"""One layer's cache of the rows that run together: what an Arena asks of every kind.
-
-    batch     `grow`, `copy_row`, `share`, `leave`; the model steps it through `update_and_fetch`
-              or items
-    persist   `export`, `load`: tokens, or a checkpoint at the end of a turn
-    cut       `cut`: back by some tokens, as far as the kind allows
-
-Rows stand slab by slab as the SlotTable says; the layers hold their bytes. GPU thread only.
-"""
+"""One layer's keys and values of the rows that run together, as a model steps them. GPU thread."""
 
 import sys
-from copy import copy
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
 from kvactors.core.attention import attend, attend_together
 from kvactors.core.errors import UnsupportedLayer
-from kvactors.core.geometry import AttentionPolicy, StepGeometry
-from kvactors.core.pools import Arrays, Pool, Stored, to_float
+from kvactors.core.geometry import StepGeometry
+from kvactors.core.kv_rows import KVRows
+from kvactors.core.plan import AttendPlan
+from kvactors.core.policy import AttentionPolicy
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec, Side
+from kvactors.core.unpacking import Stored, to_float
 
-__all__ = ["KVLayer", "LayerCache"]
-
-# Slots are added in steps of so many: a join copies its row, a fourth one the slab.
-SPARE_SLOTS = 4
-
-
-class LayerCache(Protocol):
-    """What every kind of layer cache offers to the Arena."""
-
-    geometry: StepGeometry | None
-
-    def begin(self, geometry: StepGeometry) -> None:
-        """A step begins: allocate what it needs."""
-
-    def grow(self, slab: int, length: int) -> None:
-        """One more slot at the end of a slab, for at least `length` tokens."""
-
-    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
-        """Bytes of a slab now, without floats, and once a row of `length` tokens has joined it."""
-
-    def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
-        """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
-
-    def shrink(self, slab: int, slots: int, capacity: int) -> None:
-        """Give back what is beyond so many slots, and tokens in each."""
-
-    def copy_row(self, row: int, other: Any, source: int) -> None:
-        """Copy another arena's row, of this layer, into a row made by `grow`."""
-
-    def share(self, other: Any, slab: int) -> None:
-        """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
-        the other one is gone."""
-
-    def leave(self, slab: int, slot: int, last: int) -> None:
-        """Remove a slot; the slab's last one fills the hole."""
-
-    def cut(self, row: int, length: int) -> None:
-        """The row is about to be cut to `length` tokens."""
-
-    def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
-        """Tokens [start, end) of a row, or its checkpoint at `end` if one is asked for; lazy."""
-
-    def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
-        """Store what was exported."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-
-    @property
-    def float_bytes(self) -> int:
-        """Bytes more that steps would take to keep what codes say as floats."""
-
-    @property
-    def state(self) -> list[Any]:
-        """Every array, for `mx.eval`."""
+__all__ = ["KVLayer"]
 
 
 class KVLayer:
     """Keys and values of full or sliding attention, quantized or float, in one pool per slab.
 
     Attention goes through the seam, or, where the model's own is `plain`, over float arrays and
-    a mask of the form `masks` that fits them.
+    a mask of the form `masks` that fits them. Rows stand as `table` says, are stored as `layer`
+    says, and attend by `policy`; where they are not `batched` each runs alone.
     """
 
     def __init__(
@@ -98,7 +39,7 @@ class KVLayer:
         self.table = table
         self.layer = layer
         self.policy = policy
-        self.pools: list[Pool] = []
+        self.rows = KVRows(table, layer)
         self.geometry: StepGeometry | None = None
         # Some models tie these into their graph, so that the cache is evaluated with it.
         self.keys = self.values = mx.zeros(())
@@ -138,7 +79,7 @@ class KVLayer:
         new = zip(geometry.apart(keys), geometry.apart(values), strict=True)
         reaches = geometry.reaches(self.layer)
         for slab, (keys, values), reach in zip(geometry.slabs, new, reaches, strict=True):
-            self.pools[slab].write(keys, values, reach.cells)
+            self.rows.pools[slab].write(keys, values, reach.cells)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -148,7 +89,8 @@ class KVLayer:
     def attend(
         self, queries: mx.array, mask: Any, *, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        """Attention of [B, heads, T, head_dim] over what each row holds; [..., value_dim].
+        """Attention of `queries` [B, heads, T, head_dim], their scores times `scale`, over what
+        each row holds; `sinks` [heads] take weight. Returns [B, heads, T, value_dim].
 
         `mask` is the model's: only one that a cache of this step made says no more than the
         cache knows. Raises UnsupportedLayer for another, such as of chosen keys.
@@ -161,24 +103,28 @@ class KVLayer:
                 "did not show at load: it would need the layer's keys as floats"
             )
         self._repeats = repeats = queries.shape[1] // layer.kv_heads
-        unpack = self.policy.unpacks(geometry.width, repeats)
-        packed = unpack or self.policy.packed(geometry.width, repeats)
-        parts = []
-        for index, asked in enumerate(geometry.apart(queries)):
-            pool, shared = self.pools[geometry.slabs[index]], geometry.shared[index]
-            reach = geometry.reaches(layer)[index]
-            alike = shared and layer.window is None and sinks is None
-            if alike and self.policy.together(len(asked), repeats):
-                part = attend_together(
-                    asked, pool, reach.extent, shared, reach.mask, scale, packed, unpack
-                )
-            else:
-                part = attend(asked, pool, reach.extent, reach.mask, scale, packed, sinks, unpack)
-            parts.append(part)
+        plan = AttendPlan(self.policy.path(geometry.width, repeats), scale, None, sinks)
+        parts = [
+            self._attended(index, asked, plan)
+            for index, asked in enumerate(geometry.apart(queries))
+        ]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
+    def _attended(self, index: int, queries: mx.array, plan: AttendPlan) -> mx.array:
+        """One slab's part."""
+        geometry, layer = self.geometry, self.layer
+        assert geometry is not None
+        pool, shared = self.rows.pools[geometry.slabs[index]], geometry.shared[index]
+        reach, rows = geometry.reaches(layer)[index], len(queries)
+        plan = replace(plan, mask=reach.mask)
+        stored = pool.read(rows, reach.extent, floats=plan.unpack)
+        alike = shared and layer.window is None and plan.sinks is None
+        if alike and self.policy.together(rows, self._repeats):
+            return attend_together(queries, stored, pool.prefix_floats(shared), plan)
+        return attend(queries, stored, plan)
+
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:
-        """None where the cache decides how it is attended (seed 002, AttendSpec)."""
+        """None where the cache decides how it is attended."""
         if self._masks is None:
             return None
         geometry = self.geometry
@@ -212,10 +158,11 @@ class KVLayer:
         extent = geometry.reaches(self.layer)[0].extent
         if not self._batched:
             extent = self._held(geometry)
-        rows, (keys, values) = geometry.rows, self.layer.sides
+        stored = self.rows.pools[slab].read(geometry.rows, extent)
+        keys, values = stored.sides
         return (
-            self._plain(self.pools[slab].keys(rows, extent), keys, rows, extent),
-            self._plain(self.pools[slab].values(rows, extent), values, rows, extent),
+            self._plain(stored.keys, keys, geometry.rows, extent),
+            self._plain(stored.values, values, geometry.rows, extent),
         )
 
     def _plain(self, stored: Stored, side: Side, rows: int, extent: int) -> mx.array:
@@ -224,126 +171,28 @@ class KVLayer:
             return mx.zeros((rows, self.layer.kv_heads, extent, 0), dtype)
         return to_float(stored, side)[0].astype(dtype)
 
-    # -- rows ------------------------------------------------------------------------
+    # -- what an Arena calls -----------------------------------------------------------
 
     def begin(self, geometry: StepGeometry) -> None:
         """A step begins: allocate what it needs."""
         self.geometry = geometry
-        for index, slab in enumerate(geometry.slabs):
-            pool = self.pools[slab]
-            capacity = self._capacity(self.table.slabs[slab].capacity, geometry.extents[index])
-            grows = capacity > pool.shape[1]
-            if grows:
-                pool.resize(len(self.table.slabs[slab].lengths), capacity)
-            # There was memory for floats of what it was.
-            memory = geometry.floats and not grows
-            pool.keep_floats(memory and self._wants_floats, geometry.shared[index])
+        self.rows.begin(geometry, floats=self._wants_floats)
 
     @property
     def _wants_floats(self) -> bool:
         return not self.layer.plain and self.policy.unpacks(1, self._repeats)
 
-    def grow(self, slab: int, length: int) -> None:
-        """One more slot at the end of a slab, for at least `length` tokens."""
-        slots, capacity = self._shape_with(slab, length)
-        if slab < len(self.pools):
-            self.pools[slab].resize(slots, capacity)
-        else:
-            self.pools.append(Pool(self.layer, slots, capacity))
-
-    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
-        """Bytes of a slab now, and once a row of `length` tokens has joined it."""
-        before = self.pools[slab].stored_bytes if slab < len(self.pools) else 0
-        slots, capacity = self._shape_with(slab, length)
-        return before, slots * capacity * self.layer.bytes_per_token()
-
-    def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
-        """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
-        capacity = self._capacity(self.table.slabs[slab].capacity, tokens)
-        slots = self.pools[slab].shape[0]
-        return self.pools[slab].stored_bytes, slots * capacity * self.layer.bytes_per_token()
-
-    def shrink(self, slab: int, slots: int, capacity: int) -> None:
-        """Give back what is beyond so many slots, and tokens in each."""
-        self.pools[slab].give_way(slots, self._bounded(capacity))
-
-    def copy_row(self, row: int, other: "KVLayer", source: int) -> None:
-        """Copy another arena's row, of this layer, into a row made by `grow`."""
-        slab, slot = other.table.locate(source)
-        cells = other._bounded(other.table.lengths[source])
-        arrays = other.pools[slab].export(slot, 0, cells)
-        target, target_slot = self.table.locate(row)
-        self.pools[target].load(target_slot, 0, arrays)
-        mx.eval(self.pools[target].arrays)
-
-    def share(self, other: "KVLayer", slab: int) -> None:
-        """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
-        the other one is gone."""
-        pool = copy(other.pools[slab])
-        # Rows that left may have left their slots.
-        pool.shrink(1, pool.shape[1])
-        self.pools.append(pool)
-
-    def leave(self, slab: int, slot: int, last: int) -> None:
-        """Remove a slot; the slab's last one fills the hole."""
-        if slot != last:
-            self.pools[slab].move(slot, last)
-        elif last == 0:
-            del self.pools[slab]
-
-    def cut(self, row: int, length: int) -> None:
-        """Moves no bytes: what is beyond `length` is overwritten by the next tokens."""
-
-    def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
-        """Tokens [start, end) of a row; of a window its last tokens, if a checkpoint is asked."""
-        slab, slot = self.table.locate(row)
-        window, cells = self.layer.window, self.layer.cells
-        if window is None or cells is None:
-            return self.pools[slab].export(slot, start, end)
-        if not checkpoint:
-            return {}
-        at = mx.arange(max(0, end - window), end) % cells
-        return {name: array[:, slot][:, :, at] for name, array in self.pools[slab].arrays.items()}
-
-    def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
-        """Store what was exported."""
-        slab, slot = self.table.locate(row)
-        cells = self.layer.cells
-        if cells is None:
-            self.pools[slab].load(slot, start, arrays)
-            return
-        tokens = next(iter(arrays.values())).shape[2]
-        self.pools[slab].put(slot, mx.arange(end - tokens, end) % cells, arrays)
+    @property
+    def float_bytes(self) -> int:
+        """Bytes more that steps would take to keep what codes say as floats."""
+        return self.rows.float_bytes if self._wants_floats else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated, padding and spare slots included."""
-        return sum(pool.nbytes for pool in self.pools)
-
-    @property
-    def float_bytes(self) -> int:
-        """Bytes more that steps would take to keep what codes say as floats."""
-        slabs = range(len(self.pools) if self._wants_floats else 0)
-        return sum(self.pools[slab].float_bytes(self.table.shared(slab)) for slab in slabs)
+        return self.rows.nbytes
 
     @property
     def state(self) -> list[Any]:
         """Every array, for `mx.eval`."""
-        return [list(pool.arrays.values()) for pool in self.pools]
-
-    def _bounded(self, tokens: int) -> int:
-        return tokens if self.layer.cells is None else min(tokens, self.layer.cells)
-
-    def _capacity(self, current: int, tokens: int) -> int:
-        """Cells of a slab of `current` tokens that must hold `tokens` in each row."""
-        return self._bounded(self.table.capacity_for(current, tokens))
-
-    def _shape_with(self, slab: int, length: int) -> tuple[int, int]:
-        """(slots, capacity) of a slab once a row of `length` tokens has joined it."""
-        if slab == len(self.table.slabs):
-            return 1, self._capacity(0, length)
-        rows = len(self.table.slabs[slab].lengths)
-        slots = self.pools[slab].shape[0] if self.pools else rows
-        if rows == slots:
-            slots += 1 if self.table.lean else min(slots, SPARE_SLOTS)
-        return slots, self._capacity(self.table.slabs[slab].capacity, length)
+        return self.rows.state

@@ -66,7 +66,7 @@ def _make_seam(original: Callable[[Any, mx.array], mx.array], *, biased: bool) -
 
 
 def multiply_parts(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
-    """Rows [..., inner] times weights [outer, inner] in so many equal parts: [..., outer]."""
+    """`rows` [..., inner] times `weight` [outer, inner] in so many equal `parts`: [..., outer]."""
     outer, inner = weight.shape
     split = weight.reshape(parts, -1, inner).swapaxes(-1, -2)
     products = rows.reshape(1, -1, inner) @ split

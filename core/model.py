@@ -15,12 +15,12 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load as mlx_load
 
-from kvactors.core import attention, fingerprint, linear
-from kvactors.core.blockwise import on_cpu
+from kvactors.core import fingerprint, linear, seam
+from kvactors.core.device import on_cpu
 from kvactors.core.errors import InvalidConfig, ModelError, ModelNotFound
-from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.kinds import derive_layers
-from kvactors.core.options import DEFAULT_MODEL, ModelOptions, check_attention
+from kvactors.core.options import DEFAULT_MODEL, ModelOptions
+from kvactors.core.policy import AttentionPolicy, check_attention
 from kvactors.core.probe import choose_plan
 from kvactors.core.spec import ModelCacheSpec
 from kvactors.core.template import ChatFormat
@@ -71,7 +71,7 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     weights = fingerprint.weights_hash(model)
     _cast(model, options.dtype)
     _straighten(model)
-    attention.install()
+    seam.install()
     linear.install()
     spec = derive_spec(model, options)
     chat = ChatFormat(tokenizer, options.template_kwargs)

@@ -1,4 +1,4 @@
-"""Where each token ends in the text it stands for, found by decoding alone.
+"""Where each token ends in the text it stands for, found by decoding alone. Pure: any thread.
 
     token_ends(decode, tokens of "a 🦊b", "a 🦊b")      byte-level: "a", " ", 4 bytes, "b"
     -> [1, 2, 3, 3, 3, 3, 4]
@@ -21,7 +21,8 @@ INCOMPLETE = "\ufffd"
 def token_ends(
     decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], text: str
 ) -> list[int]:
-    """Character offset in `text` at which each token ends, ascending; linear in the tokens.
+    """Character offset in `text` at which each of `token_ids` ends, ascending; linear in the
+    tokens. `decode` gives the text of some.
 
     From the first token on whose characters are not found in the text (an unknown token, a
     normalized letter), all end with the text: they can only be kept together.

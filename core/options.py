@@ -2,27 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.policy import check_attention
 from kvactors.core.precision import KVBits, check_bits
 from kvactors.core.spec import choose_group_size
 
-__all__ = ["DEFAULT_MODEL", "AttentionMode", "ModelOptions", "check_attention"]
+__all__ = ["DEFAULT_MODEL", "ModelOptions"]
 
 DEFAULT_MODEL = Path(__file__).parent / "default_model"
-AttentionMode = Literal["auto", "packed", "dequantize"]
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
-
-
-def check_attention(mode: str) -> AttentionMode:
-    """Validate the `attention=` parameter. Raises InvalidConfig."""
-    for known in get_args(AttentionMode):
-        if mode == known:
-            return known  # type: ignore[no-any-return]
-    raise InvalidConfig(
-        f"attention must be one of {', '.join(get_args(AttentionMode))}, not {mode!r}"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an agent does at the end of its context.
+"""What an agent does at the end of its context. Pure: any thread.
 
 "refuse": the turn is refused with the numbers. DropOldest: the oldest turns are left out, the
 first ones kept, and what is kept is prefilled again. Summarize: the model's own summary of them
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 __all__ = ["ContextPolicy", "DropOldest", "Summarize", "check_policy", "turns_to_drop"]
 
@@ -78,7 +78,8 @@ def turns_to_drop(
     policy: DropOldest, turns: Sequence[Turn], new: int, context: int
 ) -> tuple[int, int]:
     """(head, tail): the first `head` turns and those from `tail` on stay, so that with `new`
-    more tokens at most `fill` of the context is used, if dropping whole turns can do that.
+    more tokens at most the `fill` of `policy` of the context is used, if dropping whole turns can
+    do that.
 
     A question and its answer go together.
     """

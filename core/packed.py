@@ -3,14 +3,16 @@
 A decode step of many scores takes two cores there. GPU thread only.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
 
 from kvactors.core.blockwise import exponentiate
-from kvactors.core.pools import Stored, to_float
-from kvactors.core.spec import LayerSpec, Side
-from kvactors.core.unpacking import PRECISION, multiply, scores_of, worth_unpacking
+from kvactors.core.plan import AttendPlan
+from kvactors.core.products_cpu import multiply, scores_of, worth_unpacking
+from kvactors.core.spec import Side
+from kvactors.core.unpacking import PRECISION, Stored, StoredKV, to_float
 
 __all__ = [
     "HALVED_SCORES",
@@ -29,27 +31,17 @@ HALVED_SCORES = 1 << 16
 LOG2_E = 1.4426950408889634
 
 
-def attend_packed(
-    queries: mx.array,
-    keys: Stored,
-    values: Stored,
-    layer: LayerSpec,
-    mask: mx.array | None,
-    scale: float,
-    sinks: mx.array | None,
-    unpack: bool,
-) -> mx.array:
-    """Attention of [n, heads, T, head_dim] queries over [1, n, kv_heads, E, width] keys and values,
-    as stored or as floats; the rest as `attend` of `kvactors.core.attention` has it."""
+def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
+    """`attend` of `kvactors.core.attention` on the packed path: `queries`, `stored`, `plan` as
+    there."""
     rows, heads, tokens, _ = queries.shape
-    scores = rows * heads * keys[0].shape[-2]
-    if not unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
-        return _attended(queries, keys, values, layer, mask, scale, sinks, unpack)
+    scores = rows * heads * stored.keys[0].shape[-2]
+    if not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
+        return _attended(queries, stored, plan)
 
     def attended(some: slice) -> mx.array:
-        own_keys, own_values = (tuple(array[:, some] for array in side) for side in (keys, values))
-        own_mask = None if mask is None else mask[some]
-        return _attended(queries[some], own_keys, own_values, layer, own_mask, scale, sinks, unpack)
+        mask = None if plan.mask is None else plan.mask[some]
+        return _attended(queries[some], stored.rows(some), replace(plan, mask=mask))
 
     # MLX computes a CPU stream on one core.
     with mx.stream(_second_stream()):
@@ -62,45 +54,41 @@ def _second_stream() -> mx.ThreadLocalStream:
     return mx.new_thread_local_stream(mx.cpu)
 
 
-def _attended(
-    queries: mx.array,
-    keys: Stored,
-    values: Stored,
-    layer: LayerSpec,
-    mask: mx.array | None,
-    scale: float,
-    sinks: mx.array | None,
-    unpack: bool,
-) -> mx.array:
+def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
     rows, heads, tokens, dim = queries.shape
-    repeats = heads // layer.kv_heads
-    many = many_scores(rows * heads * tokens * keys[0].shape[-2], unpack)
+    kv_heads, extent = stored.keys[0].shape[2:4]
+    repeats = heads // kv_heads
+    many = many_scores(rows * heads * tokens * extent, unpack=plan.unpack)
     powers = many and tokens == 1
     # Query heads that share a KV head become rows of one product, not copies of the keys.
-    folded = (queries.astype(PRECISION) * (scale * LOG2_E if powers else scale)).reshape(
-        1, rows, layer.kv_heads, repeats * tokens, dim
-    )
-    key_side, value_side = layer.sides
-    scores = score(folded, keys, key_side, unpack)
-    if mask is not None and tokens == 1:
-        scores = mx.where(mask, scores, -mx.inf)
-    elif mask is not None:
-        shape = (rows, layer.kv_heads, repeats, tokens, scores.shape[-1])
-        scores = mx.where(mask[:, :, None], scores.reshape(shape), -mx.inf)
-        scores = scores.reshape(1, rows, layer.kv_heads, repeats * tokens, -1)
+    asked = queries.astype(PRECISION) * (plan.scale * LOG2_E if powers else plan.scale)
+    folded = asked.reshape(1, rows, kv_heads, repeats * tokens, dim)
+    key_side, value_side = stored.sides
+    scores = _masked(score(folded, stored.keys, key_side, unpack=plan.unpack), plan.mask, tokens)
     total = None
     if powers:
-        weights, total = _powers(scores, sinks)
+        weights, total = _powers(scores, plan.sinks)
     elif many:
         exponents = scores[0]
-        total = exponentiate(exponents, None, repeats, sinks)[None]
+        total = exponentiate(exponents, None, repeats, plan.sinks)[None]
         weights = exponents[None]
     else:
-        weights = _softmax(scores, sinks, tokens)
-    out = weigh(weights, values, value_side, unpack)
+        weights = _softmax(scores, plan.sinks, tokens)
+    out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
     if total is not None:
         out = out / total
     return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
+
+
+def _masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
+    """Scores [1, rows, kv_heads, repeats * tokens, extent], of what is not seen minus infinity."""
+    if mask is None:
+        return scores
+    if tokens == 1:
+        return mx.where(mask, scores, -mx.inf)
+    _, rows, kv_heads, _, extent = scores.shape
+    apart = scores.reshape(rows, kv_heads, -1, tokens, extent)
+    return mx.where(mask[:, :, None], apart, -mx.inf).reshape(scores.shape)
 
 
 def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
@@ -111,13 +99,13 @@ def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
     return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
 
-def many_scores(scores: int, unpack: bool) -> bool:
+def many_scores(scores: int, *, unpack: bool) -> bool:
     """Whether so many are worth more operations than `mx.exp`, which takes 16 ns on a CPU. A step
     that is built while another one runs takes powers of two, 6 ns, of scores times `LOG2_E`."""
     return unpack and scores >= _MANY_SCORES
 
 
-def exponentials(scores: mx.array, powers: bool) -> mx.array:
+def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
     """Exponentials, or powers of two."""
     return mx.power(2.0, scores) if powers else mx.exp(scores)
 
@@ -126,12 +114,12 @@ def _powers(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.arra
     """Undivided weights of one query a row, and what to divide by: [..., 1]."""
     top = scores.max(-1, keepdims=True)
     if sinks is None:
-        weights = exponentials(scores - top, True)
+        weights = exponentials(scores - top, powers=True)
         return weights, weights.sum(-1, keepdims=True)
     sink = _sink_scores(scores, sinks * LOG2_E, 1)
     top = mx.maximum(top, sink)
-    weights = exponentials(scores - top, True)
-    return weights, weights.sum(-1, keepdims=True) + exponentials(sink - top, True)
+    weights = exponentials(scores - top, powers=True)
+    return weights, weights.sum(-1, keepdims=True) + exponentials(sink - top, powers=True)
 
 
 def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
@@ -140,8 +128,9 @@ def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
     return mx.repeat(repeated, tokens, axis=1)[..., None]
 
 
-def score(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array:
-    """Scores [..., m, keys] of queries [..., m, dim]."""
+def score(queries: mx.array, keys: Stored, side: Side, *, unpack: bool) -> mx.array:
+    """Scores [..., m, keys] of `queries` [..., m, dim] over `keys` stored as `side` says; `unpack`:
+    as floats where that is faster."""
     if len(keys) == 1:
         if unpack:
             return multiply(queries, keys[0].astype(PRECISION))
@@ -155,8 +144,9 @@ def score(queries: mx.array, keys: Stored, side: Side, unpack: bool) -> mx.array
     )
 
 
-def weigh(weights: mx.array, values: Stored, side: Side, unpack: bool) -> mx.array:
-    """Sums [..., m, dim] of values by weights [..., m, keys]."""
+def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.array:
+    """Sums [..., m, dim] of `values` by `weights` [..., m, keys]; `side`, `unpack` as in
+    `score`."""
     if len(values) == 1:
         if unpack:
             return weights @ values[0].astype(PRECISION)

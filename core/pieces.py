@@ -11,8 +11,8 @@ from itertools import count
 import mlx.core as mx
 
 from kvactors.core.blocks import BLOCK_TOKENS
-from kvactors.core.pools import Arrays
 from kvactors.core.spec import ModelCacheSpec
+from kvactors.core.unpacking import Arrays
 
 __all__ = ["LONGEST_PIECE", "Piece", "cut_piece", "join_pieces", "thin_out"]
 

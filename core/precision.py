@@ -1,6 +1,6 @@
 """How many bits keys and values are kept at: one policy for a model, by layer or kind. No MLX.
 
-Keys are more sensitive than values (KIVI; seed 000, 6.4), and some layers more than others.
+Keys are more sensitive than values (KIVI), and some layers more than others.
 """
 
 import re
@@ -50,8 +50,8 @@ def check_named(kv_bits: KVBits, layers: Sequence[LayerSpec]) -> None:
 
 
 def bits_of(kv_bits: KVBits, index: int, kind: str) -> tuple[int | None, int | None]:
-    """Bits of a layer's keys and of its values; latents are kept at no less than LATENT_BITS
-    unless the policy names them."""
+    """Bits that `kv_bits` gives the keys and the values of layer `index`, of this `kind`; latents
+    are kept at no less than LATENT_BITS unless the policy names them."""
     if isinstance(kv_bits, Mapping):
         for key in (index, kind):
             if key in kv_bits:

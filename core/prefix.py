@@ -1,4 +1,5 @@
-"""Prefix matching by characters, immune to how a tokenizer splits text (seed 000, 3.3).
+"""Prefix matching by characters, immune to how a tokenizer splits text.
+Pure: any thread.
 
 Token ids of the same text change with what stands before and after it; characters do not.
 A whole conversation, as messages or as one text, is compared with an agent's transcript turn
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvactors.core.errors import InvalidInput
-from kvactors.core.transcript import Transcript, Turn, common_prefix
+from kvactors.core.hashing import common_prefix
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 __all__ = ["THRESHOLD", "Draft", "MatchKind", "Message", "match_messages", "match_text"]
 
@@ -45,7 +48,8 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
     """Compare a prompt that is the whole text with the transcript's rendered text.
 
     What an answer ended with and its asker never saw, the end of the turn or a stop string,
-    may be left out. The new text is tokenized without a template.
+    may be left out. The new text is tokenized without a template. A turn is cut in the middle where
+    at least the share `threshold` of it is kept.
     """
     turns, chat, system = transcript.turns, transcript.chat, transcript.system_prompt
     place = index = 0
@@ -76,7 +80,8 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
 def match_messages(
     transcript: Transcript, messages: Sequence[Message], threshold: float = THRESHOLD
 ) -> Draft:
-    """Compare a whole conversation, (role, text) by (role, text), with the transcript.
+    """Compare a whole conversation, (role, text) by (role, text) of `messages`, with the
+    transcript; `threshold` as in `match_text`.
 
     A first message with the role "system" is compared with the agent's system prompt; where
     there is none, the agent's own stands. Raises InvalidInput if the conversation leaves the

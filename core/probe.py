@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.core.arena import Arena
 from kvactors.core.errors import ModelError, ProbeFailed
-from kvactors.core.geometry import AttentionPolicy
+from kvactors.core.policy import AttentionPolicy
 from kvactors.core.spec import UNUSED, ModelCacheSpec
 
 __all__ = ["choose_plan"]
@@ -32,8 +32,8 @@ _STEPS = ([1], [2], [3, 1, 2])
 
 
 def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> ModelCacheSpec:
-    """The spec, with the first plan whose logits are those of mlx-lm. Raises ProbeFailed,
-    ModelError.
+    """The spec, with the first plan under which `model` has the logits that mlx-lm has. Raises
+    ProbeFailed, ModelError.
 
     `exact`: results must not depend on the batch. Where attention is plain that takes rows one
     by one, since its sums depend on how far the batch is padded.

@@ -81,7 +81,8 @@ def _products(
         ):
             if side.bits is None:
                 continue
-            codes, scales, biases = (pool.keys if transposed else pool.values)(1, keys)
+            stored = pool.read(1, keys)
+            codes, scales, biases = stored.keys if transposed else stored.values
             form: dict[str, Any] = {"group_size": side.group_size, "bits": side.bits}
             floats = mx.dequantize(
                 codes, scales.astype(PRECISION), biases.astype(PRECISION), **form

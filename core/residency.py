@@ -16,9 +16,9 @@ from itertools import pairwise
 from kvactors.core.arena import Arena
 from kvactors.core.blocks import BLOCK_TOKENS, BlockPool, block_floor
 from kvactors.core.eviction import IdleAgent
+from kvactors.core.hashing import common_prefix
 from kvactors.core.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
 from kvactors.core.spec import ModelCacheSpec
-from kvactors.core.transcript import common_prefix
 
 __all__ = ["HotCache", "HotCaches", "ranges_to_save"]
 

@@ -1,9 +1,13 @@
-"""Where a rewind cuts a transcript. Moves no bytes: the KV beyond the cut is left over."""
+"""Where a rewind cuts a transcript. Moves no bytes: the KV beyond the cut is left over.
+
+Pure: any thread.
+"""
 
 from collections.abc import Sequence
 
 from kvactors.core.errors import RewindOutOfRange
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 __all__ = ["cut_at_token", "cut_turns"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from kvactors.core.arena import Arena
-from kvactors.core.geometry import REPRODUCIBLE_STEP
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
+from kvactors.core.policy import REPRODUCIBLE_STEP
 from kvactors.core.request import Request
 from kvactors.core.sampling import draw, draw_choice, draw_key
 from kvactors.core.scheduler import Chunk

@@ -18,9 +18,9 @@ that every layer can do it before `commit_*` makes it true.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["EXTENT_STEP", "Beginning", "SlotTable", "grown_capacity"]
+__all__ = ["EXTENT_STEP", "SharedPieces", "SlotTable", "grown_capacity"]
 
-Beginning = tuple[tuple[int, int], ...]
+SharedPieces = tuple[tuple[int, int], ...]
 """The pieces that a row begins with: (name, end) of each, in order; no gap between them."""
 
 # Key extents are multiples of this: the sums over keys then have the same order for a row
@@ -49,7 +49,7 @@ class Row:
     bytes there."""
 
     length: int
-    beginning: Beginning = ()
+    pieces: SharedPieces = ()
     expected: int = 0
 
 
@@ -70,7 +70,8 @@ class SlotTable:
     """Bookkeeping of the arena: slabs, slots and lengths.
 
     `launch_tokens` is the cost of one more slab, expressed in tokens of padding read: the
-    two sides of the trade that decides where a row goes.
+    two sides of the trade that decides where a row goes. There are at most `max_slabs`; extents
+    are multiples of `extent_step`.
     """
 
     def __init__(
@@ -116,47 +117,49 @@ class SlotTable:
         """Batch row of the slab's first slot."""
         return sum(len(s.rows) for s in self.slabs[:slab])
 
-    def beginning(self, row: int) -> Beginning:
+    def shared_pieces(self, row: int) -> SharedPieces:
         """The pieces that a row is known to begin with."""
         slab, slot = self.locate(row)
-        return self.slabs[slab].rows[slot].beginning
+        return self.slabs[slab].rows[slot].pieces
 
     def note(self, row: int, name: int, start: int, end: int) -> None:
         """A row's tokens [start, end) are the piece `name`; kept if it follows on the others and
         the row holds all of it."""
         slab, slot = self.locate(row)
         found = self.slabs[slab].rows[slot]
-        if start == _end(found.beginning) and end <= found.length:
-            found.beginning = (*found.beginning, (name, end))
+        if start == _end(found.pieces) and end <= found.length:
+            found.pieces = (*found.pieces, (name, end))
 
     def shared(self, slab: int) -> int:
         """Tokens that all rows of a slab begin with, if it pays to read them once."""
-        return self._shared(self.slabs[slab].rows)
+        return _shared(self.slabs[slab].rows, self.launch_tokens)
 
-    def choose_slab(self, length: int, beginning: Beginning = (), *, last: bool = False) -> int:
-        """The slab that a row of `length` should join; `len(slabs)` means a new one.
+    def choose_slab(self, length: int, pieces: SharedPieces = (), *, last: bool = False) -> int:
+        """The slab that a row of `length`, which begins with `pieces`, should join; `len(slabs)`
+        means a new one.
 
-        Least read plus launches: padding counts, a shared beginning counts once. `last`
+        Least read plus launches: padding counts, what all begin with counts once. `last`
         allows only what keeps the row at the end of the batch, as mlx-lm's `extend` promises.
         """
         fresh = len(self.slabs)
         first = max(0, fresh - 1) if last else 0
         costs: list[tuple[int, int]] = [
-            (self._join_cost(index, Row(length, beginning)), index) for index in range(first, fresh)
+            (self._join_cost(index, Row(length, pieces)), index) for index in range(first, fresh)
         ]
         if fresh < self.max_slabs or not costs:
             costs.append((length + self.launch_tokens, fresh))
         return min(costs)[1]
 
     def commit_join(
-        self, slab: int, length: int, capacity: int, beginning: Beginning = (), expected: int = 0
+        self, slab: int, length: int, capacity: int, pieces: SharedPieces = (), expected: int = 0
     ) -> int:
-        """Add a row at the end of a slab; returns its batch row."""
-        assert _end(beginning) <= length <= capacity
+        """Add a row of `length` tokens, soon `expected`, that begins with `pieces`, at the end of
+        `slab`, which then has `capacity`; returns its batch row."""
+        assert _end(pieces) <= length <= capacity
         if slab == len(self.slabs):
             self.slabs.append(Slab(capacity))
         self.slabs[slab].capacity = capacity
-        self.slabs[slab].rows.append(Row(length, beginning, expected))
+        self.slabs[slab].rows.append(Row(length, pieces, expected))
         return self.first_row(slab) + len(self.slabs[slab].rows) - 1
 
     def commit_leave(self, row: int) -> None:
@@ -196,12 +199,12 @@ class SlotTable:
                 assert row.length <= slab.capacity
 
     def set_length(self, row: int, length: int) -> None:
-        """Cut a row to `length` tokens; moves no bytes (seed 002: rewind)."""
+        """Cut a row to `length` tokens; moves no bytes."""
         index, slot = self.locate(row)
         cut = self.slabs[index].rows[slot]
         assert 0 <= length <= cut.length, "a cut cannot grow a row"
         cut.length = length
-        cut.beginning = tuple(piece for piece in cut.beginning if piece[1] <= length)
+        cut.pieces = tuple(piece for piece in cut.pieces if piece[1] <= length)
 
     def check(self) -> None:
         """Prove the invariants: no empty slab, no row beyond its slab's capacity, no known
@@ -210,32 +213,35 @@ class SlotTable:
         assert len(self.slabs) <= self.max_slabs, "too many slabs"
         for slab in self.slabs:
             for row in slab.rows:
-                assert 0 <= _end(row.beginning) <= row.length <= slab.capacity
+                assert 0 <= _end(row.pieces) <= row.length <= slab.capacity
 
     def _join_cost(self, index: int, row: Row) -> int:
         """Tokens read more per step if a row joins this slab."""
         rows = self.slabs[index].rows
-        return self._read([*rows, row]) - self._read(rows)
-
-    def _read(self, rows: Sequence[Row]) -> int:
-        """Tokens that a step of these rows reads, padded to the longest."""
-        longest = max(max(row.length, row.expected) for row in rows)
-        return len(rows) * longest - (len(rows) - 1) * self._shared(rows)
-
-    def _shared(self, rows: Sequence[Row]) -> int:
-        common = _common([row.beginning for row in rows])
-        return common if (len(rows) - 1) * common > self.launch_tokens else 0
+        return _read([*rows, row], self.launch_tokens) - _read(rows, self.launch_tokens)
 
 
-def _end(beginning: Beginning) -> int:
-    return beginning[-1][1] if beginning else 0
+def _read(rows: Sequence[Row], launch_tokens: int) -> int:
+    """Tokens that a step of these rows reads, padded to the longest."""
+    longest = max(max(row.length, row.expected) for row in rows)
+    return len(rows) * longest - (len(rows) - 1) * _shared(rows, launch_tokens)
 
 
-def _common(beginnings: Sequence[Beginning]) -> int:
+def _shared(rows: Sequence[Row], launch_tokens: int) -> int:
+    """Tokens that all begin with, if it pays to read them once."""
+    common = _common([row.pieces for row in rows])
+    return common if (len(rows) - 1) * common > launch_tokens else 0
+
+
+def _end(pieces: SharedPieces) -> int:
+    return pieces[-1][1] if pieces else 0
+
+
+def _common(all_pieces: Sequence[SharedPieces]) -> int:
     """Tokens of the pieces that all of these begin with."""
     end = 0
-    for pieces in zip(*beginnings, strict=False):
-        if any(piece != pieces[0] for piece in pieces):
+    for nth in zip(*all_pieces, strict=False):
+        if any(piece != nth[0] for piece in nth):
             break
-        end = pieces[0][1]
+        end = nth[0][1]
     return end

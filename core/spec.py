@@ -1,4 +1,5 @@
-"""What a model caches: one LayerSpec per layer cache, derived from the model (seed 000, 3.1).
+"""What a model caches: one LayerSpec per layer cache, derived from the model.
+Pure: any thread.
 
 Kinds of layer cache, by what they can do:
 
@@ -186,9 +187,9 @@ class ModelCacheSpec:
 
 
 def choose_group_size(head_dim: int, bits: int | None, asked: int | None) -> int | None:
-    """The quantization group size of a layer; None keeps the layer in float.
+    """The quantization group size of a layer of `head_dim` at `bits`; None keeps it in float.
 
-    Unset chooses 64, else 32, else float. Raises GroupSizeMismatch when an explicit
+    `asked` None chooses 64, else 32, else float. Raises GroupSizeMismatch when an explicit
     size does not divide the head dimension, InvalidConfig when it is not 32, 64 or 128.
     """
     if asked is not None and (type(asked) is not int or asked not in (32, 64, 128)):

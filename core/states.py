@@ -12,58 +12,32 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from kvactors.core.geometry import StepGeometry
-from kvactors.core.pools import Arrays
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
+from kvactors.core.unpacking import Arrays
 
-__all__ = ["StateLayer"]
+__all__ = ["StateLayer", "StateRows"]
 
 States = list[Any]
 """Arrays [slots, ...]; None where a first step has not set one yet."""
 
 
-class StateLayer(ArraysCache):  # type: ignore[misc]
-    """The states of one recurrent layer, each [slots, ...], slab by slab.
+class StateRows:
+    """States of rows, now and before the last step, slab by slab.
 
     Rows that have taken no token yet have none: the model makes the first state itself.
     """
 
     def __init__(self, table: SlotTable, layer: LayerSpec) -> None:
-        super().__init__(len(layer.states))
         self.table = table
         self.layer = layer
-        self.geometry: StepGeometry | None = None
         self.now: list[States | None] = []
         self.before: list[States | None] = []
-
-    # -- what models call ------------------------------------------------------------
-
-    def __getitem__(self, index: int) -> mx.array | None:
-        if index >= len(self.layer.states):
-            raise IndexError(index)
-        states = self.now[self._slab]
-        return None if states is None else states[index]
-
-    def __setitem__(self, index: int, value: mx.array) -> None:
-        states = self.now[self._slab]
-        if states is None:
-            states = self.now[self._slab] = [None] * len(self.layer.states)
-        states[index] = _filled_up(value, self.layer.states[index][0])
-
-    def make_mask(self, *_args: Any, **_kwargs: Any) -> None:
-        """None: every row takes every token of a step."""
-
-    @property
-    def _slab(self) -> int:
-        assert self.geometry is not None, "a layer steps through its Arena"
-        (slab,) = self.geometry.slabs
-        return slab
-
-    # -- rows ------------------------------------------------------------------------
+        self._width = 0
 
     def begin(self, geometry: StepGeometry) -> None:
         """A step begins; what it starts from is kept."""
-        self.geometry = geometry
+        self._width = geometry.width
         for slab in geometry.slabs:
             states = self.now[slab]
             self.before[slab] = None if states is None else list(states)
@@ -89,16 +63,16 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return 0, 0
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
-        """There is nothing to spare."""
+        """Nothing: a `slab` has states of its rows only, whatever `slots` and `capacity` are."""
 
-    def copy_row(self, row: int, other: "StateLayer", source: int) -> None:
-        """Copy another arena's row, of this layer, into a row made by `grow`."""
+    def copy_row(self, row: int, other: "StateRows", source: int) -> None:
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
         slab, slot = other.table.locate(source)
         states = other.now[slab]
         if states is not None:
             self._put(row, [state[slot : slot + 1] for state in states])
 
-    def share(self, other: "StateLayer", slab: int) -> None:
+    def share(self, other: "StateRows", slab: int) -> None:
         """One more slab: another arena's, of this layer."""
         states = other.now[slab]
         self.now.append(None if states is None else list(states))
@@ -122,8 +96,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         if back == 0:
             return
         before, now = self.before[slab], self.now[slab]
-        assert self.geometry is not None
-        assert back == self.geometry.width, f"a recurrent layer cannot be cut by {back} tokens"
+        assert back == self._width, f"a recurrent layer cannot be cut by {back} tokens"
         if before is None or now is None:
             assert len(self.table.slabs[slab].lengths) == 1, "rows without a state begin alone"
             self.now[slab] = None
@@ -134,7 +107,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         ]
 
     def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
-        """The row's state, if a checkpoint is asked."""
+        """The row's state, if a `checkpoint` is asked; it has nothing of tokens [start, end)."""
         slab, slot = self.table.locate(row)
         states = self.now[slab]
         if not checkpoint or states is None:
@@ -142,7 +115,8 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return {f"s{index}": state[slot] for index, state in enumerate(states)}
 
     def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
-        """Take an exported state."""
+        """Let `row` have the state in `arrays`, whatever tokens [start, end) it was exported
+        with."""
         self._put(row, [arrays[f"s{index}"][None] for index in range(len(self.layer.states))])
 
     @property
@@ -150,11 +124,6 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         """Bytes of every row's state, now and before the last step."""
         held = [states for kept in (self.now, self.before) for states in kept if states]
         return sum(state.nbytes for states in held for state in states)
-
-    @property
-    def float_bytes(self) -> int:
-        """None: states are floats."""
-        return 0
 
     @property
     def state(self) -> list[Any]:
@@ -179,6 +148,45 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return [
             mx.zeros((rows, *shape), dtype=getattr(mx, dtype)) for shape, dtype in self.layer.states
         ]
+
+
+class StateLayer(ArraysCache):  # type: ignore[misc]
+    """The states of one recurrent layer, each [slots, ...], as a model steps them."""
+
+    float_bytes = 0
+
+    def __init__(self, table: SlotTable, layer: LayerSpec) -> None:
+        super().__init__(len(layer.states))
+        self.layer = layer
+        self.rows = StateRows(table, layer)
+        self.geometry: StepGeometry | None = None
+
+    def begin(self, geometry: StepGeometry) -> None:
+        """A step begins; what it starts from is kept."""
+        self.geometry = geometry
+        self.rows.begin(geometry)
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        if index >= len(self.layer.states):
+            raise IndexError(index)
+        states = self.rows.now[self._slab]
+        return None if states is None else states[index]
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        now, slab = self.rows.now, self._slab
+        states = now[slab]
+        if states is None:
+            states = now[slab] = [None] * len(self.layer.states)
+        states[index] = _filled_up(value, self.layer.states[index][0])
+
+    def make_mask(self, *_args: Any, **_kwargs: Any) -> None:
+        """None: every row takes every token of a step."""
+
+    @property
+    def _slab(self) -> int:
+        assert self.geometry is not None, "a layer steps through its Arena"
+        (slab,) = self.geometry.slabs
+        return slab
 
 
 def _filled_up(state: mx.array, shape: Sequence[int]) -> mx.array:

@@ -94,14 +94,15 @@ class ChatFormat:
         return text[:shown], text[shown:] + self.decode(tokens[end:])
 
     def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
-        """The first turn of a transcript, rendered whole."""
+        """The first turn of a transcript, rendered whole: `text` of `role` behind a `system`
+        prompt; `answer`: the assistant is to answer it."""
         if not self.has_template:
             return (system or "") + text
         messages = [{"role": "system", "content": system}] if system is not None else []
         return self._render([*messages, {"role": role, "content": text}], answer)
 
     def following(self, role: str, text: str, *, answer: bool) -> str:
-        """What a later turn adds after the previous answer's closing tokens."""
+        """What a later turn, `text` of `role`, adds after the previous answer's closing tokens."""
         if not self.has_template:
             return text
         if role == "assistant":

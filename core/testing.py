@@ -1,7 +1,7 @@
 """Test doubles for models and tokenizers, public because users need them too.
 
 `tiny_llama` builds a random model of mlx-lm's own class; `snap_to_grid` makes its sums exact
-in any order, so that tests may compare bit for bit (design, What "exact" means). `Faulty`
+in any order, so that tests may compare bit for bit. `Faulty`
 wraps a model so that it fails, delays or lies when told to. GPU thread, but for `Faulty.arm`.
 """
 

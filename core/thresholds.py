@@ -10,6 +10,8 @@ import mlx.core as mx
 from kvactors.core.attention import attend
 from kvactors.core.cells import Cells
 from kvactors.core.linear import multiply_parts, parts_of
+from kvactors.core.plan import AttendPlan
+from kvactors.core.policy import AttentionPath
 from kvactors.core.pools import Pool
 from kvactors.core.slots import EXTENT_STEP
 from kvactors.core.spec import LayerSpec
@@ -18,14 +20,15 @@ __all__ = ["measure_launch_tokens", "measure_parts", "measure_threshold"]
 
 # What parts of a weight must take at most of the whole, to be worth the launches.
 _PARTS_GAIN = 0.9
+_PATHS: tuple[AttentionPath, ...] = ("packed", "dequantize")
 
 
 @cache
 def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> int:
     """Query rows per KV head up to which the packed path is faster on this device.
 
-    Times both paths on random keys of this layer's geometry, about 0.1 s on a CPU, once per
-    process.
+    Times both paths on `extent` random keys of this layer's geometry, the best of `tries`, about
+    0.1 s on a CPU, once per process.
     """
     if layer.bits is None or layer.group_size is None:
         return 0
@@ -35,12 +38,13 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
     for width in (2, 4, 8, 16):
         queries = noise[:, :, :width].astype(dtype)
         times = {
-            packed: min(
-                _timed(attend, queries, pool, extent, None, 1.0, packed) for _ in range(tries)
+            path: min(
+                _timed(attend, queries, pool.read(1, extent), AttendPlan(path, 1.0))
+                for _ in range(tries)
             )
-            for packed in (True, False)
+            for path in _PATHS
         }
-        if times[True] > times[False]:
+        if times["packed"] > times["dequantize"]:
             break
         threshold = width
     return threshold
@@ -50,14 +54,15 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
 def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) -> int:
     """What one more slab costs a decode step, in tokens of padding read instead.
 
-    A step over few keys is almost all launch; the rest of a long one is reading. Measured once
-    per process.
+    A step over few keys of this `layer` is almost all launch; the rest of one over `extent` is
+    reading. The best of `tries`, once per process.
     """
     pool, noise = _random_pool(layer, extent)
     query, few = noise[:, :, :1].astype(getattr(mx, layer.dtype)), EXTENT_STEP
-    packed = layer.bits is not None and layer.group_size is not None
+    codes = layer.bits is not None and layer.group_size is not None
+    plan = AttendPlan("packed" if codes else "dequantize", 1.0)
     short, long = (
-        min(_timed(attend, query, pool, keys, None, 1.0, packed) for _ in range(tries))
+        min(_timed(attend, query, pool.read(1, keys), plan) for _ in range(tries))
         for keys in (few, extent)
     )
     per_token = max(long - short, 1e-9) / (extent - few)

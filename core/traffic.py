@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.events import ExportedKV
+from kvactors.core.hashing import prefix_hashes
 from kvactors.core.memory import Memory
 from kvactors.core.model import LoadedModel
 from kvactors.core.pieces import Piece
 from kvactors.core.request import Request
-from kvactors.core.transcript import prefix_hashes
 from kvactors.core.wire import from_raw, to_raw
 
 __all__ = ["KVTransfer"]

@@ -1,4 +1,4 @@
-"""Transcript: an agent's memory as text and token ids, turn by turn.
+"""Transcript: an agent's memory as text and token ids, turn by turn. Its agent's thread only.
 
 It is the truth that the KV cache is computed from. Turns carry their role and text, so that
 another model can render them again, and the token ids that this tokenizer made of them.
@@ -16,103 +16,27 @@ Under another tokenizer a turn is rendered and tokenized again from its text, an
 `source`: under the first one it is again, to the token, what it was.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import xxhash
 
 from kvactors.core.errors import SystemPromptMismatch
 from kvactors.core.offsets import token_boundary, token_ends
 from kvactors.core.template import ChatFormat
+from kvactors.core.turn import Source, Turn, answered, from_entry, to_entry
 
-__all__ = ["Source", "Transcript", "Turn", "common_prefix", "prefix_hashes", "tokens_hash"]
+__all__ = ["Transcript"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
 PROBE = "kvactors probe"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A turn as the ledger has it, and the tokenizer that made it. `answered`: an answer
-    follows it in its record."""
-
-    tokenizer_id: str
-    entry: dict[str, Any]
-    answered: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One contribution to the conversation.
-
-    `text` is what was said, `token_ids` what was appended to the cache for it, `rendered` the
-    text that those stand for: template, end of turn and stop strings included. `raw` marks a
-    prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
-    that a rewind or a diverging prompt cut in the middle. `asked`: the assistant was to answer
-    it. `stands_for` counts the earlier turns that it is a summary of. `source` is set where
-    another tokenizer made the turn.
-    """
-
-    role: str
-    text: str
-    token_ids: tuple[int, ...]
-    rendered: str
-    raw: bool = False
-    finish: str | None = None
-    stands_for: int = 0
-    asked: bool = field(default=False, compare=False)
-    source: Source | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether it answers the turn before it, in that turn's rendering."""
-        return self.finish is not None
-
-    @property
-    def hidden(self) -> str:
-        """What an answer ended with and its asker never saw: end of turn, stop string."""
-        return self.rendered[len(self.text) :] if self.is_answer else ""
-
-
-def tokens_hash(tokens: Iterable[int]) -> str:
-    """Hash of token ids, to tell whether stored KV belongs to a transcript's beginning."""
-    known = list(tokens)
-    return next(prefix_hashes(known, [len(known)]))
-
-
-def prefix_hashes(tokens: Sequence[int], ends: Iterable[int]) -> Iterator[str]:
-    """`tokens_hash(tokens[:end])` for ascending ends, in one pass."""
-    digest, done = xxhash.xxh3_128(), 0
-    for end in ends:
-        digest.update(np.asarray(tokens[done:end], dtype="<u4").tobytes())
-        done = end
-        yield digest.hexdigest()
-
-
-def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many leading items two sequences share: token ids, or the characters of strings."""
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
-        return shorter
-    # Bisecting over slices compares in C; the loop runs log2(n) times.
-    low, high = 0, shorter - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[:middle] == second[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 class Transcript:
     """The turns of one agent under one tokenizer. Owned by its agent actor.
 
-    `tokenizer_id` names the tokenizer and template that made the ids; turns that another
-    one made are rendered again by `restore`.
+    `tokenizer_id` names the tokenizer and template, `chat`, that made the ids; turns that another
+    one made are rendered again by `restore`. `system_prompt`: what its first turn begins with.
     """
 
     def __init__(
@@ -127,7 +51,8 @@ class Transcript:
     def restore(
         cls, chat: ChatFormat, tokenizer_id: str, records: Iterable[dict[str, Any]]
     ) -> "Transcript":
-        """Rebuild from ledger records, in their order. Raises TypeError, ValueError, KeyError."""
+        """Rebuild from ledger `records`, in their order, under this `chat` and `tokenizer_id`.
+        Raises TypeError, ValueError, KeyError."""
         transcript = cls(chat, tokenizer_id)
         for record in records:
             if record["version"] not in READABLE_VERSIONS:
@@ -140,8 +65,8 @@ class Transcript:
         TemplateError."""
         other = Transcript(chat, tokenizer_id, self.system_prompt)
         for turn in self.turns:
-            own = Source(self.tokenizer_id, _entry(turn), turn.asked)
-            other._remember(turn.source or own)
+            own = Source(self.tokenizer_id, to_entry(turn), turn.asked)
+            other.turns.append(other._read(turn.source or own))
         return other
 
     def copy(self) -> "Transcript":
@@ -173,22 +98,24 @@ class Transcript:
     # -- turns that are not part of it yet ---------------------------------------------
 
     def render(self, role: str, text: str, *, answer: bool) -> Turn:
-        """A text turn behind the last one, whose closing it begins with. `answer`: the
-        assistant is to answer it."""
+        """A `text` turn of this `role` behind the last one, whose closing it begins with. `answer`:
+        the assistant is to answer it."""
         rendered = self.rendering(role, text, answer=answer)
         return Turn(role, text, tuple(self.chat.encode(rendered)), rendered, asked=answer)
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
     ) -> str:
-        """The text of such a turn behind the turns `after` (default: all), not tokenized."""
+        """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
+        (default: all)."""
         after = self.turns if after is None else after
         return self._closing(after) + self._frame(role, text, answer, after)
 
     def answer(
         self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
     ) -> Turn:
-        """The turn of an answer that was decoded."""
+        """The turn of an answer whose `tokens` were decoded until `finish`; `raw`: to a prompt
+        without template; `stop`: strings that end it and are not part of its text."""
         text, hidden = self.chat.reply_parts(tokens, stop)
         return Turn("assistant", text, tuple(tokens), text + hidden, raw, finish)
 
@@ -220,14 +147,14 @@ class Transcript:
         turns = list(turns)
         # As the record will give them back.
         turns = [
-            replace(turn, source=None, asked=answered)
-            for turn, answered in zip(turns, _answered([t.finish for t in turns]), strict=True)
+            replace(turn, source=None, asked=asked)
+            for turn, asked in zip(turns, answered([t.finish for t in turns]), strict=True)
         ]
         keep = len(self.turns) if keep is None else keep
         record: dict[str, Any] = {
             "version": RECORD_VERSION,
             "tokenizer": self.tokenizer_id,
-            "turns": [_entry(turn) for turn in turns],
+            "turns": [to_entry(turn) for turn in turns],
         }
         if keep < len(self.turns):
             record["keep"] = keep
@@ -288,32 +215,14 @@ class Transcript:
         self.turns = self.turns[:keep]
         self.system_prompt = record.get("system", self.system_prompt)
         entries = record["turns"]
-        answered_each = _answered([entry["finish"] for entry in entries])
-        for entry, answered in zip(entries, answered_each, strict=True):
-            self._remember(Source(record["tokenizer"], entry, answered))
+        finishes = answered([entry["finish"] for entry in entries])
+        for entry, asked in zip(entries, finishes, strict=True):
+            self.turns.append(self._read(Source(record["tokenizer"], entry, asked)))
 
-    def _remember(self, source: Source) -> None:
-        own = source.tokenizer_id == self.tokenizer_id
-        self.turns.append(self._own(source) if own else self._foreign(source))
-
-    def _own(self, source: Source) -> Turn:
-        """A stored turn. Version 1 did not store what its tokens stand for."""
-        entry, text = source.entry, source.entry["text"]
-        ids = tuple(int(t) for t in np.frombuffer(entry["tokens"], dtype="<u4"))
-        rendered = text.join(entry["around"]) if "around" in entry else self.chat.decode(ids)
-        return Turn(
-            entry["role"],
-            text,
-            ids,
-            rendered,
-            entry["raw"],
-            entry["finish"],
-            entry.get("stands_for", 0),
-            source.answered,
-        )
-
-    def _foreign(self, source: Source) -> Turn:
-        """A stored turn that another tokenizer made, rendered again from its text."""
+    def _read(self, source: Source) -> Turn:
+        """A stored turn; rendered again from its text if another tokenizer made it."""
+        if source.tokenizer_id == self.tokenizer_id:
+            return from_entry(source, self.chat.decode)
         entry = source.entry
         role, text, finish = entry["role"], entry["text"], entry["finish"]
         if entry["raw"]:
@@ -323,24 +232,3 @@ class Transcript:
         else:
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
-
-
-def _answered(finishes: Sequence[str | None]) -> list[bool]:
-    """For each turn of a record, by how they finished, whether an answer follows it there."""
-    following = zip(finishes, [*finishes[1:], None], strict=False)
-    return [after is not None for _, after in following]
-
-
-def _entry(turn: Turn) -> dict[str, Any]:
-    """A turn as the ledger has it. `text.join(around)` is its rendered text."""
-    entry = {
-        "role": turn.role,
-        "text": turn.text,
-        "tokens": np.asarray(turn.token_ids, dtype="<u4").tobytes(),
-        "raw": turn.raw,
-        "finish": turn.finish,
-        "around": turn.rendered.split(turn.text, 1) if turn.text else [turn.rendered],
-    }
-    if turn.stands_for:
-        entry["stands_for"] = turn.stands_for
-    return entry

@@ -1,41 +1,123 @@
-"""Codes as floats, for the CPU.
+"""How keys and values are stored: MLX's affine codes, or floats as they are. GPU thread only.
 
-MLX's own product with transposed codes does one sum at a time there (2 GFLOP/s), BLAS one of
-floats fifty. So codes become floats for the length of a product. GPU thread only.
+A layer's arrays have the shape [sides, ..., width]. Where keys and values are stored alike, index
+0 holds keys and index 1 values: three arrays when quantized (codes, scales, biases), one in float.
+Where they differ each side has its own arrays, named "k.codes", "v.codes" and so on.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from kvactors.core.blockwise import on_cpu
-from kvactors.core.spec import Side
+from kvactors.core.device import on_cpu
+from kvactors.core.spec import LayerSpec, Side
 
-__all__ = ["LEAST_KEYS", "PRECISION", "dequantize", "multiply", "scores_of", "worth_unpacking"]
+__all__ = [
+    "PRECISION",
+    "Arrays",
+    "Stored",
+    "StoredKV",
+    "array_widths",
+    "dequantize",
+    "encode",
+    "to_float",
+]
 
 # Of scores, softmax and sums, whatever the model's dtype.
 PRECISION = mx.float32
 
-# Keys of a step from which it pays (launches count below that), and queries per KV head that are
-# many: from there it does for sums too, whose product with codes is faster (bench/LOG.md).
-LEAST_KEYS = 4096
-LEAST_QUERIES = 6
+Arrays = dict[str, mx.array]
+
+Stored = tuple[mx.array, ...]
+"""Codes, scales and biases; or one array of floats; or none, where a side has no numbers."""
 
 
-def worth_unpacking(codes: mx.array, queries: int = LEAST_QUERIES) -> bool:
-    """Whether codes [..., rows, kv_heads, keys, width] are enough."""
-    return _many(codes) and queries >= LEAST_QUERIES
+@dataclass(frozen=True, slots=True)
+class StoredKV:
+    """Keys and values of some rows, each array [1, rows, kv_heads, tokens, width]: as stored, or as
+    floats. The axis in front spares an operation for each array."""
+
+    keys: Stored
+    values: Stored
+    sides: tuple[Side, Side]
+
+    def rows(self, some: slice) -> "StoredKV":
+        """Those of some rows."""
+        keys, values = (tuple(array[:, some] for array in one) for one in (self.keys, self.values))
+        return StoredKV(keys, values, self.sides)
+
+    def beyond(self, tokens: int) -> "StoredKV":
+        """Those behind the first `tokens` of each row."""
+        keys, values = (
+            tuple(array[:, :, :, tokens:] for array in one) for one in (self.keys, self.values)
+        )
+        return StoredKV(keys, values, self.sides)
+
+    def floats(self, dtype: Any = PRECISION) -> tuple[mx.array, mx.array]:
+        """Keys and values as floats, [rows, kv_heads, tokens, dim]."""
+        keys, values = self.sides
+        return to_float(self.keys, keys, dtype)[0], to_float(self.values, values, dtype)[0]
 
 
-def _many(keys: mx.array) -> bool:
-    *_, rows, heads, count, _ = keys.shape
-    return rows * heads * count >= LEAST_KEYS
+def array_widths(layer: LayerSpec) -> dict[str, tuple[int, int, Any]]:
+    """Name -> (sides, last dimension, dtype) of a layer's arrays."""
+    keys, values = layer.sides
+    if keys == values:
+        return {name: (2, *width) for name, width in _side_widths(keys, layer.dtype).items()}
+    return {
+        f"{prefix}.{name}": (1, *width)
+        for prefix, side in (("k", keys), ("v", values))
+        for name, width in _side_widths(side, layer.dtype).items()
+    }
+
+
+def _side_widths(side: Side, dtype_name: str) -> dict[str, tuple[int, Any]]:
+    dtype = getattr(mx, dtype_name)
+    if side.dim == 0:
+        return {}
+    if side.bits is None or side.group_size is None:
+        return {"values": (side.dim, dtype)}
+    groups = side.dim // side.group_size
+    return {
+        "codes": (side.dim * side.bits // 32, mx.uint32),
+        "scales": (groups, dtype),
+        "biases": (groups, dtype),
+    }
+
+
+def encode(layer: LayerSpec, keys: mx.array, values: mx.array) -> Arrays:
+    """Bring `keys` and `values`, [..., dim], into the form of `layer`, [sides, ..., width]."""
+    first, second = layer.sides
+    if first == second:
+        return _encode_side(first, mx.stack([keys, values]))
+    return {
+        f"{prefix}.{name}": array
+        for prefix, side, floats in (("k", first, keys), ("v", second, values))
+        for name, array in _encode_side(side, floats[None]).items()
+    }
+
+
+def _encode_side(side: Side, floats: mx.array) -> Arrays:
+    if side.dim == 0:
+        return {}
+    if side.bits is None or side.group_size is None:
+        return {"values": floats}
+    codes, scales, biases = mx.quantize(floats, group_size=side.group_size, bits=side.bits)
+    return {"codes": codes, "scales": scales, "biases": biases}
+
+
+def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
+    """What is `stored` as `side` says, in this `dtype`; from float32 on every number is kept."""
+    if len(stored) == 1:
+        return stored[0].astype(dtype)
+    return dequantize(stored, side, dtype)
 
 
 def dequantize(stored: tuple[mx.array, ...], side: Side, dtype: Any) -> mx.array:
-    """Codes [..., keys, width], scales and biases as numbers [..., keys, dim], the very ones of
-    `mx.dequantize`.
+    """`stored` codes [..., keys, width], scales and biases of a `side` as numbers [..., keys, dim]
+    of this `dtype`, the very ones of `mx.dequantize`.
 
     That is a dozen elementwise operations on the CPU. One times a row as long as all keys is
     one product there: four times as fast, ten times for few keys (bench/LOG.md).
@@ -74,30 +156,3 @@ def _proven(dtype: Any, **form: Any) -> bool:
             ((codes[:, :1], scales[:, :1], biases[:, :1]), expected[:, :1]),
         )
     )
-
-
-def scores_of(queries: mx.array, keys: tuple[mx.array, ...], side: Side) -> mx.array:
-    """Queries [..., m, dim] against keys of dim codes each: scores [..., m, keys]."""
-    many = queries.shape[-2] >= LEAST_QUERIES
-    if many or side.bits != 4 or side.group_size != side.dim:
-        return multiply(queries, dequantize(keys, side, PRECISION))
-    # The low halves of the bytes, then the high ones, which say 16 times as much; unscaled.
-    codes, (scales, biases) = keys[0].view(mx.uint8), map(_turned, keys[1:])
-    low, high = (
-        (codes & mask).astype(PRECISION) @ mx.contiguous(_turned(part))
-        for mask, part in ((15, queries[..., ::2]), (240, queries[..., 1::2] / 16))
-    )
-    unscaled = mx.contiguous(_turned(low + high))
-    return unscaled * scales + queries.sum(-1, keepdims=True) * biases
-
-
-def multiply(queries: mx.array, keys: mx.array) -> mx.array:
-    """Scores [..., m, keys] of queries [..., m, dim], both float. Few queries against many keys are
-    multiplied from the right: half of the time in BLAS."""
-    if queries.shape[-2] < LEAST_QUERIES and _many(keys):
-        return _turned(keys @ mx.contiguous(_turned(queries)))
-    return queries @ _turned(keys)
-
-
-def _turned(matrices: mx.array) -> mx.array:
-    return matrices.swapaxes(-1, -2)

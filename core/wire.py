@@ -14,8 +14,8 @@ import numpy as np
 
 from kvactors.core.events import RawTensor
 from kvactors.core.pieces import Piece
-from kvactors.core.pools import Arrays, encode
 from kvactors.core.spec import LayerSpec, ModelCacheSpec
+from kvactors.core.unpacking import Arrays, encode
 
 __all__ = ["FORMAT_VERSION", "encode_floats", "from_raw", "layout", "to_raw"]
 
@@ -70,7 +70,7 @@ def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
 
 
 def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCacheSpec) -> Piece:
-    """Arrays of tokens [start, end) from bytes, evaluated."""
+    """Arrays of tokens [start, end) from the bytes of `tensors`, evaluated; layers as in `spec`."""
     found: list[Arrays] = [{} for _ in spec.groups()]
     for name, dtype, shape, data in tensors:
         group, _, array_name = name.partition(".")

@@ -15,7 +15,7 @@ import numpy as np
 from kvactors.core import limit
 from kvactors.core.arena import Arena
 from kvactors.core.model import LoadedModel
-from kvactors.core.unpacking import LEAST_KEYS
+from kvactors.core.products_cpu import LEAST_KEYS
 
 __all__ = ["LEAST_CHUNK", "WorkSpace"]
 

@@ -20,8 +20,9 @@ from kvactors.persistence.errors import (
     StoreNotWritable,
     WrongKey,
 )
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import RawTensor, Segment
-from kvactors.persistence.store import DEFAULT_MAX_DISK, Save, Store, StoredAgent
+from kvactors.persistence.store import DEFAULT_MAX_DISK, Store, StoredAgent
 from kvactors.persistence.verify import Problem
 
 __all__ = [

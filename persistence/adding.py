@@ -1,18 +1,19 @@
-"""A new agent in a store, whole or not at all."""
+"""A new agent in a store, whole or not at all. Persistence thread only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvactors.persistence.commit import Save
 from kvactors.persistence.errors import AgentExists
+from kvactors.persistence.save import Save
 from kvactors.persistence.store import Store
 
 __all__ = ["add_agent"]
 
 
 def add_agent(store: Store, agent_id: str, saves: Iterable[Save]) -> None:
-    """Commit the saves of an agent that is new, one by one; if one fails, none stays.
+    """Commit to `store` the saves of `agent_id`, which is new, one by one; if one fails, none
+    stays.
 
     A crash in between leaves an agent that is whole but cold. Raises AgentExists,
     LedgerUnreadable, whatever a save fails with, and what `saves` raises itself.

@@ -1,4 +1,5 @@
 """`archive`: one file with all that a store has of an agent, to move it to another machine.
+Persistence thread only.
 
 A zip file, stored without compression, of the store's own formats:
 
@@ -23,7 +24,6 @@ from typing import Any
 
 from kvactors.persistence.adding import add_agent
 from kvactors.persistence.atomic import Buffer, new_file
-from kvactors.persistence.commit import Save
 from kvactors.persistence.errors import (
     ExportRejected,
     ImportRejected,
@@ -41,6 +41,7 @@ from kvactors.persistence.ledger import (
 )
 from kvactors.persistence.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from kvactors.persistence.naming import LEDGER_NAME, MANIFEST_NAME, check_fingerprint, segment_name
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment, decode_segment, encode_segment
 from kvactors.persistence.store import Store
 
@@ -66,7 +67,8 @@ def is_archive(path: Path) -> bool:
 def export_archive(
     store: Store, agent_id: str, path: Path, on_step: OnStep = lambda _done, _all: None
 ) -> None:
-    """Write all that is stored of an agent, one fingerprint's KV in memory at a time.
+    """Write all that `store` has of `agent_id` to `path`, one fingerprint's KV in memory at a time,
+    with a call of `on_step` for each step.
 
     Raises ExportRejected if it is not stored or the file is there, LedgerUnreadable, OSError.
     """
@@ -105,9 +107,10 @@ def _put(archive: zipfile.ZipFile, name: str, *chunks: Buffer) -> None:
 def import_archive(
     store: Store, path: Path, agent_id: str, on_step: OnStep = lambda _done, _all: None
 ) -> None:
-    """Store the agent of an archive under a free id, whole or not at all.
+    """Add the agent of the archive at `path` to `store` as `agent_id`, which must be free, whole or
+    not at all; `on_step` is called for each step.
 
-    Raises AgentExists, ImportRejected, StoreError, OSError.
+    Raises AgentExists, ImportRejected, StorageError, OSError.
     """
     with _Reader.open(path) as reader:
         steps = 2 * max(1, len(reader.manifests))

@@ -1,4 +1,4 @@
-"""The only place that changes anything on disk.
+"""The only place that changes anything on disk. Stateless: any thread.
 
 `Files` is a handful of small operations on paths. The store builds its commits from
 them, and the doubles in `testing.py` wrap them to fail, hold back, lie or kill.
@@ -113,7 +113,8 @@ def temp_path(path: Path) -> Path:
 
 
 def replace_file(files: Files, path: Path, data: bytes) -> None:
-    """Replace a file so that a crash at any point leaves the old or the new one.
+    """Let the file at `path` be `data`, through `files`: a crash at any point leaves the old or the
+    new one.
 
     Raises OSError; then the old one stands and no temporary file is left, unless
     removing it failed too.

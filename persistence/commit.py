@@ -1,5 +1,5 @@
 """Group commit: many saves take each step together, and a save that fails takes none back
-but its own."""
+but its own. Persistence thread only."""
 
 from __future__ import annotations
 
@@ -8,33 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvactors.persistence.atomic import Files
-from kvactors.persistence.errors import StoreError, untraced
-from kvactors.persistence.segment import Segment
+from kvactors.persistence.errors import StorageError, untraced
+from kvactors.persistence.save import Save
 
-__all__ = ["CommitPart", "DirSyncs", "Meter", "Save", "rounds", "run_steps"]
+__all__ = ["CommitPart", "DirSyncs", "WriteCounter", "rounds", "run_steps"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
-    """What one agent adds to the store. Immutable."""
-
-    agent_id: str
-    records: tuple[dict[str, Any], ...]
-    """Ledger records to append, in order; msgpack must be able to pack them. May be empty."""
-    fingerprint: str | None
-    """Which model's KV the segments are; None: no KV part."""
-    segments: tuple[Segment, ...]
-    """Contiguous and ascending. They replace every stored segment with a start at or
-    after the first one's; what is stored before must cover exactly [0, that start)."""
-
-
 @dataclass(slots=True)
-class Meter:
+class WriteCounter:
     """Bytes handed to the disk, for measuring write amplification."""
 
     written: int = 0
@@ -81,10 +67,10 @@ def run_steps(
     steps: Sequence[Callable[[_P], None]],
     failed: Callable[[_P, Exception], None],
 ) -> list[_P]:
-    """Run every step over all parts before the next step; gives the parts that passed all.
+    """Run each of `steps` over all `parts` before the next one; gives the parts that passed all.
 
-    A part that raises is undone and reported, and takes no further step. Of none is anything
-    held when this is over but by who called: a save's tensors are views of KV in memory.
+    A part that raises is undone and reported to `failed`, and takes no further step. Of none is
+    anything held when this is over but by who called: a save's tensors are views of KV in memory.
     """
     alive = list(parts)
     for step in steps:
@@ -94,7 +80,7 @@ def run_steps(
                 step(part)
             except Exception as error:
                 part.undo()
-                if not isinstance(error, (OSError, StoreError)):
+                if not isinstance(error, (OSError, StorageError)):
                     text = "".join(format_exception(error))
                     _log.error("a defect while saving %r: %s", part.save.agent_id, text)
                 failed(part, untraced(error))

@@ -1,26 +1,29 @@
-"""Errors of the store. Each message names the rule broken, the numbers and what to do.
+"""What can go wrong on disk. Each message names the rule broken, the numbers and what to do.
+Pure: any thread.
 
-    StoreError
-    ├── StoreLocked          another process has the store open
-    ├── StoreAlreadyOpen     this process has the store open
-    ├── StoreClosed          the store was closed
-    ├── StoreNotWritable     the directory cannot be written
-    ├── LedgerUnreadable     one agent's ledger is damaged, missing or too short
-    ├── NewerFormat          a file was written by a newer version of kvactors
-    ├── AgentExists          a fork or an import would overwrite an agent
-    ├── AgentNotStored       the parent of a fork is not stored
-    ├── KvGap                segments do not continue what is stored
-    ├── MaxDiskExceeded      KV does not fit under max_disk
-    ├── EncryptionError      the key is no key, or `cryptography` is missing
-    │   ├── EncryptionMismatch   an encrypted store without a key, or a plain one with one
-    │   └── WrongKey             the store was encrypted with another key
-    ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
-    ├── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
-    ├── TensorFileUnreadable bytes that are no safetensors container
-    ├── ExportRejected       an agent's KV has no form in a format, or the file is there
-    └── ImportRejected       a file that cannot become an agent; `field` names what is wrong
-        ├── ModelMismatch    its KV belongs to another model
-        └── TokensMissing    it does not say which tokens its KV is of
+    KvactorsError
+    └── StorageError
+        ├── StoreLocked          another process has the store open; names its pid
+        ├── StoreAlreadyOpen     this process has the store open
+        ├── StoreClosed          the store was closed
+        ├── StoreNotWritable     the directory cannot be written
+        ├── LedgerUnreadable     one agent's ledger is damaged, missing or too short
+        ├── NewerFormat          a file was written by a newer version of kvactors
+        ├── EncryptionError      the key is no key, or `cryptography` is missing
+        │   ├── EncryptionMismatch   an encrypted store without a key, or a plain one with one
+        │   └── WrongKey             the store was encrypted with another key
+        ├── AgentExists          a fork or an import would overwrite an agent
+        ├── AgentNotStored       the parent of a fork is not stored
+        ├── SaveFailed           what was to be saved was not; what went wrong is in `__cause__`
+        │   ├── KvGap                segments do not continue what is stored
+        │   └── MaxDiskExceeded      KV does not fit under max_disk
+        ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
+        ├── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
+        ├── TensorFileUnreadable bytes that are no safetensors container
+        ├── ExportRejected       an agent's KV has no form in a format, or the file is there
+        └── ImportRejected       a file that cannot become an agent; `field` names what is wrong
+            ├── ModelMismatch    its KV belongs to another model
+            └── TokensMissing    it does not say which tokens its KV is of
 
 Errors of the operating system (disk full, I/O) stay `OSError`: they are handed to
 `failed` of `Store.commit` as they came, so that their errno can be read.
@@ -30,6 +33,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TypeVar
+
+from kvactors.core.errors import KvactorsError
 
 __all__ = [
     "AgentExists",
@@ -44,7 +49,9 @@ __all__ = [
     "MaxDiskExceeded",
     "ModelMismatch",
     "NewerFormat",
+    "SaveFailed",
     "SegmentUnreadable",
+    "StorageError",
     "StoreAlreadyOpen",
     "StoreClosed",
     "StoreError",
@@ -69,11 +76,18 @@ def untraced(error: _E) -> _E:
     return error
 
 
-class StoreError(Exception):
-    """Root of every error that the store raises on its own account."""
+class StorageError(KvactorsError):
+    """Something on disk."""
 
 
-class StoreLocked(StoreError):
+StoreError = StorageError
+
+
+class SaveFailed(StorageError):
+    """A save was not written; what was stored before it is still valid."""
+
+
+class StoreLocked(StorageError):
     """Another process holds the store; `pid` is its process id, or None if unknown."""
 
     def __init__(self, root: Path, pid: int | None) -> None:
@@ -86,7 +100,7 @@ class StoreLocked(StoreError):
         self.pid = pid
 
 
-class StoreAlreadyOpen(StoreError):
+class StoreAlreadyOpen(StorageError):
     """This process has the store open already."""
 
     def __init__(self, root: Path) -> None:
@@ -98,7 +112,7 @@ class StoreAlreadyOpen(StoreError):
         self.root = root
 
 
-class StoreClosed(StoreError):
+class StoreClosed(StorageError):
     """The store was closed, or belongs to the process that this one was forked from."""
 
     def __init__(self, root: Path) -> None:
@@ -106,7 +120,7 @@ class StoreClosed(StoreError):
         self.root = root
 
 
-class StoreNotWritable(StoreError):
+class StoreNotWritable(StorageError):
     """The store's directory cannot be made or written; `__cause__` is the OSError."""
 
     def __init__(self, root: Path, reason: str) -> None:
@@ -117,10 +131,10 @@ class StoreNotWritable(StoreError):
         self.root = root
 
 
-class LedgerUnreadable(StoreError):
+class LedgerUnreadable(StorageError):
     """One agent's ledger cannot be trusted. The other agents are not touched by it."""
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(
             f"ledger {path} cannot be read: {reason}. Nothing was changed: restore the file "
             "from a backup, or forget the agent"
@@ -129,12 +143,13 @@ class LedgerUnreadable(StoreError):
         self.reason = reason
 
 
-class KvGap(StoreError):
+class KvGap(SaveFailed):
     """Segments leave a gap, overlap what they do not replace, or are not in order."""
 
 
-class NewerFormat(StoreError):
-    """A file of a newer format version. It is neither used, renamed nor written."""
+class NewerFormat(StorageError):
+    """The file at `path` has a newer format `version` than is `known`. It is neither used, renamed
+    nor written."""
 
     def __init__(self, path: Path, version: object, known: object) -> None:
         super().__init__(
@@ -145,42 +160,43 @@ class NewerFormat(StoreError):
         self.version = version
 
 
-class AgentExists(StoreError):
+class AgentExists(StorageError):
     """A fork or an import would overwrite an agent."""
 
-    def __init__(self, agent_id: str) -> None:
+    def __init__(self, agent_id: str, state: str = "exists") -> None:
         super().__init__(
-            f"agent {agent_id!r} exists, and forks and imports make new agents only: "
+            f"agent {agent_id!r} {state}, and forks and imports make new agents only: "
             "choose another id, or forget this agent first"
         )
         self.agent_id = agent_id
 
 
-class AgentNotStored(StoreError):
+class AgentNotStored(StorageError):
     """There is no such agent in the store."""
 
     def __init__(self, agent_id: str) -> None:
         super().__init__(
-            f"agent {agent_id!r} is not stored: check the id (`kvactors agents` lists them), "
-            "or save it first"
+            f"there is no agent {agent_id!r} to fork: {agent_id!r} is not stored: check the id "
+            "(`kvactors agents` lists them), or save it first"
         )
         self.agent_id = agent_id
 
 
-class MaxDiskExceeded(StoreError):
-    """The KV would not fit under max_disk even with all evicted that may be."""
+class MaxDiskExceeded(SaveFailed):
+    """`needed` more bytes of KV do not fit under `limit`, max_disk: `held` cannot be evicted."""
 
     def __init__(self, needed: int, held: int, limit: int) -> None:
         super().__init__(
             f"{needed} more bytes of KV do not fit: {held} bytes cannot be evicted (being written, "
-            f"or pinned), and max_disk is {limit} bytes: raise max_disk, or unpin or forget agents"
+            f"or of a newer version), and max_disk is {limit} bytes: raise max_disk, or forget "
+            "agents"
         )
         self.needed = needed
         self.held = held
         self.limit = limit
 
 
-class EncryptionError(StoreError):
+class EncryptionError(StorageError):
     """The encryption key cannot be used."""
 
 
@@ -208,7 +224,7 @@ class WrongKey(EncryptionError):
         self.root = root
 
 
-class InvalidFingerprint(StoreError):
+class InvalidFingerprint(StorageError):
     """A fingerprint names a directory, so it must be plain hex."""
 
     def __init__(self, fingerprint: object) -> None:
@@ -218,19 +234,19 @@ class InvalidFingerprint(StoreError):
         )
 
 
-class SegmentUnreadable(StoreError):
+class SegmentUnreadable(StorageError):
     """A segment or manifest cannot be used; the store sets the file aside."""
 
 
-class TensorFileUnreadable(StoreError):
+class TensorFileUnreadable(StorageError):
     """Bytes that are no safetensors container; the message says where they stop being one."""
 
 
-class ExportRejected(StoreError):
+class ExportRejected(StorageError):
     """An agent cannot be written in this format, or not to this file. Nothing was written."""
 
 
-class ImportRejected(StoreError):
+class ImportRejected(StorageError):
     """A file cannot become an agent. Nothing was stored; `field` names what is wrong."""
 
     def __init__(self, field: str, reason: str) -> None:

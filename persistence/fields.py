@@ -1,4 +1,4 @@
-"""A file's tensors and metadata, asked for one by one: what is wrong is named."""
+"""A file's tensors and metadata, asked for one by one: what is wrong is named. Pure: any thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TensorTable:
         return name in self._left
 
     def take(self, name: str, dtypes: Sequence[str], shape: tuple[int | None, ...]) -> Tensor:
-        """A tensor of one of these dtypes; None in `shape` is any length.
+        """The tensor `name`, of one of these `dtypes`; None in `shape` is any length.
 
         Raises ImportRejected naming the tensor; also for floats that are not finite.
         """
@@ -89,9 +89,10 @@ class Fields:
     def token_ids(
         self, given: Sequence[int] | None, covered: int, target: Target
     ) -> tuple[int, ...]:
-        """The token ids of which the first `covered` have KV: those given, else the file's.
+        """The token ids of which the first `covered` have KV: those `given`, else the file's.
+        They must be tokens of `target`.
 
-        Raises TokensMissing, or ImportRejected naming what breaks a rule.
+            Raises TokensMissing, or ImportRejected naming what breaks a rule.
         """
         name = "token_sequence" if given is None else "tokens"
         if given is None and name not in self._metadata:

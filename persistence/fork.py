@@ -1,4 +1,7 @@
-"""A new agent with another one's memory: ledger first, then links, then manifests."""
+"""A new agent with another one's memory: ledger first, then links, then manifests.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kvactors.persistence.atomic import replace_file
-from kvactors.persistence.commit import DirSyncs, Meter
+from kvactors.persistence.commit import DirSyncs
 from kvactors.persistence.errors import AgentExists, AgentNotStored
-from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledger import Scan, encode_copy, payload_checksum
-from kvactors.persistence.ledgers import Ledgers, LedgerState
+from kvactors.persistence.ledgers import LedgerState
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest
 from kvactors.persistence.naming import MANIFEST_NAME, encode_agent_id
+from kvactors.persistence.parts import StoreParts
 from kvactors.persistence.reading import NotAFile, read_file
 from kvactors.persistence.usage import Key
 
@@ -22,8 +25,9 @@ __all__ = ["fork"]
 _log = logging.getLogger(__name__)
 
 
-def fork(ledgers: Ledgers, kv: KvFolders, meter: Meter, parent_id: str, child_id: str) -> None:
-    """See `Store.fork`, which also says what is raised."""
+def fork(store: StoreParts, parent_id: str, child_id: str) -> None:
+    """Make `child_id` of `parent_id` in `store`: see `Store.fork`, also for what is raised."""
+    ledgers, kv = store.ledgers, store.kv
     child = encode_agent_id(child_id)
     if ledgers.path(child).exists() or kv.keys_of(child):
         raise AgentExists(child_id)
@@ -31,7 +35,7 @@ def fork(ledgers: Ledgers, kv: KvFolders, meter: Meter, parent_id: str, child_id
     if parent is None:
         raise AgentNotStored(parent_id)
     try:
-        moved = _copy_ledger(ledgers, meter, parent, child_id)
+        moved = _copy_ledger(store, parent, child_id)
         for key in kv.keys_of(encode_agent_id(parent_id)):
             found = kv.usable(key)
             if found is not None:
@@ -39,7 +43,7 @@ def fork(ledgers: Ledgers, kv: KvFolders, meter: Meter, parent_id: str, child_id
                 manifest = replace(
                     found, agent_id=child_id, ledger_bytes=length, ledger_checksum=checksum
                 )
-                _share(kv, meter, key, Key(child, key.fingerprint), manifest)
+                _share(store, key, Key(child, key.fingerprint), manifest)
     except BaseException:
         with suppress(OSError):
             for key in kv.keys_of(child):
@@ -48,18 +52,17 @@ def fork(ledgers: Ledgers, kv: KvFolders, meter: Meter, parent_id: str, child_id
         raise
 
 
-def _copy_ledger(
-    ledgers: Ledgers, meter: Meter, parent: Scan, child_id: str
-) -> dict[int, tuple[int, int]]:
+def _copy_ledger(store: StoreParts, parent: Scan, child_id: str) -> dict[int, tuple[int, int]]:
     """Write the child's ledger; where each length of the parent's stands in it, and the
     checksum that a manifest of that length has."""
+    ledgers = store.ledgers
     source, path = (ledgers.path(encode_agent_id(name)) for name in (parent.agent_id, child_id))
     data, ends = encode_copy(child_id, parent.frames, source, ledgers.sealing)
     if not path.parent.is_dir():
         ledgers.files.mkdir(path.parent)
     replace_file(ledgers.files, path, data)
     ledgers.files.sync_dir(ledgers.root)
-    meter.written += len(data)
+    store.counter.written += len(data)
     view = memoryview(data)
     sums = [payload_checksum(view[start:]) for start in (0, *ends[:-1])]
     ledgers.remember(child_id, LedgerState(len(data), len(ends), sums[-1]))
@@ -67,10 +70,11 @@ def _copy_ledger(
     return {0: (0, 0), **{frame.end: (end, checksum) for frame, end, checksum in places}}
 
 
-def _share(kv: KvFolders, meter: Meter, source: Key, target: Key, manifest: Manifest) -> None:
+def _share(store: StoreParts, source: Key, target: Key, manifest: Manifest) -> None:
     """Link or copy the segments, then commit the manifest."""
+    kv = store.kv
     copied = 0 if kv.holders.can_link else sum(entry.size for entry in manifest.segments)
-    if not kv.has_room(copied + len(encode_manifest(manifest, kv.sealing))):
+    if not store.limit.has_room(copied + len(encode_manifest(manifest, kv.sealing))):
         _log.warning(
             "max_disk leaves no room: %r starts without KV under model %s and prefills again",
             manifest.agent_id,
@@ -82,20 +86,21 @@ def _share(kv: KvFolders, meter: Meter, source: Key, target: Key, manifest: Mani
     kv.measure(target)
     kept = []
     for entry in manifest.segments:
-        if not _share_one(kv, meter, source, target, entry):
+        if not _share_one(store, source, target, entry):
             break
         kept.append(entry)
     data = encode_manifest(replace(manifest, segments=tuple(kept)), kv.sealing)
     kv.files.sync_dir(folder)
     kv.settle(target, DirSyncs(kv.files))
     replace_file(kv.files, folder / MANIFEST_NAME, data)
-    meter.written += len(data)
+    store.counter.written += len(data)
     for key in (source, target):
         kv.measure(key)
 
 
-def _share_one(kv: KvFolders, meter: Meter, source: Key, target: Key, entry: Entry) -> bool:
+def _share_one(store: StoreParts, source: Key, target: Key, entry: Entry) -> bool:
     """Give the child one segment; False if the parent has no such file."""
+    kv = store.kv
     old, new = (kv.folder(key) / entry.file for key in (source, target))
     if kv.holders.link(kv.files, old, new):
         return True
@@ -104,5 +109,5 @@ def _share_one(kv: KvFolders, meter: Meter, source: Key, target: Key, entry: Ent
     except (FileNotFoundError, NotAFile):
         return False
     replace_file(kv.files, new, data)
-    meter.written += len(data)
+    store.counter.written += len(data)
     return True

@@ -1,4 +1,5 @@
-"""`fp16-flat` (seed 004): KV as float16, whatever precision the agent keeps it in.
+"""`fp16-flat`: KV as float16, whatever precision the agent keeps it in.
+Pure: any thread.
 
 For layer i of n_layers, with the tokens last:
 
@@ -26,7 +27,7 @@ from kvactors.persistence.fields import Fields, TensorTable
 from kvactors.persistence.interchange import (
     Arrays,
     LayerLayout,
-    Memory,
+    PortableMemory,
     Target,
     Tensor,
     to_float32,
@@ -39,7 +40,7 @@ VERSION = "1.0"
 BLOCK_TOKENS = 256
 
 
-def encode(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata. Raises ExportRejected if float16 cannot hold the KV."""
     first = memory.layout[0]
     tensors = []
@@ -68,7 +69,8 @@ def encode(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
 
 
 def decode(table: TensorTable, fields: Fields, target: Target) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers in float. Raises ImportRejected, ModelMismatch."""
+    """Tokens with KV, and the layers in float, from the tensors in `table` and the metadata in
+    `fields`, checked against `target`. Raises ImportRejected, ModelMismatch."""
     if fields.text("version") != VERSION:
         raise ImportRejected("version", f"{fields.text('version')!r}, this program reads {VERSION}")
     target.check_model(fields.text("model_id"), "", field="model_id")

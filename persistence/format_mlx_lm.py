@@ -1,4 +1,5 @@
 """`mlx-lm`: the prompt-cache file of mlx_lm.models.cache (save_prompt_cache, 0.32).
+Pure: any thread.
 
 It is a safetensors file of the flattened list of cache states. For layer i:
 
@@ -26,7 +27,14 @@ from numpy.typing import NDArray
 
 from kvactors.persistence.errors import ExportRejected, ImportRejected, ModelMismatch
 from kvactors.persistence.fields import Fields, TensorTable
-from kvactors.persistence.interchange import Arrays, LayerLayout, Memory, Target, Tensor, accepted
+from kvactors.persistence.interchange import (
+    Arrays,
+    LayerLayout,
+    PortableMemory,
+    Target,
+    Tensor,
+    accepted,
+)
 from kvactors.persistence.tensor_file import RawTensor
 
 __all__ = ["SUFFIX", "decode", "encode", "metadata_of"]
@@ -37,7 +45,7 @@ _PARTS = ("codes", "scales", "biases")
 _QUANTIZED, _FLOAT = "QuantizedKVCache", "KVCache"
 
 
-def encode(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata, as save_prompt_cache writes them."""
     if not memory.model:
         raise ExportRejected("mlx_lm needs the name of the model in the file: give it")
@@ -76,7 +84,8 @@ def metadata_of(fields: Fields) -> Fields:
 
 
 def decode(table: TensorTable, fields: Fields, target: Target) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers, in float where the file has a KVCache.
+    """Tokens with KV, and the layers, in float where the file has a KVCache, from the tensors in
+    `table` and the metadata in `fields`, checked against `target`.
 
     Raises ImportRejected, ModelMismatch.
     """

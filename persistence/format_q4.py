@@ -1,4 +1,5 @@
-"""`q4-flat` (seed 000, appendix A) and `q4-blocks` (seed 001, appendix A): packed 4-bit KV.
+"""`q4-flat` and `q4-blocks`: packed 4-bit KV.
+Pure: any thread.
 
 Both hold MLX's affine codes, 8 in a uint32, with a scale and a bias for each group of the
 head dimension. The seeds write group size 64 and float16; ours keep the model's group size
@@ -34,7 +35,14 @@ from numpy.typing import NDArray
 
 from kvactors.persistence.errors import ExportRejected, ImportRejected, ModelMismatch
 from kvactors.persistence.fields import Fields, TensorTable
-from kvactors.persistence.interchange import Arrays, LayerLayout, Memory, Target, Tensor, accepted
+from kvactors.persistence.interchange import (
+    Arrays,
+    LayerLayout,
+    PortableMemory,
+    Target,
+    Tensor,
+    accepted,
+)
 from kvactors.persistence.tensor_file import RawTensor
 
 __all__ = ["decode_blocks", "decode_flat", "encode_blocks", "encode_flat"]
@@ -47,7 +55,7 @@ _FLAT = {"codes": "weights", "scales": "scales", "biases": "biases"}
 _BLOCKS = {"codes": "data", "scales": "scales", "biases": "biases"}
 
 
-def encode_flat(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode_flat(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata. Raises ExportRejected for a layer that is not in 4 bits."""
     _check_bits(memory.layout)
     tensors = []
@@ -66,7 +74,8 @@ def encode_flat(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
 def decode_flat(
     table: TensorTable, fields: Fields, target: Target
 ) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers. Raises ImportRejected, ModelMismatch."""
+    """Tokens with KV, and the layers, from the tensors in `table` and the metadata in `fields`,
+    checked against `target`. Raises ImportRejected, ModelMismatch."""
     target.check_model(fields.text("model_id"), fields.text("fingerprint"), field="model_id")
     tokens = fields.number("total_tokens")
 
@@ -78,7 +87,7 @@ def decode_flat(
     return tokens, _layers(target, take)
 
 
-def encode_blocks(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
+def encode_blocks(memory: PortableMemory) -> tuple[list[RawTensor], dict[str, str]]:
     """Tensors and metadata. Raises ExportRejected for a layer that is not in 4 bits."""
     _check_bits(memory.layout)
     tensors = []
@@ -105,7 +114,8 @@ def encode_blocks(memory: Memory) -> tuple[list[RawTensor], dict[str, str]]:
 def decode_blocks(
     table: TensorTable, fields: Fields, target: Target
 ) -> tuple[int, tuple[Arrays, ...]]:
-    """Tokens with KV, and the layers. Raises ImportRejected, ModelMismatch."""
+    """Tokens with KV, and the layers, from the tensors in `table` and the metadata in `fields`,
+    checked against `target`. Raises ImportRejected, ModelMismatch."""
     if fields.text("fingerprint") or fields.text("model_id"):
         target.check_model(fields.text("model_id"), fields.text("fingerprint"), field="model_id")
     else:

@@ -1,8 +1,8 @@
-"""The formats of one file, by name: a memory to bytes, and a file to a memory.
+"""The formats of one file, by name: a memory to bytes, and a file to a memory. Any thread.
 
-    q4-flat     packed 4-bit KV, a tensor per layer     format_q4.py      seed 000, appendix A
-    q4-blocks   the same in blocks of 256 tokens        format_q4.py      seed 001, appendix A
-    fp16-flat   KV in float16                           format_fp16.py    seed 004
+    q4-flat     packed 4-bit KV, a tensor per layer     format_q4.py
+    q4-blocks   the same in blocks of 256 tokens        format_q4.py
+    fp16-flat   KV in float16                           format_fp16.py
     mlx-lm      mlx-lm's prompt cache                   format_mlx_lm.py
 
 `archive` holds an agent whole and is a matter of the store: archive.py.
@@ -19,7 +19,7 @@ from kvactors.persistence import format_fp16, format_mlx_lm, format_q4
 from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
 from kvactors.persistence.fields import Fields, TensorTable
-from kvactors.persistence.interchange import Arrays, Imported, Memory, Target
+from kvactors.persistence.interchange import Arrays, Imported, PortableMemory, Target
 from kvactors.persistence.tensor_file import RawTensor, encode_tensors, read_tensors
 
 __all__ = ["ARCHIVE", "FORMATS", "encode_memory", "read_memory"]
@@ -31,7 +31,7 @@ ARCHIVE = "archive"
 class _Format:
     first: str
     """A tensor that only files of this format have (a pattern)."""
-    encode: Callable[[Memory], tuple[list[RawTensor], dict[str, str]]]
+    encode: Callable[[PortableMemory], tuple[list[RawTensor], dict[str, str]]]
     decode: Callable[[TensorTable, Fields, Target], tuple[int, tuple[Arrays, ...]]]
     own: Callable[[Fields], Fields] = lambda fields: fields
     """Where the token ids stand among the metadata."""
@@ -50,7 +50,7 @@ _FORMATS = {
 FORMATS = (ARCHIVE, *_FORMATS)
 
 
-def encode_memory(memory: Memory, form: str) -> list[Buffer]:
+def encode_memory(memory: PortableMemory, form: str) -> list[Buffer]:
     """The chunks of a file in one of FORMATS but the archive. Raises ExportRejected."""
     return encode_tensors(*_FORMATS[form].encode(memory))
 
@@ -62,10 +62,11 @@ def read_memory(
     tokens: Sequence[int] | None = None,
     seen: Callable[[bytes], None] = lambda _: None,
 ) -> Imported:
-    """Read a file and check all of it against the target; None finds the format by itself.
+    """Read the file at `path` and check all of it against the target; a `form` of None is found
+    out.
 
     `tokens`: token ids for a file that has none, or instead of its own. The KV of the last
-    token is left out: the next turn feeds it (design, One turn end to end). `seen` is given
+    token is left out: the next turn feeds it. `seen` is given
     what is read. Raises ImportRejected, ModelMismatch, TokensMissing, OSError.
     """
     with open(path, "rb") as file:

@@ -1,4 +1,7 @@
-"""One group commit: all ledgers, then all KV, each step for all saves before the next."""
+"""One group commit: all ledgers, then all KV, each step for all saves before the next.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvactors.persistence.commit import DirSyncs, Meter, Save, run_steps
-from kvactors.persistence.kv import Eviction, KvFolders
+from kvactors.persistence.commit import DirSyncs, run_steps
+from kvactors.persistence.disk_limit import Eviction
 from kvactors.persistence.kv_commit import Claims, KvPart
-from kvactors.persistence.ledgers import LedgerPart, Ledgers
+from kvactors.persistence.ledgers import LedgerPart
 from kvactors.persistence.naming import encode_agent_id
+from kvactors.persistence.parts import StoreParts
+from kvactors.persistence.save import Save
 from kvactors.persistence.usage import Key
 
-__all__ = ["Done", "Evicted", "Failed", "Reports", "commit_group", "nobody"]
+__all__ = ["Done", "Failed", "OnEvicted", "Reports", "commit_group", "nobody"]
 
 _log = logging.getLogger(__name__)
 
 Done = Callable[[Save], None]
 Failed = Callable[[Save, str, BaseException], None]
-Evicted = Callable[[str, str], None]
+OnEvicted = Callable[[str, str], None]
 
 
 def nobody(agent_id: str, fingerprint: str) -> None:
@@ -33,7 +38,7 @@ class Reports:
     durable: Done
     cached: Done
     failed: Failed
-    evicted: Evicted
+    evicted: OnEvicted
     busy: Callable[[], Iterable[str]]
     pace: Callable[[], object]
 
@@ -42,23 +47,22 @@ class Reports:
         return {encode_agent_id(agent_id) for agent_id in self.busy()}
 
 
-def commit_group(
-    ledgers: Ledgers, kv: KvFolders, meter: Meter, saves: Sequence[Save], reports: Reports
-) -> None:
-    """Commit saves of different agents. See `Store.commit`."""
-    written = _commit_ledgers(ledgers, meter, saves, reports)
+def commit_group(store: StoreParts, saves: Sequence[Save], reports: Reports) -> None:
+    """Commit saves of different agents to `store`; `reports` are told. See `Store.commit`."""
+    written = _commit_ledgers(store, saves, reports)
     with_kv = [part for part in written if part.save.fingerprint is not None]
     for part in with_kv:
         if not part.save.segments:
             reports.cached(part.save)
-    _commit_kv(kv, meter, [part for part in with_kv if part.save.segments], reports)
+    _commit_kv(store, [part for part in with_kv if part.save.segments], reports)
 
 
-def _commit_ledgers(
-    ledgers: Ledgers, meter: Meter, saves: Sequence[Save], reports: Reports
-) -> list[LedgerPart]:
-    parents = DirSyncs(ledgers.files)
-    parts = [LedgerPart(save, ledgers=ledgers, parents=parents, meter=meter) for save in saves]
+def _commit_ledgers(store: StoreParts, saves: Sequence[Save], reports: Reports) -> list[LedgerPart]:
+    parents = DirSyncs(store.ledgers.files)
+    parts = [
+        LedgerPart(save, ledgers=store.ledgers, parents=parents, counter=store.counter)
+        for save in saves
+    ]
     parts = run_steps(
         parts, LedgerPart.STEPS, lambda part, error: reports.failed(part.save, "ledger", error)
     )
@@ -67,10 +71,8 @@ def _commit_ledgers(
     return parts
 
 
-def _commit_kv(
-    kv: KvFolders, meter: Meter, written: Sequence[LedgerPart], reports: Reports
-) -> None:
-    parents, claims = DirSyncs(kv.files), Claims()
+def _commit_kv(store: StoreParts, written: Sequence[LedgerPart], reports: Reports) -> None:
+    parents, claims = DirSyncs(store.kv.files), Claims()
     keep = {
         Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "") for part in written
     }
@@ -78,12 +80,13 @@ def _commit_kv(
     parts = [
         KvPart(
             part.save,
-            kv=kv,
+            kv=store.kv,
+            limit=store.limit,
             ledger=part.after,
             eviction=eviction,
             claims=claims,
             parents=parents,
-            meter=meter,
+            counter=store.counter,
             pace=reports.pace,
         )
         for part in written

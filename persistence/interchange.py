@@ -1,4 +1,5 @@
 """An agent's memory as other programs write it: one neutral form, and what every format shares.
+Pure: any thread.
 
     formats.py       which formats there are; a memory to a file, and a file to a memory
     format_*.py      one format each: `encode` and `decode`
@@ -27,7 +28,7 @@ __all__ = [
     "Imported",
     "LayerLayout",
     "LayoutUnsupported",
-    "Memory",
+    "PortableMemory",
     "Target",
     "Tensor",
     "accepted",
@@ -86,7 +87,7 @@ class LayerLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PortableMemory:
     """What one agent remembers under one model: tokens, and KV of the first `covered`."""
 
     agent_id: str
@@ -95,7 +96,7 @@ class Memory:
     model_type: str
     """Its architecture; "" where no model is loaded that could tell."""
     fingerprint: str
-    """Identity of the KV (design, Persistence)."""
+    """Identity of the KV."""
     token_ids: tuple[int, ...]
     text: str
     covered: int
@@ -160,7 +161,7 @@ class Target:
             )
 
     def check(self, field: str, found: Any, expected: Any) -> None:
-        """Raise ModelMismatch naming the field unless the two are equal."""
+        """Raise ModelMismatch naming the field unless what was `found` is what is `expected`."""
         if found != expected:
             raise ModelMismatch(field, f"{found!r} in the file, {expected!r} in the loaded model")
 

@@ -1,4 +1,4 @@
-"""The folder `kv/`: reading, setting aside, and the disk limit.
+"""The folder `kv/`: reading, and setting aside. Persistence thread only.
 
 Everything in it is a cache of the ledgers. What is bad is set aside: renamed to
 `<name>.bad` beside it, with a warning that names the file; `forget`, eviction and
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,31 +33,21 @@ from kvactors.persistence.segment import Segment, read_segment
 from kvactors.persistence.sharing import Holders
 from kvactors.persistence.usage import DiskUsage, Key, measure_folder
 
-__all__ = ["Eviction", "KvFolders"]
+__all__ = ["KvFolders"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """Who must, and who should, not be evicted by a commit; and who is told."""
-
-    keep: Set[Key]
-    """Never: what this commit writes."""
-    last: Callable[[], Set[str]]
-    """Encoded ids of agents in use: only after all others."""
-    evicted: Callable[[str, str], None]
-    """Called with agent id and fingerprint, before the KV is deleted."""
-
-
 class KvFolders:
-    """All KV of a store. Persistence thread only."""
+    """All KV of a store, below `root`, written through `files`. Persistence thread only.
+
+    `sealing`: None where the store is not encrypted. `share`: link what another agent has.
+    """
 
     def __init__(
         self,
         files: Files,
         root: Path,
-        max_disk: int | None,
         sealing: Sealing | None,
         *,
         share: bool,
@@ -67,11 +56,10 @@ class KvFolders:
         self.root = root
         self.sealing = sealing
         self.holders = Holders(root, share=share)
-        self.max_disk = max_disk
-        self.pinned: set[str] = set()  # encoded ids
         self._by_agent: dict[str, set[str]] = {}
         self._settled: set[Key] = set()
-        self._newer: dict[Key, NewerFormat] = {}
+        self.newer: dict[Key, NewerFormat] = {}
+        """What a newer version wrote."""
 
     def folder(self, key: Key) -> Path:
         """Where a key's files stand."""
@@ -109,8 +97,8 @@ class KvFolders:
         path = self.folder(key) / MANIFEST_NAME
         if is_linked(self.folder(key)):
             raise SegmentUnreadable(f"{self.folder(key)} is a symbolic link: remove it")
-        if key in self._newer:
-            raise self._newer[key]
+        if key in self.newer:
+            raise self.newer[key]
         try:
             found = read_manifest(path, self.sealing)
             if found is None:
@@ -118,7 +106,7 @@ class KvFolders:
             if (encode_agent_id(found.agent_id), found.fingerprint) != key:
                 raise SegmentUnreadable(f"manifest: it belongs to {found.agent_id!r}")
         except NewerFormat as error:
-            self._newer[key] = error
+            self.newer[key] = error
             raise
         except SegmentUnreadable as error:
             self._set_aside(path, str(error))
@@ -156,7 +144,7 @@ class KvFolders:
                 segment = self._read_one(key, entry)
             except NewerFormat as error:
                 _log.warning("%s; its tokens will be prefilled again", error)
-                self._newer[key] = untraced(error)
+                self.newer[key] = untraced(error)
                 return ()
             if segment is None:
                 self._keep_first(key, found, len(segments))
@@ -245,47 +233,10 @@ class KvFolders:
         if "disk" in self.__dict__:
             self.disk.note(key, measure_folder(self.folder(key)))
 
-    def make_room(self, key: Key, change: int, eviction: Eviction) -> None:
-        """Evict until `key` may take `change` more bytes; counts them as taken.
-
-        Raises MaxDiskExceeded before evicting anything if it cannot succeed; OSError if
-        an eviction fails.
-        """
-        if self.max_disk is None:
-            return
-        for other, name in self._victims(change, self.max_disk, eviction):
-            _log.warning(
-                "max_disk of %d bytes is reached: the KV of %r under model %s is evicted; "
-                "its next turn prefills again",
-                self.max_disk,
-                name,
-                other.fingerprint[:8],
-            )
-            eviction.evicted(name, other.fingerprint)
-            self.drop(other)
-        self.disk.reserve(key, change)
-
-    def _victims(self, change: int, limit: int, eviction: Eviction) -> list[tuple[Key, str]]:
-        """Keys to evict and their agents' ids. What a newer version wrote is never one."""
-        pinned = {key for agent in self.pinned for key in self.keys_of(agent)}
-        while True:
-            keep = {*eviction.keep, *pinned, *self._newer}
-            known = len(self._newer)
-            found = []
-            for key in self.disk.victims(change, limit, keep, eviction.last):
-                manifest = self.usable(key)
-                found.append((key, manifest.agent_id if manifest else key.agent))
-            if len(self._newer) == known:
-                return found
-
-    def has_room(self, size: int) -> bool:
-        """Whether `size` more bytes fit without an eviction."""
-        return self.max_disk is None or self.disk.size + size <= self.max_disk
-
     def drop(self, key: Key) -> None:
         """Delete all of a key's KV, manifest first and durably. Raises OSError."""
         self._settled.discard(key)
-        self._newer.pop(key, None)
+        self.newer.pop(key, None)
         try:
             if self.folder(key).is_dir():
                 self._delete(self.folder(key))

@@ -1,4 +1,7 @@
-"""The store's segments, whose layers are stacked by group, and each layer's own arrays."""
+"""The store's segments, whose layers are stacked by group, and each layer's own arrays.
+
+Pure: any thread.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ def layers_of(
 def segment_tensors(
     layers: Sequence[Arrays], layout: Sequence[LayerLayout], start: int, end: int
 ) -> tuple[RawTensor, ...]:
-    """The tensors of the segment of tokens [start, end): `layers_of` the other way."""
+    """The tensors of tokens [start, end) of `layers`, in this `layout`: `layers_of` the other
+    way."""
     stacked = []
     for number, group in enumerate(_groups(layout)):
         for name, (dtype, _) in sorted(layout[group[0]].widths().items()):

@@ -1,4 +1,4 @@
-"""The KV part of a commit: segments first, the manifest last.
+"""The KV part of a commit: segments first, the manifest last. Persistence thread only.
 
 Segments that the new manifest no longer names (the partial ones of a block that closed, or
 all after a divergence) are deleted when the new manifest is durable, and not before: until
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvactors.persistence.atomic import Buffer, temp_path
-from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
+from kvactors.persistence.commit import CommitPart, DirSyncs, WriteCounter
+from kvactors.persistence.disk_limit import DiskLimit, Eviction
 from kvactors.persistence.errors import KvGap
-from kvactors.persistence.kv import Eviction, KvFolders
+from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledgers import LedgerState
 from kvactors.persistence.manifest import Entry, Manifest, encode_manifest
 from kvactors.persistence.naming import (
@@ -50,11 +51,12 @@ class KvPart(CommitPart):
     """Stores one save's segments. STEPS are run in order."""
 
     kv: KvFolders = field(kw_only=True)
+    limit: DiskLimit = field(kw_only=True)
     ledger: LedgerState = field(kw_only=True)
     eviction: Eviction = field(kw_only=True)
     claims: Claims = field(kw_only=True)
     parents: DirSyncs = field(kw_only=True)
-    meter: Meter = field(kw_only=True)
+    counter: WriteCounter = field(kw_only=True)
     pace: Callable[[], object] = field(kw_only=True)
     fresh: list[_Fresh] = field(init=False, default_factory=list)
     manifest: Manifest = field(init=False)
@@ -93,7 +95,7 @@ class KvPart(CommitPart):
         freed = sum(self._frees(name) for name in [*gone, MANIFEST_NAME])
         self.undo_actions.append(lambda: self.kv.measure(self.key))
         change = len(self.manifest_bytes) + written - freed
-        self.kv.make_room(self.key, change, self.eviction)
+        self.limit.make_room(self.key, change, self.eviction)
 
     def _encode(self, segment: Segment) -> Entry:
         chunks, digest, size = encode_segment(segment, self.kv.sealing)
@@ -132,7 +134,7 @@ class KvPart(CommitPart):
         fingerprint, sealing = self.key.fingerprint, self.kv.sealing
         chunks = seal_segment(item.chunks, fingerprint, item.digest, sealing)
         self.kv.files.write_temp(temp, chunks)
-        self.meter.written += item.size
+        self.counter.written += item.size
         self.pace()
 
     def sync(self) -> None:
@@ -166,7 +168,7 @@ class KvPart(CommitPart):
         temp = temp_path(self._manifest_path)
         self.undo_actions.append(_action(self.kv.files.unlink, temp))
         self.kv.files.write_temp(temp, [self.manifest_bytes])
-        self.meter.written += len(self.manifest_bytes)
+        self.counter.written += len(self.manifest_bytes)
 
     def sync_manifest(self) -> None:
         """Put it on the medium."""

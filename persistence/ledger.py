@@ -1,4 +1,4 @@
-"""The ledger: append-only, checksummed frames. An agent's truth.
+"""The ledger: append-only, checksummed frames. An agent's truth. Pure: any thread.
 
 A file is frame 0 (kind HEADER: the agent's id) and then one frame for each save
 (kind RECORDS: a msgpack list of the save's records, so that a save is there whole or
@@ -34,12 +34,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
 import xxhash
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.naming import encode_agent_id
-from kvactors.persistence.reading import unpack
+from kvactors.persistence.packing import pack, unpack
 from kvactors.persistence.sealing import BrokenSeal, Sealing, key_id_of
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "encode_copy",
     "encode_header",
     "encode_records",
-    "pack",
     "payload_checksum",
     "read_agent_id",
     "read_key_id",
@@ -105,12 +103,6 @@ class Scan:
         return sum(frame.records for frame in self.frames)
 
 
-def pack(value: Any) -> bytes:
-    """msgpack of a value; lone surrogates pass. TypeError or ValueError if it has no form."""
-    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
-    return packed
-
-
 def encode_header(agent_id: str, sealing: Sealing | None) -> bytes:
     """Frame 0 of an agent's ledger."""
     return _encode(HEADER, 0, 0, pack({"agent_id": agent_id}), agent_id, sealing)
@@ -119,7 +111,8 @@ def encode_header(agent_id: str, sealing: Sealing | None) -> bytes:
 def encode_records(
     records: Sequence[dict[str, Any]], sequence: int, agent_id: str, sealing: Sealing | None
 ) -> bytes:
-    """Frame number `sequence` with a save's records; TypeError if one is no msgpack map."""
+    """Frame number `sequence` of the ledger of `agent_id` with a save's records, sealed if there is
+    a `sealing`; TypeError if one is no msgpack map."""
     if not all(isinstance(record, dict) for record in records):
         raise TypeError("a ledger record must be a dict that msgpack can pack")
     return _encode(RECORDS, len(records), sequence, pack(list(records)), agent_id, sealing)
@@ -147,8 +140,8 @@ def encode_copy(
 ) -> tuple[bytes, list[int]]:
     """A ledger of `agent_id` with the same records, and the offset behind each frame.
 
-    `frames` are those of another agent's ledger at `path`, its header first. Raises
-    LedgerUnreadable.
+    `frames` are those of another agent's ledger at `path`, its header first; both
+    are sealed by `sealing` if there is one. Raises LedgerUnreadable.
     """
     copies = [encode_header(agent_id, sealing)]
     for number, frame in enumerate(frames[1:], start=1):
@@ -180,7 +173,8 @@ def payload_checksum(frame: bytes | memoryview) -> int:
 def scan(
     data: bytes, path: Path, marks: Iterable[Mark] = (), sealing: Sealing | None = None
 ) -> Scan:
-    """Check every frame of a ledger file and every mark against it.
+    """Check every frame of a ledger file's `data` and every one of `marks` against it; `sealing`
+    opens them.
 
     Raises LedgerUnreadable, naming `path`, for damage and for a ledger that is not the
     one its manifests were written for, NewerFormat for frames of a newer version. Does not
@@ -274,7 +268,8 @@ def read_key_id(data: bytes, path: Path) -> bytes | None:
 
 
 def read_agent_id(data: bytes, path: Path, sealing: Sealing | None) -> str:
-    """The agent's id from frame 0, whatever follows it; raises LedgerUnreadable."""
+    """The agent's id from frame 0 of `data`, whatever follows it, opened by `sealing`; raises
+    LedgerUnreadable, naming `path`."""
     first = _read_frame(data, 0, 0, path)
     if isinstance(first, str):
         raise LedgerUnreadable(path, f"frame 0: {first}")
@@ -290,7 +285,8 @@ def read_agent_id(data: bytes, path: Path, sealing: Sealing | None) -> str:
 def decode_records(
     found: Scan, path: Path, sealing: Sealing | None = None
 ) -> tuple[dict[str, Any], ...]:
-    """All records in order; tuples come back as lists. Raises LedgerUnreadable."""
+    """All records that were `found`, in order, opened by `sealing`; tuples come back as lists.
+    Raises LedgerUnreadable, naming `path`."""
     records: list[dict[str, Any]] = []
     for number, frame in enumerate(found.frames[1:], start=1):
         try:

@@ -1,4 +1,7 @@
-"""All ledgers of a store: reading them, and the ledger part of a commit."""
+"""All ledgers of a store: reading them, and the ledger part of a commit.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.persistence.atomic import Files, temp_path
-from kvactors.persistence.commit import CommitPart, DirSyncs, Meter
+from kvactors.persistence.commit import CommitPart, DirSyncs, WriteCounter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.ledger import (
     Mark,
@@ -43,7 +46,10 @@ class LedgerState:
 
 
 class Ledgers:
-    """The folder `agents/`. Persistence thread only."""
+    """The folder `agents/`, at `root`, written through `files`. Persistence thread only.
+
+    `marks` gives what manifests say of an agent's ledger; `sealing`: None without encryption.
+    """
 
     def __init__(
         self,
@@ -179,7 +185,7 @@ class LedgerPart(CommitPart):
 
     ledgers: Ledgers = field(kw_only=True)
     parents: DirSyncs = field(kw_only=True)
-    meter: Meter = field(kw_only=True)
+    counter: WriteCounter = field(kw_only=True)
     before: LedgerState = field(init=False, default=LedgerState())
     after: LedgerState = field(init=False, default=LedgerState())
 
@@ -204,7 +210,7 @@ class LedgerPart(CommitPart):
             self._write_new(data)
         else:
             self._append(data)
-        self.meter.written += len(data)
+        self.counter.written += len(data)
         length = self.before.length + len(data)
         self.after = LedgerState(length, number + 1, payload_checksum(frame))
 

@@ -1,14 +1,14 @@
-"""What a store holds of each agent, for people who look into it."""
+"""What a store holds of each agent, for people who look into it. Persistence thread only."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
 
-from kvactors.persistence.commit import Meter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledgers import Ledgers
+from kvactors.persistence.parts import StoreParts
 
 __all__ = ["StoreCounts", "StoredAgent", "count", "describe"]
 
@@ -51,10 +51,10 @@ class StoreCounts:
     """Since the store was opened."""
 
 
-def count(
-    ledgers: Ledgers, kv: KvFolders, meter: Meter, fingerprint: str, in_memory: Set[str]
-) -> StoreCounts:
-    """Count; `in_memory` are encoded ids. Raises OSError."""
+def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCounts:
+    """Count what `store` has, under `fingerprint` and in all; `in_memory` are encoded ids. Raises
+    OSError."""
+    ledgers, kv = store.ledgers, store.kv
     warm = kv.disk.without(fingerprint, in_memory)
     known = len(ledgers.names) - len(ledgers.names & in_memory)
     return StoreCounts(
@@ -64,12 +64,13 @@ def count(
         # KV without a ledger, of an agent half forgotten, must not make this negative.
         cold_agents=max(0, known - warm.agents),
         disk_bytes=kv.disk.size,
-        written_bytes=meter.written,
+        written_bytes=store.counter.written,
     )
 
 
 def describe(ledgers: Ledgers, kv: KvFolders, encoded: str) -> StoredAgent:
-    """Everything known of the agent with this directory name. Raises OSError."""
+    """Everything that `ledgers` and `kv` know of the agent whose directory is named `encoded`.
+    Raises OSError."""
     path = ledgers.path(encoded)
     agent_id, records, problem, size = encoded, 0, None, 0
     times = [0.0]

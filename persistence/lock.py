@@ -1,4 +1,4 @@
-"""One process, and one object in it, for each store."""
+"""One process, and one object in it, for each store. One thread at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest: the commit record of one agent's KV under one fingerprint.
+"""The manifest: the commit record of one agent's KV under one fingerprint. Pure: any thread.
 
 A msgpack array [b"KVAM", version, xxh3_64 of the body, body]; the body is a msgpack
 map. In an encrypted store the magic is b"KVAE" and the body is sealed (sealing.py) for its
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
-from kvactors.persistence.ledger import pack
 from kvactors.persistence.naming import SEGMENT_NAME, encode_agent_id
-from kvactors.persistence.reading import NotAFile, read_file, unpack
+from kvactors.persistence.packing import pack, unpack
+from kvactors.persistence.reading import NotAFile, read_file
 from kvactors.persistence.sealing import Sealing
 
 __all__ = ["Entry", "Manifest", "decode_manifest", "encode_manifest", "read_manifest"]
@@ -98,7 +98,8 @@ def read_manifest(path: Path, sealing: Sealing | None = None) -> Manifest | None
 
 
 def decode_manifest(data: bytes, path: Path, sealing: Sealing | None = None) -> Manifest:
-    """Checked manifest; raises SegmentUnreadable for anything that is not one.
+    """Checked manifest from `data`, opened by `sealing`; raises SegmentUnreadable for anything that
+    is not one.
 
     Raises NewerFormat, naming `path`, for one that a newer version wrote.
     """

@@ -1,4 +1,4 @@
-"""File names. Ids come from users and never become paths: only these names do."""
+"""File names. Ids come from users and never become paths: only these names do. Pure: any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A disk that forgets what was not synced, for tests of what a power loss leaves."""
+"""A disk that forgets what was not synced, for tests of what a power loss leaves.
+
+One thread at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reading what somebody else may have put there: regular files only, no link, no pipe."""
+"""Reading what somebody else may have put there: regular files only, no link, no pipe.
+
+Stateless: any thread.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import msgpack  # type: ignore[import-untyped]
-
-__all__ = ["NotAFile", "is_empty", "is_linked", "open_file", "read_file", "unique", "unpack"]
+__all__ = ["NotAFile", "is_empty", "is_linked", "open_file", "read_file"]
 
 # Without O_NONBLOCK the opening of a named pipe would wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -50,24 +51,3 @@ def is_empty(folder: Path) -> bool:
     """Whether a directory has no entry; does not read all of a large one."""
     with os.scandir(folder) as entries:
         return next(entries, None) is None
-
-
-def unpack(payload: bytes) -> Any:
-    """Value of one msgpack object; raises ValueError whatever is wrong with the bytes."""
-    try:
-        return msgpack.unpackb(
-            payload,
-            unicode_errors="surrogatepass",
-            strict_map_key=False,
-            object_pairs_hook=unique,
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ValueError(f"not msgpack: {error}") from error
-
-
-def unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A map from its pairs; ValueError for a key that is there twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found

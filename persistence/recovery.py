@@ -1,4 +1,4 @@
-"""What a crash can leave, and how it is swept.
+"""What a crash can leave, and how it is swept. Persistence thread only.
 
     agents/<id>/ledger.log.tmp     a new ledger that was never named         deleted
     agents/<id>/                   empty: made, or forgotten, half-way       removed
@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 def settle_names(files: Files, agents: Path, kv: KvFolders) -> None:
-    """Make the names of all folders durable, and learn them. Raises OSError if unreadable.
+    """Make the names of all folders below `agents` and of `kv` durable, through `files`, and learn
+    them. Raises OSError if unreadable.
 
     The process before may have been killed between making an entry and making it durable.
     """
@@ -49,7 +50,8 @@ def settle_names(files: Files, agents: Path, kv: KvFolders) -> None:
 
 
 def sweep_agent(files: Files, agents: Path, kv: KvFolders, encoded: str) -> None:
-    """Remove what a crash left of one agent. Never raises OSError."""
+    """Remove, through `files`, what a crash left of the agent with the directory name `encoded`,
+    below `agents` and in `kv`. Never raises OSError."""
     _attempt(agents / encoded, partial(_sweep_ledger, files, agents / encoded))
     for key in kv.keys_of(encoded):
         _attempt(kv.folder(key), partial(_sweep_kv, files, kv, key))

@@ -1,4 +1,5 @@
 """Encryption at rest: AES-256-GCM over pieces, each object under a key of its own.
+Pure: any thread.
 
 A sealed object is
 
@@ -111,7 +112,8 @@ class Sealing:
 
 
 class SealedReader:
-    """Opens a sealed object of `size` bytes piece by piece: no more than one is in memory."""
+    """Opens, by `sealing`, an object of `size` bytes that was sealed for `context`, in `file`,
+    piece by piece: no more than one is in memory."""
 
     def __init__(self, sealing: Sealing, context: bytes, file: BinaryIO, size: int) -> None:
         """Reads the head. Raises BrokenSeal, OSError."""

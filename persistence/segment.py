@@ -1,4 +1,5 @@
 """Segments: KV of a token range as one immutable safetensors file (tensor_file.py).
+Pure: any thread.
 
 In an encrypted store the whole file is sealed (sealing.py), for its fingerprint and content,
 so that agents can share it, and its digest is a keyed one.
@@ -75,7 +76,8 @@ def encode_segment(
 def seal_segment(
     chunks: list[Buffer], fingerprint: str, digest: str, sealing: Sealing | None
 ) -> list[Buffer]:
-    """What is written of a segment with this (keyed) digest."""
+    """What is written of a segment's `chunks` with this (keyed) `digest` under a `fingerprint`,
+    sealed if there is a `sealing`."""
     if sealing is None:
         return chunks
     return list(sealing.seal(_context(fingerprint, digest), chunks))
@@ -98,7 +100,8 @@ def _metadata(segment: Segment) -> dict[str, str]:
 
 
 def read_segment(path: Path, size: int, digest: str, sealing: Sealing | None = None) -> Segment:
-    """Read and verify one file of `size` bytes with this xxh3_128 `digest`.
+    """Read and verify the file at `path`, of `size` bytes with this xxh3_128 `digest`, opened by
+    `sealing`.
 
     Raises SegmentUnreadable for whatever is wrong with the content, NewerFormat for a
     whole one of a newer version, OSError if the disk fails.

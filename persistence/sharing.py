@@ -1,4 +1,5 @@
 """Segments that several agents hold: one file, a name in each agent's folder.
+Persistence thread only.
 
 A segment's name has its token range and the digest of its content, so two agents with
 the same beginning under the same model write the same names. What this process wrote or
@@ -36,7 +37,8 @@ class Holders:
             del self._agents[next(iter(self._agents))]
 
     def find(self, fingerprint: str, name: str, size: int) -> Path | None:
-        """A file of `size` bytes with this content, if one is known and still there."""
+        """A file of `size` bytes called `name`, so with this content, under `fingerprint`, if one
+        is known and still there."""
         agent = self._agents.get((fingerprint, name))
         if agent is None or not self.can_link or not self.share:
             return None
@@ -47,7 +49,8 @@ class Holders:
             return None
 
     def link(self, files: Files, source: Path, target: Path) -> bool:
-        """Name `source` `target` too; False if only a copy can do. Raises OSError."""
+        """Name `source` `target` too, through `files`; False if only a copy can do. Raises
+        OSError."""
         if not self.can_link:
             return False
         try:
@@ -62,7 +65,8 @@ class Holders:
 
 
 def link_file(files: Files, source: Path, target: Path) -> None:
-    """Link, replacing a leftover that has the name. Raises OSError."""
+    """Name `source` `target` too, through `files`, replacing a leftover of that name. Raises
+    OSError."""
     if not target.exists():
         files.link(source, target)
     elif not target.samefile(source):

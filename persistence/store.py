@@ -1,4 +1,4 @@
-"""The store: every agent's ledger and KV under one directory.
+"""The store: every agent's ledger and KV under one directory. Persistence thread only.
 
 Below its root:
 
@@ -13,27 +13,24 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kvactors.persistence.atomic import Files
-from kvactors.persistence.commit import Meter, Save, rounds
-from kvactors.persistence.errors import (
-    EncryptionMismatch,
-    StoreClosed,
-    StoreNotWritable,
-    WrongKey,
-)
+from kvactors.persistence.commit import rounds
+from kvactors.persistence.disk_limit import DiskLimit
+from kvactors.persistence.errors import StoreClosed, StoreNotWritable
 from kvactors.persistence.fork import fork
-from kvactors.persistence.group import Done, Evicted, Failed, Reports, commit_group, nobody
+from kvactors.persistence.group import Done, Failed, OnEvicted, Reports, commit_group, nobody
 from kvactors.persistence.kv import KvFolders
 from kvactors.persistence.ledgers import Ledgers
 from kvactors.persistence.listing import StoreCounts, StoredAgent, count, describe
 from kvactors.persistence.lock import StoreLock
 from kvactors.persistence.naming import check_fingerprint, encode_agent_id
-from kvactors.persistence.recovery import settle_names, sweep_agent
+from kvactors.persistence.opening import make_folder, open_folders
+from kvactors.persistence.parts import StoreParts
+from kvactors.persistence.recovery import sweep_agent
+from kvactors.persistence.save import Save
 from kvactors.persistence.sealing import EncryptionKey, Sealing
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.usage import Key
@@ -43,9 +40,6 @@ __all__ = ["DEFAULT_MAX_DISK", "Save", "Store", "StoredAgent"]
 
 DEFAULT_MAX_DISK = 64 << 30
 """Bytes that `kv/` may take by default (64 GiB); the ledgers are not counted."""
-
-ASKED = 8
-"""Ledgers whose key is looked at when a store is opened."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +60,9 @@ class Store:
         encryption_key: EncryptionKey | None = None,
         share_segments: bool = True,
     ) -> None:
-        """Make what is missing, and lock. Agents are only listed: each is checked, and what a
-        crash left of it is swept (recovery.py), when it is first read or written.
+        """Make what is missing below `root`, through `files`, and lock. Agents are only listed:
+        each is checked, and what a crash left of it is swept (recovery.py), when it is first read
+        or written.
 
         `max_disk`: bytes that `kv/` may take, None for no limit. `encryption_key`: 32 bytes,
         or a function that returns them; a store is encrypted as a whole or not.
@@ -77,57 +72,21 @@ class Store:
         """
         self.root = Path(os.path.realpath(root))
         self._files = files if files is not None else Files()
-        self._meter = Meter()
         self._touched: set[str] = set()
         sealing = None if encryption_key is None else Sealing(encryption_key)
-        self._kv = KvFolders(self._files, self.root / "kv", max_disk, sealing, share=share_segments)
+        self._kv = KvFolders(self._files, self.root / "kv", sealing, share=share_segments)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
+        self._parts = StoreParts(self._ledgers, self._kv, DiskLimit(self._kv, max_disk))
         try:
-            self._make_folder(self.root)
+            make_folder(self._files, self.root)
             self._lock = StoreLock(self.root, self._files)
-            self._open()
+            try:
+                open_folders(self._files, self.root, self._ledgers, self._kv)
+            except BaseException:
+                self._lock.release()
+                raise
         except OSError as error:
             raise StoreNotWritable(self.root, str(error)) from error
-
-    def _open(self) -> None:
-        try:
-            self._make_folder(self._ledgers.root)
-            self._make_folder(self._kv.root)
-            # Even where they stood: the process that made them may have been killed before it.
-            self._sync_name(self.root)
-            self._sync_name(self._kv.root)
-            self._check_key()
-            settle_names(self._files, self._ledgers.root, self._kv)
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _check_key(self) -> None:
-        """Raise if the ledgers were written with another key; a few are asked, not one alone."""
-        found = set(islice(self._ledgers.key_ids(), ASKED))
-        mine = self._ledgers.sealing and self._ledgers.sealing.key_id
-        if not found or mine in found:
-            return
-        if mine is None or None in found:
-            raise EncryptionMismatch(self.root, encrypted=mine is None)
-        raise WrongKey(self.root)
-
-    def _make_folder(self, path: Path) -> None:
-        if path.is_dir():
-            return
-        if not path.parent.is_dir():
-            self._make_folder(path.parent)
-        # Another process may make it at the same time.
-        with suppress(FileExistsError):
-            self._files.mkdir(path)
-        if not path.is_dir():
-            raise NotADirectoryError(f"{path} is not a directory")
-        self._sync_name(path)
-
-    def _sync_name(self, path: Path) -> None:
-        # The folder above the store may be passable without being readable.
-        with suppress(PermissionError):
-            self._files.sync_dir(path.parent)
 
     def close(self) -> None:
         """Release the lock. Idempotent; nothing is ever pending here."""
@@ -160,7 +119,7 @@ class Store:
     @property
     def bytes_written(self) -> int:
         """Bytes of ledger frames, segments and manifests written since it was opened."""
-        return self._meter.written
+        return self._parts.counter.written
 
     @property
     def kv_size(self) -> int:
@@ -178,7 +137,7 @@ class Store:
         self._check_open()
         encoded = {encode_agent_id(agent_id) for agent_id in in_memory}
         check_fingerprint(fingerprint)
-        return count(self._ledgers, self._kv, self._meter, fingerprint, encoded)
+        return count(self._parts, fingerprint, encoded)
 
     def has(self, agent_id: str) -> bool:
         """Whether anything is stored of an agent, readable or not."""
@@ -224,7 +183,7 @@ class Store:
         durable: Done,
         cached: Done,
         failed: Failed,
-        evicted: Evicted = nobody,
+        evicted: OnEvicted = nobody,
         busy: Callable[[], Iterable[str]] = tuple,
         pace: Callable[[], object] = bool,
     ) -> None:
@@ -239,7 +198,7 @@ class Store:
         each segment that was hashed, written or synced, and may take its time.
 
         Over max_disk, KV is evicted: that of the least recently used agents first, of the
-        agents that `busy()` gives last, of pinned ones never. `evicted(agent_id,
+        agents that `busy()` gives last. `evicted(agent_id,
         fingerprint)` is called before the files are deleted.
 
         A segment that another agent is known to have is linked, not written. Several saves
@@ -251,7 +210,7 @@ class Store:
 
         reports = Reports(durable, cached, failed, evicted, busy, pace)
         for group in rounds(saves):
-            commit_group(self._ledgers, self._kv, self._meter, group, reports)
+            commit_group(self._parts, group, reports)
 
     def fork(self, parent_id: str, child_id: str) -> None:
         """Make a new agent that starts with all of another one's stored memory.
@@ -266,17 +225,7 @@ class Store:
         """
         for agent_id in (parent_id, child_id):
             self._touch(encode_agent_id(agent_id))
-        fork(self._ledgers, self._kv, self._meter, parent_id, child_id)
-
-    def pin(self, agent_id: str) -> None:
-        """Never evict this agent's KV, until `unpin` or `close`. Idempotent."""
-        self._check_open()
-        self._kv.pinned.add(encode_agent_id(agent_id))
-
-    def unpin(self, agent_id: str) -> None:
-        """Let this agent's KV be evicted again. Idempotent."""
-        self._check_open()
-        self._kv.pinned.discard(encode_agent_id(agent_id))
+        fork(self._parts, parent_id, child_id)
 
     def verify(self) -> Iterator[Problem]:
         """Every file that cannot be used. Reads the whole store, changes nothing."""

@@ -1,4 +1,4 @@
-"""The safetensors container: tensors as raw bytes with metadata, both ways.
+"""The safetensors container: tensors as raw bytes with metadata, both ways. Pure: any thread.
 
 The 8-byte length, the JSON header and the offsets are written and checked here, and
 the tests hold them against the safetensors library in both directions. The library
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from kvactors.persistence.atomic import Buffer
 from kvactors.persistence.errors import TensorFileUnreadable
-from kvactors.persistence.reading import unique
+from kvactors.persistence.packing import unique
 
 __all__ = ["RawTensor", "Readable", "encode_tensors", "read_tensors"]
 

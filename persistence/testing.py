@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 
 from kvactors.persistence.atomic import Buffer, Files
-from kvactors.persistence.commit import Save
 from kvactors.persistence.power_loss import PowerLossFiles
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
 from kvactors.persistence.store import Store
 
@@ -132,9 +132,9 @@ class CountingFiles(WrappedFiles):
 
 
 class FailingFiles(WrappedFiles):
-    """Raises OSError(code) where told: at operation `at` (and later ones, if `sticky`),
-    and at those that match `name` and `path`. A write that fails leaves half its bytes.
-    Nothing fails while `armed` is False.
+    """Passes on to `inner`, and raises OSError(code) where told: at operation `at` (and later ones,
+    if `sticky`), and at those that match `name` and `path`. A write that fails leaves half its
+    bytes. Nothing fails while `armed` is False.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class FailingFiles(WrappedFiles):
 
 
 class HoldingFiles(WrappedFiles):
-    """Holds operations that match back until `release` is set; `reached` tells of the first."""
+    """Holds operations of `inner` that match `name` and `path` until `release` is set; `reached`
+    tells of the first."""
 
     def __init__(self, inner: Files | None = None, *, name: str = "*", path: str = "*") -> None:
         super().__init__(inner)
@@ -201,8 +202,8 @@ class KillAt(WrappedFiles):
 
 
 class LyingFiles(WrappedFiles):
-    """Writes that match lose their second half (`how="drop"`) or one bit (`how="flip"`),
-    and report success."""
+    """Writes of `inner` that match `path` lose their second half (`how="drop"`) or one bit
+    (`how="flip"`), and report success."""
 
     def __init__(self, inner: Files | None = None, *, path: str = "*", how: str = "flip") -> None:
         super().__init__(inner)
@@ -242,7 +243,8 @@ class Outcomes:
 
 
 def example_segment(start: int, end: int, *, seed: int = 0, token_bytes: int = 8) -> Segment:
-    """KV of tokens [start, end) for two layers, one packed and one in bfloat16.
+    """KV of tokens [start, end) for two layers, one packed and one in bfloat16, random
+    by `seed`.
 
     `token_bytes`: about how many bytes a token takes; a multiple of 8.
     """

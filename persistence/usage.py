@@ -1,4 +1,5 @@
 """What KV costs on disk, and who loses it first when `max_disk` is reached.
+Persistence thread only.
 
 A file that several agents share (hard links) is counted once: evicting one of them
 frees only what nobody else holds.

@@ -1,4 +1,7 @@
-"""Checks every frame, manifest and segment of a store, and changes nothing."""
+"""Checks every frame, manifest and segment of a store, and changes nothing.
+
+Persistence thread only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ class Problem:
 
 
 def verify_agent(ledgers: Ledgers, kv: KvFolders, encoded: str) -> Iterator[Problem]:
-    """What is wrong with the files of the agent with this directory name.
+    """What is wrong with the files that `ledgers` and `kv` have of the agent whose directory is
+    named `encoded`.
 
     A torn last frame is none: it is what a crash leaves, and nobody was promised it.
     """

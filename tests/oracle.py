@@ -16,8 +16,8 @@ from mlx_lm.models.cache import (
 
 from kvactors.core.arena import Arena
 from kvactors.core.model import LoadedModel
-from kvactors.core.pools import to_float
 from kvactors.core.spec import UNUSED, LayerSpec
+from kvactors.core.unpacking import to_float
 
 __all__ = ["free_run", "margins", "mlx_lm_caches", "numpy_attention", "one_step", "prefill_noise"]
 

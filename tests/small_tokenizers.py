@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from kvactors.core.options import DEFAULT_MODEL
 from kvactors.core.template import ChatFormat
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 
 ALGORITHMS = ("default", "bytes", "unigram", "wordpiece")
 UNKNOWN = "<unk>"

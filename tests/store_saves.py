@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.persistence.atomic import Files
+from kvactors.persistence.save import Save
 from kvactors.persistence.segment import Segment
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.store import Store
 from kvactors.persistence.testing import Outcomes
 
 __all__ = ["F1", "RECORD", "Unsynced", "kv_save", "put"]

@@ -98,6 +98,15 @@ def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path:
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
+def test_a_step_is_measured_of_agents_that_share_their_beginning() -> None:
+    [curve] = [curve for curve in CURVES if curve.value == "step, one beginning"]
+
+    found = list(curve.measure(Setup(QUICK, tiny_llama()), (1, 3)))
+
+    assert [size for size, _ in found] == [1, 3]
+    assert all(seconds > 0 for _, seconds in found)
+
+
 def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--quick"]
     command += ["--only", "tell-rate", "--only", "decode-overhead"]

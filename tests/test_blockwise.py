@@ -6,10 +6,11 @@ import pytest
 
 from kvactors.core import blockwise
 from kvactors.core.blockwise import attend_in_blocks
+from kvactors.core.device import on_cpu
 
 SCALE = 0.3
 
-pytestmark = pytest.mark.skipif(not blockwise.on_cpu(), reason="blocks are for the CPU")
+pytestmark = pytest.mark.skipif(not on_cpu(), reason="blocks are for the CPU")
 
 
 def attention(

@@ -94,7 +94,7 @@ class Slots(RuleBasedStateMachine):
         self.table.check()
         assert self.table.lengths == [row.length for row in self.rows]
         for index, row in enumerate(self.rows):
-            assert [name for name, _ in self.table.beginning(index)] == row.pieces
+            assert [name for name, _ in self.table.shared_pieces(index)] == row.pieces
         for slab in range(len(self.table.slabs)):
             first = self.table.first_row(slab)
             rows = self.rows[first : first + len(self.table.slabs[slab].rows)]
@@ -115,7 +115,7 @@ def test_a_piece_that_ends_after_its_row_is_not_what_the_row_begins_with() -> No
     table.note(row, 1, 0, 256)
     table.note(row, 2, 256, 301)
 
-    assert table.beginning(row) == ((1, 256),)
+    assert table.shared_pieces(row) == ((1, 256),)
     table.check()
 
 

@@ -15,16 +15,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvactors.core import attention, layers, pools
+from kvactors.core import attention, float_copy, layers, pools
 from kvactors.core.arena import Arena
 from kvactors.core.attention import attend_together
 from kvactors.core.cells import Cells
 from kvactors.core.engine import Engine
-from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
 from kvactors.core.pieces import Piece
-from kvactors.core.pools import Pool, to_float
+from kvactors.core.plan import AttendPlan
+from kvactors.core.policy import AttentionPolicy
+from kvactors.core.pools import Pool
 from kvactors.core.sampling import Sampling
 from kvactors.core.slots import SlotTable
 from kvactors.core.spec import LayerSpec
@@ -52,11 +53,12 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exponentials(scores: mx.array, powers: bool) -> mx.array:
+    def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
         assert not powers
         return mx.array(np.exp(np.array(scores)), mx.float64)
 
-    monkeypatch.setattr(attention, "PRECISION", mx.float64)
+    for module in (attention, pools):
+        monkeypatch.setattr(module, "PRECISION", mx.float64)
     # Those of MLX have the digits of float32 in float64 too.
     monkeypatch.setattr(attention, "exponentials", exponentials)
 
@@ -66,9 +68,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(rows, shared tokens) of each time that rows were attended together."""
     seen: list[tuple[int, int]] = []
 
-    def attend_together(queries: Any, pool: Any, extent: int, shared: int, *rest: Any) -> mx.array:
-        seen.append((queries.shape[0], shared))
-        return attention.attend_together(queries, pool, extent, shared, *rest)
+    def attend_together(queries: Any, stored: Any, prefix: Any, plan: Any) -> mx.array:
+        seen.append((queries.shape[0], prefix[0].shape[2]))
+        return attention.attend_together(queries, stored, prefix, plan)
 
     monkeypatch.setattr(layers, "attend_together", attend_together)
     return seen
@@ -98,12 +100,12 @@ def test_it_is_the_attention_over_each_rows_keys(
     lengths = np.array([71, 128, 90, 72, 100])
     mask = mx.array(np.arange(extent) < lengths[:, None])[:, None, None]
 
-    got = np.array(attend_together(queries, pool, extent, shared, mask, 0.2, packed))
+    plan = AttendPlan("packed" if packed else "dequantize", 0.2, mask)
 
-    stored_keys, stored_values = (
-        np.array(to_float(stored, layer.sides[0])[0]).astype(np.float64)
-        for stored in (pool.keys(rows, extent), pool.values(rows, extent))
-    )
+    stored = pool.read(rows, extent)
+    got = np.array(attend_together(queries, stored, pool.prefix_floats(shared), plan))
+
+    stored_keys, stored_values = (np.array(floats).astype(np.float64) for floats in stored.floats())
     for row, length in enumerate(lengths):
         for head in range(heads * repeats):
             kv = head // repeats
@@ -212,7 +214,7 @@ def test_a_beginning_that_is_kept_as_floats_gives_the_logits_that_its_codes_give
     loaded = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions())
     layer = loaded.spec.layers[0]
     # Of no more than what two rows of 200 tokens take.
-    monkeypatch.setattr(pools, "MOST_BYTES", 4 * 2 * layer.kv_heads * 400 * layer.head_dim)
+    monkeypatch.setattr(float_copy, "MOST_BYTES", 4 * 2 * layer.kv_heads * 400 * layer.head_dim)
     policy = AttentionPolicy(threshold=1, launch_tokens=64, unpack=True)
     kept = set()
 

@@ -36,7 +36,8 @@ from kvactors.core.overflow import ContextPolicy
 from kvactors.core.request import Request
 from kvactors.core.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
-from kvactors.core.transcript import Transcript, Turn
+from kvactors.core.transcript import Transcript
+from kvactors.core.turn import Turn
 from kvactors.persistence.store import Store
 
 OpenSystem = Callable[..., AgentSystem]

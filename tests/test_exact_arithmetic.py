@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from oracle import mlx_lm_caches, numpy_attention
 
-from kvactors.core import attention, packed, unpacking
+from kvactors.core import attention, packed, products_cpu, unpacking
 from kvactors.core.arena import Arena
 from kvactors.core.batch import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.cells import Cells
-from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
+from kvactors.core.plan import AttendPlan
+from kvactors.core.policy import AttentionPath, AttentionPolicy
 from kvactors.core.pools import Pool
 from kvactors.core.spec import LayerSpec, Side
 from kvactors.core.testing import PlainTokenizer, tiny_model
@@ -71,10 +72,10 @@ def test_attention_agrees_with_float64_numpy(
     dim: int,
     dtype: str,
     bits: int | None,
-    path: str,
+    path: AttentionPath,
 ) -> None:
-    monkeypatch.setattr(unpacking, "LEAST_KEYS", 1)
-    monkeypatch.setattr(unpacking, "LEAST_QUERIES", 1)
+    monkeypatch.setattr(products_cpu, "LEAST_KEYS", 1)
+    monkeypatch.setattr(products_cpu, "LEAST_QUERIES", 1)
     group = None if bits is None else (64 if dim % 64 == 0 else 32)
     layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
     pool = Pool(layer, 1, 256)
@@ -88,13 +89,11 @@ def test_attention_agrees_with_float64_numpy(
     at = mx.arange(length - tokens, length)
     mask = (mx.arange(192) <= at[:, None])[None, None]
 
-    packed, unpack = path != "dequantize", path == "unpack"
-    out = attention.attend(queries, pool, 192, mask, dim**-0.5, packed, unpack=unpack)
+    plan = AttendPlan(path, dim**-0.5, mask)
+    out = attention.attend(queries, pool.read(1, 192), plan)
 
-    stored_keys, stored_values = (
-        stored(pool.keys(1, length), layer),
-        stored(pool.values(1, length), layer),
-    )
+    held = pool.read(1, length)
+    stored_keys, stored_values = stored(held.keys, layer), stored(held.values, layer)
     reference = numpy_attention(
         np.array(queries[0].astype(mx.float32)),
         stored_keys,
@@ -130,7 +129,8 @@ def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one
     more = mx.random.normal((8,), key=key[3]) if sinks else None
 
     def attend() -> mx.array:
-        return attention.attend(queries, pool, 2000, mask, 0.125, True, more, unpack=True)
+        plan = AttendPlan("unpack", 0.125, mask, more)
+        return attention.attend(queries, pool.read(6, 2000, floats=True), plan)
 
     halved = attend()
     assert used

@@ -14,16 +14,17 @@ from kvactors.core.arena import Arena
 from kvactors.core.cells import Cells
 from kvactors.core.engine import Engine
 from kvactors.core.float_copy import LATE_STEPS, MOST_BYTES
-from kvactors.core.geometry import UNPACK_ROWS, AttentionPolicy
 from kvactors.core.layers import KVLayer
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
-from kvactors.core.pools import Pool, encode, to_float
+from kvactors.core.policy import UNPACK_ROWS, AttentionPolicy
+from kvactors.core.pools import Pool
 from kvactors.core.request import Request
 from kvactors.core.runner import DecodeBatch
 from kvactors.core.sampling import Sampling
 from kvactors.core.spec import LayerSpec
 from kvactors.core.testing import PlainTokenizer, make_request, run_engine, tiny_model
+from kvactors.core.unpacking import encode
 from kvactors.core.workspace import WorkSpace
 
 MakeEngine = Callable[..., Engine]
@@ -39,7 +40,7 @@ def with_floats(loaded: LoadedModel) -> LoadedModel:
 def copies(arena: Arena) -> list[bool]:
     """For each layer, whether any of its slabs is kept as floats."""
     layers = [layer for layer in arena.layers if isinstance(layer, KVLayer)]
-    return [any(pool.nbytes > pool.stored_bytes for pool in layer.pools) for layer in layers]
+    return [any(pool.nbytes > pool.stored_bytes for pool in layer.rows.pools) for layer in layers]
 
 
 def grown(loaded: LoadedModel, *, floats: bool) -> Arena:
@@ -87,7 +88,10 @@ class Pair:
         at = np.array(lengths[:rows])[:, None] + np.arange(tokens)
         start = lengths[0] if len(set(lengths[:rows])) == 1 else None
         for index, pool in enumerate(self.pools):
-            pool.keep_floats(index == 0 and tokens == 1)
+            if index == 0 and tokens == 1:
+                pool.floats.keep()
+            else:
+                pool.floats.drop()
             pool.write(keys, values, Cells(mx.array(at), start))
         self.lengths = [(n + tokens) % 60 for n in lengths]
 
@@ -116,12 +120,11 @@ def test_whatever_happens_to_a_slab_its_floats_are_what_its_codes_say(
 ) -> None:
     pair = Pair(kv_bits)
     one, two = pair.pools
-    side = one.layer.sides[0]
     for number, what in enumerate(operations):
         pair.run(what)
-        for ours, theirs in (one.keys, two.keys), (one.values, two.values):
-            expected = to_float(theirs(ROWS, 128), side)
-            assert mx.array_equal(to_float(ours(ROWS, 128, floats=True), side), expected)
+        ours, theirs = one.read(ROWS, 128, floats=True), two.read(ROWS, 128)
+        for kept, expected in zip(ours.floats(), theirs.floats(), strict=True):
+            assert mx.array_equal(kept, expected)
         if number in looked:
             assert_same_bytes(one, two)
     assert_same_bytes(one, two)
@@ -199,17 +202,17 @@ def test_a_decode_step_makes_them_and_what_else_changes_the_slab_drops_them(
 )
 def test_only_so_many_bytes_of_floats_are_kept(slots: int, tokens: int, kept: bool) -> None:
     pool = Pool(LAYER, slots, tokens)
-    asked = pool.float_bytes()
+    asked = pool.floats.bytes_more()
 
-    pool.keep_floats(True)
+    pool.floats.keep()
 
     assert pool.nbytes - pool.stored_bytes == (2 * slots * 2 * tokens * 64 * 4 if kept else 0)
     new = mx.zeros((slots, 2, 1, 64))
     for step in range(LATE_STEPS):
-        pool.keep_floats(True)
+        pool.floats.keep()
         pool.write(new, new, Cells(mx.full((slots, 1), step)))
     assert pool.nbytes - pool.stored_bytes == asked
-    assert pool.float_bytes() == (0 if kept else asked)
+    assert pool.floats.bytes_more() == (0 if kept else asked)
 
 
 def test_of_a_large_slab_what_its_rows_begin_with_is_kept_as_floats() -> None:
@@ -217,23 +220,23 @@ def test_of_a_large_slab_what_its_rows_begin_with_is_kept_as_floats() -> None:
     pool = Pool(LAYER, ROWS, tokens)
     noise = mx.random.normal((ROWS, 2, 40, 64))
     pool.load(0, 0, {name: a[:, 0] for name, a in encode(LAYER, noise, noise).items()})
-    plain = pool.beginning(40)
+    plain = pool.prefix_floats(40)
     assert pool.nbytes == pool.stored_bytes
 
-    asked = pool.float_bytes(40)
-    pool.keep_floats(True, 40)
-    kept = pool.beginning(40)
+    asked = pool.floats.bytes_more(40)
+    pool.floats.keep(40)
+    kept = pool.prefix_floats(40)
 
     assert all(mx.array_equal(*floats) for floats in zip(plain, kept, strict=True))
     assert pool.nbytes - pool.stored_bytes == asked == 2 * 2 * 40 * 64 * 4
-    pool.keep_floats(True, 40)
+    pool.floats.keep(40)
     pool.write(noise[:, :, :1], noise[:, :, :1], Cells(mx.full((ROWS, 1), 40), 40))
-    assert pool.beginning(40) is kept
+    assert pool.prefix_floats(40) is kept
     pool.load(0, 0, {name: a[:, 1] for name, a in encode(LAYER, noise, noise).items()})
-    assert not mx.array_equal(pool.beginning(40)[0], plain[0])
-    pool.keep_floats(True, 39)
-    assert pool.beginning(39)[0].shape[2] == 39
-    pool.keep_floats(True)
+    assert not mx.array_equal(pool.prefix_floats(40)[0], plain[0])
+    pool.floats.keep(39)
+    assert pool.prefix_floats(39)[0].shape[2] == 39
+    pool.floats.drop()
     assert pool.nbytes == pool.stored_bytes
 
 
@@ -249,7 +252,7 @@ def test_they_are_kept_only_while_half_of_the_budget_is_left(
         > sum(
             pool.stored_bytes
             for layer in arena.layers
-            for pool in layer.pools  # type: ignore[attr-defined]
+            for pool in layer.rows.pools  # type: ignore[attr-defined]
         )
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracle import one_step
 
-from kvactors.core import arena, geometry, layers, packed, states
+from kvactors.core import arena, geometry, kv_rows, packed, states
 from kvactors.core.engine import Engine, EngineConfig
 from kvactors.core.model import LoadedModel
 from kvactors.core.sampling import Sampling
@@ -86,14 +86,14 @@ def a_full_ring_shows_what_was_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_checkpoint_lacks_a_token(patch: pytest.MonkeyPatch) -> None:
-    true: Any = layers.KVLayer.load
+    true: Any = kv_rows.KVRows.load
 
     def load(self: Any, row: int, start: int, end: int, arrays: Any) -> None:
         if self.layer.window:
             arrays = {n: mx.concatenate([a[:, :, :-1], a[:, :, :1]], 2) for n, a in arrays.items()}
         true(self, row, start, end, arrays)
 
-    patch.setattr(layers.KVLayer, "load", load)
+    patch.setattr(kv_rows.KVRows, "load", load)
 
 
 def sinks_are_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -102,18 +102,18 @@ def sinks_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_state_is_not_put_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(states.StateLayer, "cut", lambda self, row, length: None)
+    patch.setattr(states.StateRows, "cut", lambda self, row, length: None)
 
 
 def states_of_rows_are_not_moved(patch: pytest.MonkeyPatch) -> None:
-    true: Any = states.StateLayer.leave
+    true: Any = states.StateRows.leave
     patch.setattr(
-        states.StateLayer, "leave", lambda self, slab, slot, last: true(self, slab, last, last)
+        states.StateRows, "leave", lambda self, slab, slot, last: true(self, slab, last, last)
     )
 
 
 def the_state_of_a_joining_row_is_not_copied(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(states.StateLayer, "copy_row", lambda self, row, other, source: None)
+    patch.setattr(states.StateRows, "copy_row", lambda self, row, other, source: None)
 
 
 BUGS: list[tuple[str, Patch]] = [

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kvactors.bench.tiny import build
 from kvactors.core import linear, model, thresholds
 from kvactors.core.engine import Engine
-from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.linear import in_parts
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
+from kvactors.core.policy import AttentionPolicy
 from kvactors.core.sampling import Sampling
 from kvactors.core.testing import PlainTokenizer, make_request, run_engine, tiny_model
 

@@ -88,9 +88,8 @@ def filled(root: Path, names: str, room: int) -> Store:
     return Store(root, max_disk=size * (len(names) + room) + size // 2)
 
 
-def test_pinned_agents_are_never_evicted_and_busy_ones_last(tmp_path: Path) -> None:
+def test_busy_agents_are_evicted_last(tmp_path: Path) -> None:
     store = filled(tmp_path, "abcd", 0)
-    store.pin("a")
     outcomes, evicted = Outcomes(), list[tuple[str, str]]()
 
     def save(name: str) -> None:
@@ -107,24 +106,8 @@ def test_pinned_agents_are_never_evicted_and_busy_ones_last(tmp_path: Path) -> N
         save(name)
 
     assert not outcomes.failed
-    assert evicted == [("c", F1), ("d", F1), ("e", F1), ("f", F1)]
-    assert store.kv_extent("a", F1) == store.kv_extent("b", F1) == 256
-    store.unpin("a")
-    save("i")
-    assert evicted[-1] == ("a", F1)
-    store.close()
-
-
-def test_pins_that_leave_no_room_are_named_in_the_error(tmp_path: Path) -> None:
-    store = filled(tmp_path, "ab", 0)
-    for name in "ab":
-        store.pin(name)
-
-    outcomes = put(store, kv_save("c", example_segment(0, 256)))
-
-    assert isinstance(outcomes.failed[0][2], MaxDiskExceeded)
-    assert "unpin" in str(outcomes.failed[0][2])
-    assert store.kv_extent("a", F1) == store.kv_extent("b", F1) == 256
+    assert evicted == [("a", F1), ("c", F1), ("d", F1), ("e", F1)]
+    assert store.kv_extent("b", F1) == 256
     store.close()
 
 

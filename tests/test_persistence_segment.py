@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from kvactors.persistence import Save, Segment, Store
 from kvactors.persistence.errors import SegmentUnreadable
-from kvactors.persistence.ledger import pack
 from kvactors.persistence.manifest import decode_manifest
+from kvactors.persistence.packing import pack
 from kvactors.persistence.segment import encode_segment, read_segment
 from kvactors.persistence.testing import LyingFiles, Outcomes, example_segment
 

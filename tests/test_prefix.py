@@ -15,11 +15,12 @@ from small_tokenizers import (
 )
 
 from kvactors.core.errors import InvalidInput
+from kvactors.core.hashing import common_prefix
 from kvactors.core.offsets import token_ends
 from kvactors.core.prefix import Draft, match_messages, match_text
 from kvactors.core.template import ChatFormat
 from kvactors.core.testing import PlainTokenizer
-from kvactors.core.transcript import Transcript, common_prefix
+from kvactors.core.transcript import Transcript
 
 WORDS = ("Hello", "world", "abc,", "be", "a", "decade", "calm!")
 texts = st.text(st.sampled_from(LETTERS), min_size=1, max_size=40) | st.lists(

@@ -12,9 +12,9 @@ import pytest
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core import products, unpacking
 from kvactors.core.engine import Engine
-from kvactors.core.geometry import AttentionPolicy
 from kvactors.core.model import LoadedModel, load_model
 from kvactors.core.options import ModelOptions
+from kvactors.core.policy import AttentionPolicy
 from kvactors.core.products import probe_products
 from kvactors.core.sampling import Sampling as EngineSampling
 from kvactors.core.testing import PlainTokenizer, make_request, run_engine, tiny_llama, tiny_model

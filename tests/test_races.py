@@ -19,7 +19,8 @@ from kvactors.actors import (
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
 from kvactors.core.traffic import KVTransfer
-from kvactors.persistence.store import Save, Store
+from kvactors.persistence.save import Save
+from kvactors.persistence.store import Store
 from kvactors.persistence.testing import FailingFiles, HoldingFiles
 
 OpenSystem = Callable[..., AgentSystem]

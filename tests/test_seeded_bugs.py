@@ -85,10 +85,10 @@ def one_key_dropped_in_one_layer(patch: pytest.MonkeyPatch) -> None:
     true: Any = vars(layers)["attend"]
     calls = iter(range(1 << 30))
 
-    def attend(queries: Any, pool: Any, extent: int, mask: Any, *rest: Any) -> Any:
+    def attend(queries: Any, stored: Any, plan: Any) -> Any:
         if next(calls) % 2:
-            mask = mask & (mx.arange(extent) != 3)
-        return true(queries, pool, extent, mask, *rest)
+            plan = replace(plan, mask=plan.mask & (mx.arange(plan.mask.shape[-1]) != 3))
+        return true(queries, stored, plan)
 
     patch.setattr(layers, "attend", attend)
 

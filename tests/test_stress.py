@@ -10,8 +10,9 @@ from kvactors.actors.cli import app
 from kvactors.actors.cli_stress import explore
 from kvactors.actors.stress import Stress
 from kvactors.actors.stress_oracle import replay_alone
+from kvactors.actors.stress_table import as_markdown
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.transcript import Turn
+from kvactors.core.turn import Turn
 
 
 @pytest.mark.slow
@@ -26,11 +27,22 @@ def test_a_short_run_with_every_fault_violates_nothing(tmp_path: Path) -> None:
     assert found["violations"] == []
     assert found["replayed_turns"] > 0
     assert found["kills"] >= 1
+    assert f"| turns taken again alone | {found['replayed_turns']} |" in as_markdown(found)
 
 
 @pytest.mark.slow
 def test_interleavings_of_some_seeds_violate_nothing() -> None:
     assert explore("1..3")
+
+
+def test_a_report_is_a_table_too() -> None:
+    report = {"minutes": 1, "agents": 6, "seed": 3, "kills": 2, "replayed_turns": 4}
+    report |= {"most_memory": 0.9, "worst_wait": 1.26, "violations": ["x"]}  # type: ignore[dict-item]
+
+    lines = as_markdown({**report, "counts": {"ask": 5, "observe": 2, "stop": 7}}).splitlines()
+
+    rows = ("seed | 3", "asked and observed | 7", "ended: stop | 7", "worst wait, s | 1.3")
+    assert {f"| {row} |" for row in (*rows, "**violations** | 1")} <= set(lines)
 
 
 def test_the_oracle_notices_a_token_that_was_not_said_alone() -> None:

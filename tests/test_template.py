@@ -6,10 +6,11 @@ import jinja2
 import pytest
 
 from kvactors.core.errors import TemplateError
+from kvactors.core.hashing import tokens_hash
 from kvactors.core.sampling import Sampling, draw_key
 from kvactors.core.template import ChatFormat
 from kvactors.core.testing import PlainTokenizer
-from kvactors.core.transcript import Transcript, tokens_hash
+from kvactors.core.transcript import Transcript
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -10,8 +10,8 @@ from small_tokenizers import build, chat_format
 
 from kvactors.actors import Agent, AgentSystem, Reply, RewindOutOfRange, Sampling, TurnFailed
 from kvactors.core.errors import EmptyPrompt, InvalidInput
+from kvactors.core.hashing import common_prefix
 from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
-from kvactors.core.transcript import common_prefix
 from kvactors.persistence.store import Store
 
 OpenSystem = Callable[..., AgentSystem]

@@ -1,0 +1,90 @@
+"""One turn of a conversation, and its form in the ledger. Pure: any thread."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Source", "Turn", "answered", "from_entry", "to_entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A turn as the ledger has it, and the tokenizer that made it. `answered`: an answer
+    follows it in its record."""
+
+    tokenizer_id: str
+    entry: dict[str, Any]
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One contribution to the conversation.
+
+    `text` is what was said, `token_ids` what was appended to the cache for it, `rendered` the
+    text that those stand for: template, end of turn and stop strings included. `raw` marks a
+    prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
+    that a rewind or a diverging prompt cut in the middle. `asked`: the assistant was to answer
+    it. `stands_for` counts the earlier turns that it is a summary of. `source` is set where
+    another tokenizer made the turn.
+    """
+
+    role: str
+    text: str
+    token_ids: tuple[int, ...]
+    rendered: str
+    raw: bool = False
+    finish: str | None = None
+    stands_for: int = 0
+    asked: bool = field(default=False, compare=False)
+    source: Source | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it answers the turn before it, in that turn's rendering."""
+        return self.finish is not None
+
+    @property
+    def hidden(self) -> str:
+        """What an answer ended with and its asker never saw: end of turn, stop string."""
+        return self.rendered[len(self.text) :] if self.is_answer else ""
+
+
+def from_entry(source: Source, decode: Callable[[Sequence[int]], str]) -> Turn:
+    """A stored turn. Version 1 did not store what its tokens stand for."""
+    entry, text = source.entry, source.entry["text"]
+    ids = tuple(int(t) for t in np.frombuffer(entry["tokens"], dtype="<u4"))
+    rendered = text.join(entry["around"]) if "around" in entry else decode(ids)
+    return Turn(
+        entry["role"],
+        text,
+        ids,
+        rendered,
+        entry["raw"],
+        entry["finish"],
+        entry.get("stands_for", 0),
+        source.answered,
+    )
+
+
+def answered(finishes: Sequence[str | None]) -> list[bool]:
+    """For each turn of a record, by how they finished, whether an answer follows it there."""
+    following = zip(finishes, [*finishes[1:], None], strict=False)
+    return [after is not None for _, after in following]
+
+
+def to_entry(turn: Turn) -> dict[str, Any]:
+    """A turn as the ledger has it. `text.join(around)` is its rendered text."""
+    entry = {
+        "role": turn.role,
+        "text": turn.text,
+        "tokens": np.asarray(turn.token_ids, dtype="<u4").tobytes(),
+        "raw": turn.raw,
+        "finish": turn.finish,
+        "around": turn.rendered.split(turn.text, 1) if turn.text else [turn.rendered],
+    }
+    if turn.stands_for:
+        entry["stands_for"] = turn.stands_for
+    return entry
