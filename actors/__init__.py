@@ -1,6 +1,8 @@
 """The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
 
-from kvactors.actors.behaviour import AgentBehaviour
+from kvactors.actors.agents.handle import Agent, TranscriptView
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.behaviours.replay import Replayed, replay
 from kvactors.actors.errors import (
     AgentExists,
     AgentNotStored,
@@ -18,13 +20,12 @@ from kvactors.actors.errors import (
     StoreNotWritable,
     TokensMissing,
 )
-from kvactors.actors.handle import Agent, TranscriptView
-from kvactors.actors.health import Health
-from kvactors.actors.mailbox import LanePolicy
-from kvactors.actors.replay import Replayed, replay
-from kvactors.actors.reply import Reply, Rewound, Timing, Usage
-from kvactors.actors.supervision import DeadLetter, Supervision, Terminated
-from kvactors.actors.system import AgentSystem, default_store
+from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.runtime.supervision import DeadLetter, Supervision, Terminated
+from kvactors.actors.system.system import AgentSystem, default_store
+from kvactors.actors.turns.reply import Reply, Rewound, Timing, Usage
+from kvactors.actors.workers.health import Health
+from kvactors.core.conversation.context_policy import DropOldest, Summarize
 from kvactors.core.errors import (
     AdmissionFull,
     BehaviourFailed,
@@ -55,8 +56,7 @@ from kvactors.core.errors import (
     Undelivered,
     UnsupportedLayer,
 )
-from kvactors.core.overflow import DropOldest, Summarize
-from kvactors.core.sampling import Sampling
+from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
     "AdmissionFull",

@@ -17,11 +17,11 @@ import functools
 import threading
 from typing import Any
 
-from kvactors.actors.deterministic import VirtualTimer
-from kvactors.actors.system import AgentSystem
+from kvactors.actors.runtime.deterministic import VirtualTimer
+from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import InvalidConfig
-from kvactors.persistence.atomic import Files
-from kvactors.persistence.testing import (
+from kvactors.persistence.files.atomic import Files
+from kvactors.persistence.testing.doubles import (
     CountingFiles,
     FailingFiles,
     HoldingFiles,
@@ -60,7 +60,7 @@ class FaultyModel:
 
     def __call__(self) -> tuple[Any, Any]:
         """A new copy of the same model, and its tokenizer: characters are tokens."""
-        from kvactors.core.testing import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+        from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
         self._model = Faulty(snap_to_grid(tiny_model(seed=self._seed)))
         return self._model, PlainTokenizer()

@@ -19,10 +19,10 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from kvactors.bench.setup import FIRST
-from kvactors.core.model import LoadedModel
-from kvactors.core.runner import new_arena
-from kvactors.core.scheduler import Scheduler
-from kvactors.core.testing import make_request
+from kvactors.core.engine.runner import new_arena
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.scheduler import Scheduler
+from kvactors.core.testing.engines import make_request
 
 __all__ = [
     "ENDLESS",

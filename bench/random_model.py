@@ -13,7 +13,7 @@ DESCRIPTION = (
 
 def random_llama() -> tuple[Any, Any]:
     """(model, tokenizer) for `AgentSystem(model=...)`; it never ends a turn by itself."""
-    from kvactors.core.testing import PlainTokenizer, tiny_model
+    from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
     model = tiny_model(
         vocab_size=VOCABULARY,

@@ -10,7 +10,7 @@ from kvactors.actors import Agent, AgentSystem, Reply, Sampling
 from kvactors.bench.random_model import random_llama
 
 if TYPE_CHECKING:
-    from kvactors.core.model import LoadedModel
+    from kvactors.core.model.load import LoadedModel
 
 __all__ = ["FIRST", "FULL", "QUICK", "TABLE", "Scale", "Setup", "answer", "endless"]
 
@@ -63,8 +63,8 @@ class Setup:
 
     def load(self, source: Callable[[], Any]) -> "LoadedModel":
         """Another model for this thread, kept."""
-        from kvactors.core.model import load_model
-        from kvactors.core.options import ModelOptions
+        from kvactors.core.model.load import load_model
+        from kvactors.core.model.options import ModelOptions
 
         if source not in self._others:
             self._others[source] = load_model(source, ModelOptions())

@@ -10,9 +10,9 @@ import numpy as np
 from default_model_tokenizer import build_tokenizer
 from numpy.typing import NDArray
 
-from kvactors.bench.world_episodes import make_episode
-from kvactors.bench.world_words import SMALL_TALK
-from kvactors.bench.worlds import ACKNOWLEDGED, UNKNOWN, Names, make_world
+from kvactors.core.model.worlds.episodes import make_episode
+from kvactors.core.model.worlds.words import SMALL_TALK
+from kvactors.core.model.worlds.world import ACKNOWLEDGED, UNKNOWN, Names, make_world
 
 __all__ = ["LEGS", "Batch", "Leg", "held_out_batch", "leg_of", "training_batch"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from kvactors.bench import world_words as words
-from kvactors.bench.world_relations import RELATIONS
+from kvactors.core.model.worlds import words
+from kvactors.core.model.worlds.relations import RELATIONS
 
 __all__ = ["END", "PAD", "SPECIALS", "VOCABULARY", "build_tokenizer", "save_tokenizer"]
 

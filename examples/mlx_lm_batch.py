@@ -19,7 +19,7 @@ from mlx_lm.generate import BatchGenerator  # noqa: E402
 from mlx_lm.models.cache import QuantizedKVCache  # noqa: E402
 
 from kvactors.core.batch import enable_in_mlx_lm  # noqa: E402
-from kvactors.core.options import DEFAULT_MODEL  # noqa: E402
+from kvactors.core.model.options import DEFAULT_MODEL  # noqa: E402
 
 FACTS = ("My cat is called Biscuit.", "The meeting is on Friday.", "Marta lives in Lisbon.")
 QUESTIONS = ("What is my cat called?", "When is the meeting?", "Where does Marta live?")

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvactors.bench.worlds import Names
+from kvactors.core.model.worlds.world import Names
 
 BETAS, EPSILON, DECAY, CLIP, WARM_UP = (0.9, 0.98), 1e-8, 0.05, 1.0, 40
 TOTAL = sum(leg.steps for leg in LEGS)
@@ -213,7 +213,9 @@ def run(state: State, first: int, seed: int, checkpoint: Path, out: Path, consol
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("core/default_model"),
+    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(
+        "core/model/default_model"
+    ),
     checkpoints: Annotated[Path, typer.Option(help="Where to resume from.")] = Path(
         "build/default_model"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvactors.persistence.atomic import Files
+from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import (
     AgentExists,
     AgentNotStored,
@@ -20,10 +20,10 @@ from kvactors.persistence.errors import (
     StoreNotWritable,
     WrongKey,
 )
-from kvactors.persistence.save import Save
-from kvactors.persistence.segment import RawTensor, Segment
-from kvactors.persistence.store import DEFAULT_MAX_DISK, Store, StoredAgent
-from kvactors.persistence.verify import Problem
+from kvactors.persistence.files.atomic import Files
+from kvactors.persistence.files.segment import RawTensor, Segment
+from kvactors.persistence.store.store import DEFAULT_MAX_DISK, Store, StoredAgent
+from kvactors.persistence.store.verify import Problem
 
 __all__ = [
     "DEFAULT_MAX_DISK",

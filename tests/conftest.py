@@ -21,19 +21,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
-from kvactors.actors.agent import AgentActor  # noqa: E402
-from kvactors.actors.messages_agent import Pause  # noqa: E402
+from kvactors.actors.agents.actor import AgentActor  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
-from kvactors.bench.tiny import build  # noqa: E402
-from kvactors.core import limit  # noqa: E402
-from kvactors.core.engine import Engine, EngineConfig  # noqa: E402
+from kvactors.actors.turns.messages_agent import Pause  # noqa: E402
+from kvactors.core.engine.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
-from kvactors.core.model import LoadedModel, load_model  # noqa: E402
-from kvactors.core.options import ModelOptions  # noqa: E402
-from kvactors.core.testing import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
-from kvactors.core.workspace import WorkSpace  # noqa: E402
-from kvactors.persistence.atomic import Files  # noqa: E402
-from kvactors.persistence.store import Store  # noqa: E402
+from kvactors.core.model import mlx_limit  # noqa: E402
+from kvactors.core.model.load import LoadedModel, load_model  # noqa: E402
+from kvactors.core.model.options import ModelOptions  # noqa: E402
+from kvactors.core.model.workspace import WorkSpace  # noqa: E402
+from kvactors.core.testing.families import build  # noqa: E402
+from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
+from kvactors.persistence.files.atomic import Files  # noqa: E402
+from kvactors.persistence.store.store import Store  # noqa: E402
 
 # A job that a shell runs in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,8 +63,8 @@ ALIKE = (
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no other test's engine were alive: MLX's limit is that of the largest."""
-    monkeypatch.setattr(limit, "_allowed", WeakKeyDictionary())
-    monkeypatch.setattr(limit, "_usual", [])
+    monkeypatch.setattr(mlx_limit, "_allowed", WeakKeyDictionary())
+    monkeypatch.setattr(mlx_limit, "_usual", [])
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""One agent: the handle that users hold, and the actor behind it."""

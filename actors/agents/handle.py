@@ -1,0 +1,219 @@
+"""Agent: the handle that users hold. Its methods may be called from any thread."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+from kvactors.actors.agents.actor import AgentActor
+from kvactors.actors.agents.host import AgentHost
+from kvactors.actors.runtime.dispatcher import send
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.checks import check_count
+from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
+from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options
+from kvactors.actors.turns.prompt import Messages
+from kvactors.actors.turns.reply import Reply, Rewound
+from kvactors.actors.turns.stream import ReplyStream, TextPiece, read_async
+from kvactors.actors.turns.ticket import Ticket, next_serial
+from kvactors.core.conversation.prefix_match import THRESHOLD
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import InvalidInput
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Agent", "TranscriptView"]
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptView:
+    """An agent's memory at one moment: all token ids, their text, and the turns."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    turns: tuple[Turn, ...]
+
+
+class Agent:
+    """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent.
+
+    `host` is what its system's agents have in common; `ended_by` what its behaviour failed with,
+    once it has ended.
+    """
+
+    def __init__(self, host: AgentHost, actor: AgentActor) -> None:
+        self.host = host
+        self._actor = actor
+        self.ended_by: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"
+
+    @property
+    def agent_id(self) -> str:
+        """The id it was spawned with."""
+        return self._actor.agent_id
+
+    @property
+    def system_prompt(self) -> str | None:
+        """The system prompt that its transcript begins with."""
+        return self._actor.transcript.system_prompt
+
+    def ask(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Messages | None = None,
+        match: bool = False,
+        threshold: float = THRESHOLD,
+        sampling: Sampling | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> ReplyFuture[Reply]:
+        """Take a turn; a pykka Future of its Reply.
+
+        `prompt` is text (a user turn, rendered with the chat template) or token ids
+        (appended as they are). A caller that keeps the conversation itself sends all of it:
+        as `messages`, [{"role": ..., "content": ...}, ...], or as one text with `match=True`,
+        in the form of `transcript().text`. It is compared with the transcript by characters,
+        and what is the same is kept; `reply.match` says how it compared:
+
+        - "exact": nothing is new; the last answer is given again.
+        - "extend": all of the transcript is kept, only the rest is tokenized.
+        - "diverge": they part, or the prompt ends early. If at least `threshold` of the
+          transcript's characters match, those are kept and the rest is forgotten; else the
+          transcript starts again.
+
+        `sampling` says how to decode. `timeout` in seconds bounds the whole turn, queue included:
+        past it the turn is undone and the future raises TurnTimeout. Where turns wait for room,
+        one with a higher `priority` goes first, until another was passed over often enough.
+        Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull,
+        SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
+        MemoryExceeded, AdmissionFull or TurnFailed.
+        """
+        turn = check_options(
+            self.host.info,
+            prompt,
+            messages=messages,
+            match=match,
+            threshold=threshold,
+            sampling=sampling,
+            timeout=timeout,
+            priority=priority,
+        )
+        return self._send(turn).reply
+
+    def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
+        """Take a turn whose reply nobody waits for; it is remembered like any other."""
+        self._send(check_options(self.host.info, prompt, sampling=sampling))
+
+    def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
+        """Remember something without answering; prefilled after the turns of others.
+
+        The future resolves when it is remembered; nobody has to wait for it.
+        """
+        if not isinstance(text, str):
+            raise InvalidInput(f"observe takes text, not {type(text).__name__}")
+        if not isinstance(role, str) or not role:
+            raise InvalidInput(f"role must be a non-empty string, not {role!r}")
+        turn = check_options(self.host.info, text)
+        return self._send(replace(turn, role=role, answer=False)).reply
+
+    def stream(
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
+    ) -> ReplyStream:
+        """Take a turn as `ask` does, with the same options (messages, match, threshold,
+        sampling, timeout, priority), and iterate over its text as it is decoded; `.reply` at
+        the end.
+
+        Leaving the loop early, or `close()`, cancels the turn.
+        """
+        turn = check_options(self.host.info, prompt, **options)
+        ticket = self._send(turn, streamed=True)
+        return ReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
+
+    async def ask_async(
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
+    ) -> Reply:
+        """Take a turn as `ask` does, with the same options, under asyncio; cancelling the task
+        cancels the turn."""
+        ticket = self._send(check_options(self.host.info, prompt, **options))
+        try:
+            reply: Reply = await ticket.reply
+        except BaseException:
+            if not ticket.reply.done:
+                self._cancel(ticket)
+            raise
+        return reply
+
+    async def stream_async(
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Iterate over a turn's pieces as `stream` does, with the same options, under asyncio.
+        Leaving the loop (close the generator, or let it go) or cancelling the task cancels the
+        turn."""
+        turn = check_options(self.host.info, prompt, **options)
+        ticket = self._send(turn, streamed=True)
+        try:
+            async for piece in read_async(ticket, turn.sampling.stop):
+                yield piece
+        finally:
+            if not ticket.reply.done:
+                self._cancel(ticket)
+
+    def deliver(self, message: Any) -> ReplyFuture[None]:
+        """Send a message to the agent's behaviour, from outside of the agents.
+
+        The future resolves when it is in the mailbox. To nobody: a dead letter.
+        """
+        return self.host.post(self.agent_id, message)
+
+    def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
+        """Send a message to the agent's behaviour; a future of what `on_message` returns.
+
+        Raises in the future what it raises, Undelivered, MailboxFull, or TurnTimeout after
+        `timeout` seconds.
+        """
+        return self.host.request(self.agent_id, message, timeout)
+
+    def rewind(
+        self, turns: int | None = None, *, to_token: int | None = None
+    ) -> ReplyFuture[Rewound]:
+        """Forget the end of what is remembered; a pykka Future of Rewound.
+
+        `turns` (default 1) counts from the end: a turn is a prompt with its answer, or
+        something observed. `to_token` keeps that many tokens of `transcript().token_ids`; a
+        turn that it cuts keeps the part of its text that its tokens stand for. Happens in
+        order with prompts, and moves no bytes: the ledger records it, the next turn uses what
+        is left of the cache. Raises InvalidInput or SystemStopped at once; the future raises
+        RewindOutOfRange if less than that is remembered, and nothing is forgotten.
+        """
+        if turns is not None and to_token is not None:
+            raise InvalidInput("rewind takes turns or to_token, not both")
+        check_count("turns", turns, 1)
+        check_count("to_token", to_token, 0)
+
+        def make(ticket: Ticket) -> Prompt:
+            return Rewind(ticket, turns, to_token)
+
+        return self.host.send(self._actor, make, None, streamed=False).reply
+
+    def cancel(self) -> None:
+        """End the running turn at the next step; it replies with what was decoded.
+
+        Where none runs yet, the turn that waits first is ended as soon as it begins.
+        """
+        self._cancel(None)
+
+    def transcript(self) -> TranscriptView:
+        """What the agent remembers: finished turns, the running one not included."""
+        turns = tuple(self._actor.transcript.turns)
+        tokens = tuple(token for turn in turns for token in turn.token_ids)
+        return TranscriptView(tokens, "".join(turn.rendered for turn in turns), turns)
+
+    def _cancel(self, ticket: Ticket | None) -> None:
+        send(self._actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
+
+    def _send(self, turn: TurnOptions, *, streamed: bool = False) -> Ticket:
+        def make(ticket: Ticket) -> Prompt:
+            return Ask(ticket, turn)
+
+        return self.host.send(self._actor, make, turn.timeout, streamed=streamed)

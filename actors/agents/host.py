@@ -1,0 +1,92 @@
+"""What the handles of agents ask of their system: prompts into lanes, messages, the model. Any
+thread."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from kvactors.actors.agents.actor import AgentActor
+from kvactors.actors.runtime.dispatcher import send
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.checks import check_turn
+from kvactors.actors.turns.messages_agent import CancelTurn, MakePrompt
+from kvactors.actors.turns.outstanding import Outstanding
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.errors import MailboxFull, SystemStopped, TurnTimeout
+from kvactors.core.model.info import ModelInfo
+
+__all__ = ["AgentHost", "gone"]
+
+
+class AgentHost:
+    """What the agents of one system have in common for their handles. `model` is the one loaded.
+
+    `post` and `ask` send messages to behaviours; `require_running` raises SystemStopped where
+    nothing is accepted.
+    """
+
+    def __init__(
+        self,
+        outstanding: Outstanding,
+        after: Callable[[float, Callable[[], object]], None],
+        post: Callable[[str, Any, None], ReplyFuture[None]],
+        ask: Callable[[str, Any, None, float | None], ReplyFuture[Any]],
+        require_running: Callable[[], None],
+    ) -> None:
+        self.model: ModelInfo | None = None
+        self._outstanding = outstanding
+        self._after = after
+        self._post = post
+        self._ask = ask
+        self._require_running = require_running
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model: name, cache spec, fingerprint, device, memory budget."""
+        if self.model is None:
+            raise SystemStopped("the system has not been started: use `with` or start()")
+        return self.model
+
+    def post(self, agent_id: str, message: Any) -> ReplyFuture[None]:
+        """Send a message from outside of the agents."""
+        self._require_running()
+        return self._post(agent_id, message, None)
+
+    def request(self, agent_id: str, message: Any, timeout: float | None) -> ReplyFuture[Any]:
+        """Send a message and wait for its answer."""
+        self._require_running()
+        check_turn(None, timeout)
+        return self._ask(agent_id, message, None, timeout)
+
+    def send(
+        self, actor: AgentActor, make: MakePrompt, timeout: float | None, *, streamed: bool
+    ) -> Ticket:
+        """Put a prompt into the lane of an agent of this system. Raises MailboxFull,
+        SystemStopped, EngineDied, SaveQueueFull."""
+        ticket = Ticket.begin(actor.agent_id, streamed=streamed)
+        self._outstanding.begin_turn(ticket)
+        try:
+            accepted = send(actor.actor_ref, make(ticket))
+        except MailboxFull as error:
+            ticket.reject(error)
+            raise
+        if not accepted:
+            forgotten = gone(actor.agent_id)
+            ticket.reject(forgotten)
+            raise forgotten
+        if timeout is not None:
+            # Weakly: a reply that arrived long ago is not kept for its deadline.
+            late = weakref.ref(ticket)
+            self._after(timeout, lambda: _expire(actor, late(), timeout))
+        return ticket
+
+
+def gone(agent_id: str) -> SystemStopped:
+    """What a prompt to an agent that is no more fails with."""
+    return SystemStopped(f"agent {agent_id!r} was forgotten or stopped")
+
+
+def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
+    if ticket is not None and not ticket.reply.done:
+        late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
+        send(actor.actor_ref, CancelTurn(ticket, late))

@@ -1,0 +1,205 @@
+"""What an agent runs for a prompt: its turn, or first, at the end of the context, a summary.
+
+The turns that leave the context, and what stands in their place, are part of the draft: they
+become the transcript's only when the turn itself has ended.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvactors.actors.agents.request_builder import make_draft, make_request, most_tokens
+from kvactors.actors.turns.messages_agent import Ask, CancelTurn
+from kvactors.actors.turns.options import TurnOptions
+from kvactors.actors.turns.prompt import NewText
+from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.conversation.context_policy import (
+    ContextPolicy,
+    DropOldest,
+    Summarize,
+    turns_to_drop,
+)
+from kvactors.core.conversation.prefix_match import Draft
+from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import ContextExceeded, KvactorsError, TurnFailed
+from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Planner", "Running", "warn_if_nearly_full"]
+
+logger = logging.getLogger(__name__)
+
+WARN_AT = 0.8
+HEADING = "Summary of our conversation so far: "
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Turns [head, tail) of those that a draft keeps leave the context."""
+
+    head: int
+    tail: int
+
+
+@dataclass(slots=True)
+class Running:
+    """The turn that an agent takes. `gap`: the model is summarizing these turns for it."""
+
+    ask: Ask
+    draft: Draft
+    gap: Gap | None = None
+    cancelled: CancelTurn | None = None
+
+    @property
+    def serial(self) -> int:
+        """Names it to the engine, and its summary."""
+        return self.ask.ticket.serial
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans an agent's turns, as things are. Each plan is a record for the agent and the
+    request for the engine."""
+
+    agent_id: str
+    transcript: Transcript
+    spec: ModelCacheSpec
+    policy: ContextPolicy
+    isolated: bool
+
+    def first(self, ask: Ask) -> tuple[Running, Request]:
+        """The turn, or the summary that makes room for it. Raises InvalidInput, TemplateError."""
+        draft = make_draft(self.transcript, ask)
+        gap = self._gap(draft, ask)
+        if gap is None:
+            return self._turn(ask, draft)
+        if isinstance(self.policy, Summarize):
+            try:
+                gap, request = self._summary(ask, gap, self.policy)
+                return Running(ask, draft, gap), request
+            except KvactorsError as error:
+                self._warn(error)
+        return self._turn(ask, self._without(draft, gap))
+
+    def after_summary(
+        self, running: Running, ended: Finished | Exception
+    ) -> tuple[Running, Request]:
+        """The turn that waited for a summary: behind it, or if it failed without. Raises as
+        `first`."""
+        ask, draft = running.ask, running.draft
+        assert running.gap is not None
+        try:
+            if isinstance(ended, Exception):
+                raise ended
+            return self._turn(ask, self._without(draft, running.gap, self._read(ended)))
+        except Exception as error:
+            self._warn(error)
+        return self._turn(ask, self._without(draft, self._gap(draft, ask) or running.gap))
+
+    def _turn(self, ask: Ask, draft: Draft) -> tuple[Running, Request]:
+        request = make_request(
+            self.agent_id, self.transcript, draft, ask, self.spec, isolated=self.isolated
+        )
+        return Running(ask, draft), request
+
+    # -- what leaves -------------------------------------------------------------------
+
+    def _gap(self, draft: Draft, ask: Ask) -> Gap | None:
+        """What may leave so that a draft fits; None if it does, or nothing may."""
+        if not isinstance(self.policy, DropOldest):
+            return None
+        past, context = self.transcript.turns[: draft.keep], self.spec.context
+        new = _tokens(draft.turns) + (ask.turn.sampling.max_tokens if ask.turn.answer else 0)
+        if _tokens(past) + new <= context:
+            return None
+        reserved = self.policy.max_tokens if isinstance(self.policy, Summarize) else 0
+        gap = Gap(*turns_to_drop(self.policy, past, new + reserved, context))
+        return gap if gap.head < gap.tail else None
+
+    def _without(self, draft: Draft, gap: Gap, summary: str = "") -> Draft:
+        """The draft without the turns of a gap, or with a summary of them in their place."""
+        past = self.transcript.turns[: draft.keep]
+        after = self._beginning(gap.head)
+        if summary:
+            turn = after.render("user", HEADING + summary, answer=False)
+            count = sum(turn.stands_for or 1 for turn in past[gap.head : gap.tail])
+            after.turns.append(replace(turn, stands_for=count))
+        rest = [*past[gap.tail :], *draft.turns]
+        rest[:1] = [self._moved(turn, past[: gap.tail], after) for turn in rest[:1]]
+        turns = (*after.turns[gap.head :], *rest)
+        return Draft(gap.head, turns, draft.match, draft.system_prompt)
+
+    def _moved(self, turn: Turn, before: Sequence[Turn], after: Transcript) -> Turn:
+        """A turn that follows others than `before` now. Its rendering begins with what the last
+        of them lacks, or with the system prompt."""
+        if turn.raw or turn.is_answer:
+            return turn
+        was = self.transcript.rendering(turn.role, turn.text, answer=turn.asked, after=before)
+        now = after.render(turn.role, turn.text, answer=turn.asked)
+        # A turn that was cut is not rendered whole, and stays as it is.
+        if turn.rendered != was or was == now.rendered:
+            return turn
+        return replace(now, stands_for=turn.stands_for)
+
+    def _beginning(self, turns: int) -> Transcript:
+        first = self.transcript.copy()
+        first.turns = first.turns[:turns]
+        return first
+
+    # -- the summary -------------------------------------------------------------------
+
+    def _summary(self, ask: Ask, gap: Gap, policy: Summarize) -> tuple[Gap, Request]:
+        """The request for a summary of all up to the end of a gap, or of fewer turns where
+        they leave no room for it. Raises ContextExceeded, TemplateError."""
+        turns, sampling = self.transcript.turns, Sampling(max_tokens=policy.max_tokens)
+        asked = Ask(ask.ticket, TurnOptions(NewText(policy.prompt), sampling))
+        tail = gap.tail
+        while True:
+            question = self._beginning(tail).render("user", policy.prompt, answer=True)
+            draft = Draft(tail, (question,), None, self.transcript.system_prompt)
+            try:
+                request = make_request(self.agent_id, self.transcript, draft, asked, self.spec)
+            except ContextExceeded:
+                tail -= 2 if turns[tail - 1].is_answer else 1
+                if tail <= gap.head:
+                    raise
+            else:
+                request.stream, request.passing = False, True
+                return Gap(gap.head, tail), request
+
+    def _read(self, finished: Finished) -> str:
+        """The text of a summary. Raises TurnFailed unless there is one that came to its end."""
+        generated = finished.request.generated
+        if finished.reason != "stop":
+            raise TurnFailed(f"the summary had not ended after {len(generated)} tokens")
+        text = self.transcript.chat.reply_text(generated).strip()
+        if not text:
+            raise TurnFailed("the summary is empty")
+        return text
+
+    def _warn(self, error: Exception) -> None:
+        logger.warning(
+            "agent %r drops its oldest turns without a summary: %s", self.agent_id, error
+        )
+
+
+def _tokens(turns: Sequence[Turn]) -> int:
+    return sum(len(turn.token_ids) for turn in turns)
+
+
+def warn_if_nearly_full(request: Request, context: int) -> bool:
+    """Warn if a turn may fill most of the context; whether it may."""
+    most = most_tokens(request)
+    if most < WARN_AT * context:
+        return False
+    logger.warning(
+        "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "
+        "at the end",
+        request.agent_id,
+        most,
+        context,
+        100 * most // context,
+    )
+    return True

@@ -1,0 +1,177 @@
+"""What a prompt makes of a transcript, what the engine gets of it, and the answer's turn."""
+
+import logging
+from dataclasses import replace
+
+from kvactors.actors.turns.messages_agent import Ask
+from kvactors.actors.turns.prompt import NewText, WholeConversation, WholeText
+from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.hashing import common_prefix, tokens_hash
+from kvactors.core.conversation.prefix_match import Draft, match_messages, match_text
+from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
+from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.request import Request, StopMatcher
+
+logger = logging.getLogger(__name__)
+
+# Tokens of a system prompt from which on it is worth waiting for who prefills it.
+LEAST_SHARED = 64
+
+__all__ = [
+    "log_answer",
+    "log_prompt",
+    "make_answer",
+    "make_draft",
+    "make_request",
+    "most_tokens",
+    "retokenized_tokens",
+]
+
+
+def make_draft(transcript: Transcript, ask: Ask) -> Draft:
+    """The transcript as it is before the answer. Raises InvalidInput, TemplateError."""
+    asked, given = ask.turn, ask.turn.prompt
+    if isinstance(given, WholeConversation):
+        return match_messages(transcript, given.messages, given.threshold)
+    if isinstance(given, WholeText):
+        return match_text(transcript, given.text, given.threshold)
+    if isinstance(given, NewText):
+        turn = transcript.render(asked.role, given.text, answer=asked.answer)
+    else:
+        text, ids = given.model.chat.decode(given.token_ids), given.token_ids
+        if given.model.tokenizer_id != transcript.tokenizer_id:
+            ids = tuple(transcript.chat.encode(text))
+        turn = Turn(asked.role, text, ids, text, raw=True)
+    return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
+
+
+def make_request(
+    agent_id: str,
+    transcript: Transcript,
+    draft: Draft,
+    ask: Ask,
+    spec: ModelCacheSpec,
+    *,
+    isolated: bool = False,
+) -> Request:
+    """The request that runs a `draft` of the `transcript` of `agent_id`, as `ask` asks, on a model
+    with this `spec`. An `isolated` one shares no system prompt's KV. Raises
+    EmptyPrompt, TokenOutOfRange, ContextExceeded, and InvalidSampling for choices too long for
+    the model's windows."""
+    turns = [*transcript.turns[: draft.keep], *draft.turns]
+    tokens = [token for turn in turns for token in turn.token_ids]
+    if not tokens or (draft.match is None and not draft.turns[0].token_ids):
+        raise EmptyPrompt("the prompt has no tokens")
+    # MLX reads beyond the embedding without a check, and takes the process with it.
+    if max(tokens) >= spec.vocab_size:
+        raise TokenOutOfRange(
+            f"token id {max(tokens)} is outside the vocabulary of the model, 0 <= id < "
+            f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
+        )
+    known = _remembered(transcript, draft, tokens)
+    chat, asked, sampling = transcript.chat, ask.turn, ask.turn.sampling
+    choices = tuple(_choice(chat, text) for text in sampling.choices if asked.answer)
+    if choices:
+        sampling = replace(sampling, max_tokens=max(map(len, choices)))
+        if sampling.max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
+            raise InvalidSampling(
+                f"a choice of {sampling.max_tokens} tokens: a model with sliding windows can take "
+                f"back {BLOCK_TOKENS} at most"
+            )
+    max_tokens = sampling.max_tokens if asked.answer else 0
+    if len(tokens) + max_tokens > spec.context:
+        raise ContextExceeded(
+            f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
+            f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
+        )
+    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
+    return Request(
+        agent_id=agent_id,
+        turn=len(turns) - 1,
+        tokens=tokens,
+        prompt=len(tokens),
+        sampling=sampling,
+        generate=asked.answer,
+        stop_tokens=chat.eos,
+        matcher=StopMatcher(sampling.stop, chat.decode),
+        fresh=len(tokens) - known,
+        serial=ask.ticket.serial,
+        stream=ask.ticket.tokens is not None,
+        submitted_at=ask.ticket.submitted_at,
+        priority=asked.priority if asked.answer else asked.priority - 1,
+        shared=len(shared),
+        prompt_hash=tokens_hash(shared) if shared else "",
+        choices=choices,
+    )
+
+
+def make_answer(
+    transcript: Transcript, draft: Draft, ask: Ask, finished: Finished
+) -> tuple[Turn, ...]:
+    """The turn that answers a `draft` of the `transcript` with what has `finished`; none if no
+    answer was wanted in `ask`."""
+    if not ask.turn.answer:
+        return ()
+    prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
+    generated = finished.request.generated
+    sampling = ask.turn.sampling
+    stop = () if sampling.choices else sampling.stop
+    return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+
+
+def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:
+    """A line of the log for the `request` of a `draft` that begins; `with_text`: what it says."""
+    if logger.isEnabledFor(logging.DEBUG):
+        words = f": {[turn.text for turn in draft.turns]!r}" if with_text else ""
+        new = request.fresh
+        logger.debug("%r: turn %d adds %d tokens%s", request.agent_id, request.turn, new, words)
+
+
+def log_answer(finished: Finished, text: str, *, with_text: bool) -> None:
+    """A line of the log for a turn that `finished`; `with_text`: the answer's `text` too."""
+    if logger.isEnabledFor(logging.DEBUG):
+        request, words = finished.request, f": {text!r}" if with_text else ""
+        logger.debug(
+            "%r: turn %d ends (%s) after %d tokens, began %s with %d%s",
+            request.agent_id,
+            request.turn,
+            finished.reason,
+            request.decoded,
+            request.cache_state,
+            request.kept,
+            words,
+        )
+
+
+def _choice(chat: ChatFormat, text: str) -> tuple[int, ...]:
+    """The tokens of an answer that ends here. Without the end a choice that another one begins
+    with would always be the likelier of the two."""
+    return (*chat.encode_rest(text), *chat.end_of_turn)
+
+
+def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:
+    """Tokens of the draft's turns that another tokenizer made."""
+    turns = (*transcript.turns[: draft.keep], *draft.turns)
+    return sum(len(turn.token_ids) for turn in turns if turn.source)
+
+
+def most_tokens(request: Request) -> int:
+    """Tokens that the transcript may have when the turn ends."""
+    return request.prompt + (request.sampling.max_tokens if request.generate else 0)
+
+
+def _shared_beginning(transcript: Transcript, tokens: list[int]) -> list[int]:
+    """The tokens of a first turn that every agent with this system prompt has too."""
+    shared = common_prefix(transcript.beginning(), tokens)
+    return tokens[:shared] if shared >= LEAST_SHARED else []
+
+
+def _remembered(transcript: Transcript, draft: Draft, tokens: list[int]) -> int:
+    """How many of these tokens, from the first on, are the transcript's too."""
+    if draft.keep == len(transcript.turns):
+        return sum(len(turn.token_ids) for turn in transcript.turns)
+    return common_prefix(transcript.token_ids, tokens)

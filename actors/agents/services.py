@@ -1,0 +1,93 @@
+"""What the agents of a system share, and how what they finish gets to the store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pykka import ActorDeadError
+
+from kvactors.actors.errors import SaveFailed
+from kvactors.actors.runtime.dispatcher import Dispatcher, send
+from kvactors.actors.turns.messages_gpu import ForkCache, Saved
+from kvactors.actors.turns.messages_store import SaveTurn, WithStore
+from kvactors.actors.turns.outstanding import Outstanding
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.errors import SystemStopped
+from kvactors.core.model.info import ModelInfo
+from kvactors.persistence.commit.save import Save
+from kvactors.persistence.files.segment import Segment
+from kvactors.persistence.store.store import Store
+
+__all__ = ["AgentServices"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentServices:
+    """The other actors, the threads, and the model."""
+
+    gpu: Any
+    """ActorRef of the GPU actor."""
+    persistence: Any
+    """ActorRef of the persistence actor, or None when nothing is kept."""
+    outstanding: Outstanding
+    """Who waits, to be told if the engine dies."""
+    model: ModelInfo
+    """The model that is loaded."""
+    pool: Dispatcher
+    """The threads that agents share."""
+    isolated: bool
+    """Whether agents with the same system prompt hold its KV each for itself."""
+    log_text: bool
+    """Whether what is said may stand in the log."""
+
+    def tell_gpu(self, message: Any) -> None:
+        """Tell the GPU actor. A dead one has failed every ticket: there is nobody to tell."""
+        send(self.gpu, message)
+
+    def save(
+        self, agent_id: str, record: dict[str, Any], ticket: Ticket, exported: Sequence[ExportedKV]
+    ) -> None:
+        """Have a ledger `record` of `agent_id` and new KV, `exported`, written; settles the
+        `durable` and `cached` of the `ticket`."""
+        if self.persistence is None:
+            ticket.durable.resolve(False)
+            ticket.cached.resolve(False)
+            return
+        segments = tuple(
+            Segment(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
+            for part in exported
+        )
+        nbytes = sum(part.nbytes for part in exported)
+        save = Save(agent_id, (record,), self.model.fingerprint, segments)
+        self.outstanding.begin_save(ticket, nbytes)
+        message = SaveTurn(save, ticket, nbytes, self.gpu)
+        if not send(self.persistence, message):
+            error = SaveFailed("the persistence actor is dead: nothing is saved any more")
+            ticket.durable.reject(error)
+            ticket.cached.reject(error)
+            self.outstanding.end_save(ticket)
+            message.reject()
+
+    def fork(self, parent: str, child: str, *, stored: bool) -> Any:
+        """Let a new agent, `child`, begin with all that `parent` has; `stored`: in its ledger too,
+        where there is a store. A future that resolves when that is done, or None. Raises
+        SystemStopped.
+
+        Both other actors are told at once: whatever comes later of the parent is not the child's.
+        """
+
+        def fork(store: Store) -> None:
+            store.fork(parent, child)
+            # The parent's KV may not have been saved, or there was no room for the child's.
+            extent = store.kv_extent(child, self.model.fingerprint)
+            self.tell_gpu(Saved(child, 0, limit=extent))
+
+        self.tell_gpu(ForkCache(parent, child))
+        if self.persistence is None or not stored:
+            return None
+        try:
+            return self.persistence.ask(WithStore(fork, parent), block=False)
+        except ActorDeadError:
+            gone = "the persistence actor is dead: nothing can be forked"
+            raise SystemStopped(gone) from None

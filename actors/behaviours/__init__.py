@@ -1,0 +1,1 @@
+"""Agents that send each other messages: what they may do, who delivers, who restarts."""

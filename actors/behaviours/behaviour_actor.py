@@ -1,0 +1,264 @@
+"""The actor that runs one agent's behaviour, message by message.
+
+A coroutine that awaits a future gives its thread back; the future's end comes as a message and
+resumes it. While a message is handled the prompt lane, in which messages wait, is shut.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from pykka import Future
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.behaviours.context import Context, Services
+from kvactors.actors.behaviours.router import Deliver, MessageRouter
+from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.supervision import Restarts, Supervision
+from kvactors.core.errors import BehaviourFailed, SystemStopped
+from kvactors.core.trace import Fault, Tracer
+
+__all__ = ["BehaviourActor", "ChildFailed", "StopBehaviour"]
+
+logger = logging.getLogger(__name__)
+
+MakeBehaviour = Callable[[], AgentBehaviour]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A message that is being handled, one unit of outstanding work. Without a message: the
+    behaviour's own start, and the pause before it starts again."""
+
+    deliver: Deliver | None
+    work: Coroutine[Any, Any, Any] | None = None
+    turns_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """To a behaviour's actor: what a run awaited is there."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """To a behaviour's actor: the pause after a failure is over."""
+
+    run: Run
+    rewind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFailed:
+    """To a behaviour's actor: a child's behaviour escalated its error."""
+
+    error: BaseException
+    router: MessageRouter
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """The parent ended first."""
+        self.router.failed(None, self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class StopBehaviour:
+    """To a behaviour's actor: end once the message that is handled is."""
+
+
+class Supervisor(Services, Protocol):
+    """Who began the behaviour."""
+
+    tracer: Tracer
+    """Who is told of errors."""
+    closed: bool
+    """Whether the system stops."""
+
+    def now(self) -> float:
+        """Seconds of the system's clock."""
+
+    def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
+        """The behaviour has ended."""
+
+    def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
+        """It leaves its error to its parent."""
+
+
+class BehaviourActor(SystemActor):
+    """Runs a behaviour, as `make` makes it, under its supervision, for `supervisor`. `parent` is
+    the id of the agent that spawned it. Whoever begins it gives it a dispatcher."""
+
+    def __init__(
+        self,
+        make: MakeBehaviour,
+        context: Context,
+        supervisor: Supervisor,
+        supervision: Supervision,
+        parent: str | None,
+    ) -> None:
+        super().__init__()
+        self._agent = context.agent
+        self._parent = parent
+        self._make = make
+        self._context = context
+        self._router = context.router
+        self._supervisor = supervisor
+        self._policy = supervision
+        self._restarts = Restarts(supervision)
+        self._runs: dict[Run, None] = {}
+        self._stopping = False
+        self._cause: BaseException | None = None
+        self._behaviour = make()
+        self._behaviour.bind(context)
+
+    @property
+    def blocking(self) -> bool:
+        """Whether the behaviour wants a thread of its own."""
+        return self._behaviour.blocking
+
+    def on_start(self) -> None:
+        """Let the behaviour start."""
+        self._begin(Run(None), self._behaviour.on_start)
+
+    def on_stop(self) -> None:
+        """Nothing of it runs any more."""
+        self._drop_runs(SystemStopped(f"the behaviour of {self._agent.agent_id!r} was stopped"))
+        self._context.close()
+        self._supervisor.ended(self._agent, self._parent, self._cause)
+
+    def on_failure(self, _kind: Any, error: Any, _traceback: Any) -> None:
+        """A defect in this actor: whoever waits is told."""
+        self._cause = error
+        self.on_stop()
+
+    # -- one message -------------------------------------------------------------------
+
+    @handles(ChildFailed)
+    def _child_failed(self, message: ChildFailed) -> None:
+        self._fail(Run(None), message.error)
+
+    @handles(StopBehaviour)
+    def _stop_when_idle(self, _message: StopBehaviour) -> None:
+        self._stopping = True
+        self.actor_inbox.open_to_prompts = False
+        if not self._runs:
+            self._stop()
+
+    @handles(Deliver)
+    def _deliver(self, message: Deliver) -> None:
+        journal = self._router.journal
+        if journal is not None:
+            sender = None if message.sender is None else message.sender.agent_id
+            journal.message(message.receiver, sender, message.message)
+        self._begin(
+            Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
+        )
+
+    def _begin(self, run: Run, call: Callable[[], Any]) -> None:
+        self._runs[run] = None
+        run.turns_before = self._context.turns
+        if run.deliver is None or not self._behaviour.reentrant:
+            self.actor_inbox.open_to_prompts = False
+        try:
+            outcome = call()
+        except BaseException as error:
+            self._fail(run, error)
+            return
+        if inspect.iscoroutine(outcome):
+            run.work = outcome
+            self._advance(run)
+        else:
+            self._end(run, outcome)
+
+    def _advance(self, run: Run) -> None:
+        """Run until it awaits a future that is not done, or ends."""
+        assert run.work is not None
+        try:
+            awaited = run.work.send(None)
+            while not isinstance(awaited, ReplyFuture):
+                awaited = run.work.throw(
+                    TypeError(
+                        "a behaviour awaits the futures of its own methods, of agents and of "
+                        "run_blocking(), nothing of asyncio"
+                    )
+                )
+        except StopIteration as stop:
+            self._end(run, stop.value)
+        except BaseException as error:
+            self._fail(run, error)
+        else:
+            awaited.on_done(lambda _: send(self.actor_ref, Resume(run)))
+
+    @handles(Resume)
+    def _resume(self, message: Resume) -> None:
+        if message.run in self._runs:
+            self._advance(message.run)
+
+    def _end(self, run: Run, value: Any) -> None:
+        self._runs.pop(run, None)
+        self.actor_inbox.open_to_prompts = not self._stopping
+        if isinstance(value, Future) and not isinstance(value, ReplyFuture) and _asked(run):
+            # Of somebody else's actor: only a thread can wait for it.
+            value = self._supervisor.run_blocking(value.get)
+        self._router.handled(run.deliver, value)
+        if self._stopping and not self._runs:
+            self._stop()
+
+    def _fail(self, run: Run, error: BaseException) -> None:
+        """A message failed: its asker is told, and the policy says how to go on."""
+        self._runs.pop(run, None)
+        if not self._supervisor.closed:
+            logger.error("the behaviour of %r raised", self._agent.agent_id, exc_info=error)
+            if self._supervisor.tracer.on:
+                name, kind = self._agent.agent_id, type(error).__name__
+                self._supervisor.tracer.tell(Fault(perf_counter(), "behaviour", name, kind))
+            self._supervise(run, error)
+        self._router.failed(run.deliver, error)
+
+    def _supervise(self, run: Run, error: BaseException) -> None:
+        wait = self._restarts.next(self._supervisor.now())
+        if self._policy.on_error in ("stop", "escalate") or wait is None or self._stopping:
+            self._cause = error
+            if self._policy.on_error == "escalate":
+                self._supervisor.escalate(self._agent.agent_id, self._parent, error)
+            self._stop()
+            return
+        lost = BehaviourFailed(f"the behaviour of {self._agent.agent_id!r} was restarted")
+        lost.__cause__ = error
+        self._drop_runs(lost)
+        self.actor_inbox.open_to_prompts = False
+        took_turn = self._context.turns > run.turns_before
+        again = Run(None)
+        self._runs[again] = None
+        self._router.outstanding.begin_work()
+        restart = Restart(again, rewind=self._policy.on_error == "rewind" and took_turn)
+        self._supervisor.after(wait, lambda: send(self.actor_ref, restart))
+
+    def _drop_runs(self, error: BaseException) -> None:
+        runs, self._runs = self._runs, {}
+        for run in runs:
+            if run.work is not None:
+                self._guarded(run.work.close)
+            self._router.failed(run.deliver, error)
+
+    @handles(Restart)
+    def _restart(self, message: Restart) -> None:
+        if message.run not in self._runs:
+            return
+        if message.rewind:
+            again = Restart(message.run, rewind=False)
+            self._agent.rewind().on_done(lambda _: send(self.actor_ref, again))
+            return
+        self._behaviour = self._make()
+        self._behaviour.bind(self._context)
+        self._begin(message.run, self._behaviour.on_start)
+
+
+def _asked(run: Run) -> bool:
+    return run.deliver is not None and run.deliver.reply is not None

@@ -1,0 +1,232 @@
+"""Context: what a behaviour's methods do in a running system. Called on its actor's thread."""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.checks import check_turn
+from kvactors.actors.turns.reply import Reply, Rewound
+from kvactors.core.errors import InvalidInput
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Context", "Scheduled", "Services", "with_choices"]
+
+
+class Scheduled:
+    """A message that will be sent, once or again and again. Any thread may cancel it."""
+
+    def __init__(self, ended: Callable[["Scheduled"], object]) -> None:
+        self._ended = ended
+        self._lock = threading.Lock()
+        self.active = True
+
+    def cancel(self) -> None:
+        """Send it no more."""
+        self.end()
+
+    def end(self) -> bool:
+        """Whether this call ended it; it can end once."""
+        with self._lock:
+            active, self.active = self.active, False
+        if active:
+            self._ended(self)
+        return active
+
+
+class Services(Protocol):
+    """What a behaviour needs besides messages."""
+
+    def after(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call back, on the timer's thread."""
+
+    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
+        """Call something that may block, on a thread of its own kind."""
+
+    def spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> Agent:
+        """A new agent of the system; may block."""
+
+    def stop(self, agent_id: str) -> None:
+        """End a behaviour after the message that it handles."""
+
+
+class Context:
+    """One agent's side of the messages. `turns` counts the turns that its behaviour took;
+    `reentrant` is what the behaviour says of itself."""
+
+    def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
+        self.agent = agent
+        self.reentrant = False
+        self.turns = 0
+        self.router = router
+        self._services = services
+        self._scheduled: dict[Scheduled, None] = {}
+        self._sent = self._asked = 0
+
+    def think(
+        self,
+        prompt: Any,
+        choices: tuple[str, ...],
+        sampling: Sampling | None,
+        timeout: float | None,
+        options: dict[str, Any],
+    ) -> ReplyFuture[Reply]:
+        """A turn. Raises what `Agent.ask` raises."""
+        sampling = with_choices(sampling, choices)
+        future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
+        journal, number = self.router.journal, self.turns
+        if journal is not None:
+            note = functools.partial(journal.turn, self.agent.agent_id, number)
+            future.on_done(self._noted("turn", number, note))
+        return future
+
+    def observe(self, text: str, role: str) -> ReplyFuture[Reply]:
+        """A turn without an answer."""
+        return self._turn(self.agent.observe(text, role))
+
+    def rewind(self, turns: int | None, to_token: int | None) -> ReplyFuture[Rewound]:
+        """Forget."""
+        return self.agent.rewind(turns, to_token=to_token)
+
+    def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
+        """A message to one agent."""
+        self._sending(_id(to), message)
+        return self.router.post(_id(to), message, self.agent)
+
+    def ask(self, to: str | Agent, message: Any, timeout: float | None) -> ReplyFuture[Any]:
+        """A message and its answer. Raises InvalidInput."""
+        check_turn(None, timeout)
+        if _id(to) == self.agent.agent_id and timeout is None and not self.reentrant:
+            raise InvalidInput(
+                f"{_id(to)!r} handles one message at a time and would wait for its own answer "
+                "for ever: use send, a timeout, or a reentrant behaviour"
+            )
+        self._sending(_id(to), message)
+        self._asked += 1
+        future = self.router.ask(_id(to), message, self.agent, timeout)
+        journal, number = self.router.journal, self._asked
+        if journal is not None:
+            note = functools.partial(journal.answer, self.agent.agent_id, number)
+            future.on_done(self._noted("answer", number, note))
+        return future
+
+    def broadcast(self, message: Any, to: Iterable[str | Agent] | None) -> ReplyFuture[None]:
+        """A message to several."""
+        named = None if to is None else [_id(one) for one in to]
+        self._sending("*" if named is None else ",".join(named), message)
+        if named is None:
+            named = sorted(self.router.receivers().keys() - {self.agent.agent_id})
+        return self.router.post_all(named, message, self.agent)
+
+    def subscribe(self, topic: str) -> None:
+        """Follow a topic."""
+        self.router.subscribe(topic, self.agent.agent_id)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Follow it no more."""
+        self.router.unsubscribe(topic, self.agent.agent_id)
+
+    def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
+        """A message to a topic."""
+        self._sending(topic, message)
+        return self.router.publish(topic, message, self.agent)
+
+    def watch(self, agent: str | Agent) -> None:
+        """A message when a behaviour ends."""
+        self.router.watch(_id(agent), self.agent.agent_id)
+
+    def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
+        """A child."""
+        spawn, parent = self._services.spawn, self.agent.agent_id
+        return self.run_blocking(lambda: spawn(agent_id, system_prompt, parent=parent, **options))
+
+    def stop(self, agent: str | Agent | None) -> None:
+        """The end of a behaviour."""
+        self._services.stop(self.agent.agent_id if agent is None else _id(agent))
+
+    def later(self, seconds: float, message: Any) -> Scheduled:
+        """One message to oneself."""
+        _check_seconds(seconds, 0)
+        outstanding = self.router.outstanding
+        outstanding.begin_work()
+
+        def ended(one: Scheduled) -> None:
+            self._scheduled.pop(one, None)
+            outstanding.end_work()
+
+        def fire() -> None:
+            if scheduled.active:
+                self.router.post(self.agent.agent_id, message, self.agent)
+                scheduled.end()
+
+        scheduled = Scheduled(ended)
+        self._scheduled[scheduled] = None
+        self._services.after(seconds, fire)
+        return scheduled
+
+    def every(self, seconds: float, message: Any) -> Scheduled:
+        """Messages to oneself."""
+        _check_seconds(seconds, 1e-3)
+
+        def fire() -> None:
+            if scheduled.active:
+                self.router.post(self.agent.agent_id, message, self.agent)
+                self._services.after(seconds, fire)
+
+        scheduled = Scheduled(lambda one: self._scheduled.pop(one, None))
+        self._scheduled[scheduled] = None
+        self._services.after(seconds, fire)
+        return scheduled
+
+    def close(self) -> None:
+        """Nothing is sent to it any more: its behaviour has ended."""
+        for scheduled in list(self._scheduled):
+            scheduled.cancel()
+
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
+        """Something on another thread."""
+        return self._services.run_blocking(lambda: function(*args))
+
+    def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
+        self.turns += 1
+        return future
+
+    def _sending(self, to: str, message: Any) -> None:
+        self._sent += 1
+        if self.router.journal is not None:
+            self.router.journal.sent(self.agent.agent_id, self._sent, to, message)
+
+    def _noted(
+        self, of: str, number: int, note: Callable[[Any], None]
+    ) -> Callable[[ReplyFuture[Any]], None]:
+        """A callback that writes into the journal how a turn or an answer ended."""
+        journal, agent_id = self.router.journal, self.agent.agent_id
+        assert journal is not None
+
+        def ended(future: ReplyFuture[Any]) -> None:
+            if future.error is None:
+                note(future.get())
+            else:
+                journal.failed(agent_id, of, number, future.error)
+
+        return ended
+
+
+def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
+    """The sampling, and that the answer is one of these."""
+    return replace(sampling or Sampling(), choices=choices) if choices else sampling
+
+
+def _check_seconds(seconds: object, least: float) -> None:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not least <= seconds <= sys.float_info.max:  # type: ignore[operator]
+        raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
+
+
+def _id(agent: str | Agent) -> str:
+    return agent if isinstance(agent, str) else agent.agent_id

@@ -1,0 +1,153 @@
+"""The journal: what behaviours were told, thought and sent, so that it can be replayed.
+
+A file of msgpack maps, appended in the order of time. `at` is in seconds since it was opened:
+
+    {"kind": "message", "at", "agent", "sender", "message"}     an agent begins to handle it
+    {"kind": "turn", "at", "agent", "number", "text", "token_ids", "finish_reason", "scores"}
+    {"kind": "answer", "at", "agent", "number", "value"}        of the number-th `ask`
+    {"kind": "failed", "at", "agent", "of", "number", "error", "text"}  a turn or answer instead
+    {"kind": "sent", "at", "agent", "number", "to", "message"}  the number-th thing it sent
+
+Values of msgpack stand as they are; others are maps of one key that names the kind. Classes are
+named, never imported from the file: whoever reads it says which may be made.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from kvactors.actors.turns.reply import Reply
+from kvactors.core.errors import InvalidConfig, InvalidInput
+
+__all__ = ["Journal", "pack", "read_journal", "unpack"]
+
+LONGEST_INT = 2**63
+
+
+class Journal:
+    """Appends records. Any thread."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self._file = Path(path).open("xb")  # noqa: SIM115  # Closed by `close`.
+        except FileExistsError as error:
+            raise InvalidConfig(f"{path} exists: a journal is of one run, in a new file") from error
+        self._lock = threading.Lock()
+        self._begin = time.monotonic()
+
+    def message(self, agent_id: str, sender: str | None, message: Any) -> None:
+        """An agent begins to handle a message."""
+        self._write("message", agent_id, sender=sender, message=pack(message))
+
+    def turn(self, agent_id: str, number: int, reply: Reply) -> None:
+        """A turn that a behaviour took ended."""
+        self._write(
+            "turn",
+            agent_id,
+            number=number,
+            text=reply.text,
+            token_ids=list(reply.token_ids),
+            finish_reason=reply.finish_reason,
+            scores=None if reply.scores is None else dict(reply.scores),
+        )
+
+    def answer(self, agent_id: str, number: int, value: Any) -> None:
+        """Another agent answered."""
+        self._write("answer", agent_id, number=number, value=pack(value))
+
+    def failed(self, agent_id: str, of: str, number: int, error: BaseException) -> None:
+        """A turn or an answer ended with an error."""
+        name = type(error).__name__
+        self._write("failed", agent_id, of=of, number=number, error=name, text=str(error))
+
+    def sent(self, agent_id: str, number: int, to: str, message: Any) -> None:
+        """A behaviour sent something, to an agent or a topic."""
+        self._write("sent", agent_id, number=number, to=to, message=pack(message))
+
+    def close(self) -> None:
+        """Write what is buffered and close the file; later records are dropped."""
+        with self._lock:
+            self._file.close()
+
+    def _write(self, kind: str, agent_id: str, **values: Any) -> None:
+        at = time.monotonic() - self._begin
+        frame = msgpack.packb({"kind": kind, "at": at, "agent": agent_id, **values})
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(frame)
+
+
+def read_journal(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The records of a journal; a torn last one is left out. Raises InvalidInput."""
+    with Path(path).open("rb") as file:
+        unpacker = msgpack.Unpacker(file, strict_map_key=False)
+        try:
+            for record in unpacker:
+                if not isinstance(record, dict) or "kind" not in record:
+                    raise InvalidInput(f"{path} is not a journal: {str(record)[:80]!r}")
+                yield record
+        except (msgpack.UnpackException, ValueError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise InvalidInput(f"{path} is not a journal: {error}") from error
+
+
+def pack(value: Any) -> Any:
+    """A message as msgpack can have it. What it cannot stands as its `repr`."""
+    if value is None or isinstance(value, bool | float | str | bytes):
+        return value
+    if isinstance(value, Enum):
+        return {"enum": [type(value).__name__, value.name]}
+    if isinstance(value, int):
+        return value if -LONGEST_INT <= value < LONGEST_INT else {"int": str(value)}
+    if isinstance(value, list):
+        return [pack(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [pack(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"set": sorted((pack(item) for item in value), key=repr)}
+    if isinstance(value, dict):
+        return {"dict": [[pack(key), pack(item)] for key, item in value.items()]}
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {field.name: pack(getattr(value, field.name)) for field in fields(value)}
+        return {"type": [type(value).__name__, named]}
+    agent_id = getattr(value, "agent_id", None)
+    return {"agent": agent_id} if isinstance(agent_id, str) else {"repr": repr(value)}
+
+
+def unpack(value: Any, types: Iterable[type]) -> Any:
+    """A message again. Raises InvalidInput for a class that is not among `types`."""
+    known = {kind.__name__: kind for kind in types}
+
+    def make(item: Any) -> Any:
+        if isinstance(item, list):
+            return [make(one) for one in item]
+        if not isinstance(item, dict):
+            return item
+        [(kind, content)] = item.items()
+        if kind == "dict":
+            return {make(key): make(one) for key, one in content}
+        if kind == "tuple":
+            return tuple(make(one) for one in content)
+        if kind == "set":
+            return frozenset(make(one) for one in content)
+        if kind == "int":
+            return int(content)
+        if kind in ("type", "enum"):
+            return make_known(kind, *content)
+        return item
+
+    def make_known(kind: str, name: str, content: Any) -> Any:
+        if name not in known:
+            raise InvalidInput(f"the journal has a {name}: pass its class in types=")
+        if kind == "enum":
+            return known[name][content]  # type: ignore[index]
+        return known[name](**{field: make(one) for field, one in content.items()})
+
+    return make(value)

@@ -1,0 +1,201 @@
+"""Replay: behaviours run again on what a journal says they were told.
+
+Each agent is replayed by itself: its messages in their order, and what it was answered. Without
+a system its turns are those of the journal; with one they are taken again and compared.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from kvactors.actors import errors as of_storage
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.behaviours.context import Scheduled, with_choices
+from kvactors.actors.behaviours.journal import pack, read_journal, unpack
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.core import errors as of_core
+from kvactors.core.errors import InvalidInput, KvactorsError
+
+__all__ = ["Replayed", "replay"]
+
+
+_KINDS: dict[str, type[KvactorsError]] = {
+    kind.__name__: kind
+    for kind in (*vars(of_core).values(), *vars(of_storage).values())
+    if isinstance(kind, type) and issubclass(kind, KvactorsError)
+}
+
+
+class Spawns(Protocol):
+    """A running system."""
+
+    def spawn(self, agent_id: str) -> Agent:
+        """The agent of this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found: messages handled, turns taken, and in words what was different."""
+
+    messages: int
+    turns: int
+    differences: tuple[str, ...]
+
+
+def replay(
+    path: str | Path,
+    behaviours: Mapping[str, AgentBehaviour],
+    *,
+    types: Iterable[type] = (),
+    system: Spawns | None = None,
+) -> Replayed:
+    """Run new behaviours, by agent id, on a journal. Agents without one are left out.
+
+    `types` are the classes of the messages. What a behaviour sends is compared with the
+    journal; with a running `system` its agents take the turns, and these are compared too.
+    Timers, topics and other agents do nothing: what came of them is in the journal. Raises
+    InvalidInput, and whatever a behaviour raises.
+    """
+    kinds = tuple(types)
+    records = [record for record in read_journal(path) if record["agent"] in behaviours]
+    differences: list[str] = []
+    messages = turns = 0
+    for agent_id, behaviour in behaviours.items():
+        own = [record for record in records if record["agent"] == agent_id]
+        context = _Recorded(agent_id, own, kinds, system, differences)
+        behaviour.bind(context)  # type: ignore[arg-type]
+        _run(behaviour.on_start)
+        for record in own:
+            if record["kind"] == "message":
+                sender = record["sender"] and SimpleNamespace(agent_id=record["sender"])
+                message = unpack(record["message"], kinds)
+                _run(partial(behaviour.on_message, message, sender))
+                messages += 1
+        context.finish()
+        turns += context.turns
+    return Replayed(messages, turns, tuple(differences))
+
+
+def _run(call: Callable[[], Any]) -> None:
+    work = call()
+    if inspect.iscoroutine(work):
+        try:
+            while True:
+                future = work.send(None)
+                future.get()
+        except StopIteration:
+            pass
+
+
+class _Recorded:
+    """A behaviour's context whose answers are those of the journal."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        records: list[dict[str, Any]],
+        types: tuple[type, ...],
+        system: Spawns | None,
+        differences: list[str],
+    ) -> None:
+        spawned = None if system is None else system.spawn(agent_id)
+        self.agent: Any = spawned or SimpleNamespace(agent_id=agent_id)
+        self._live = spawned is not None
+        self.turns = self._answers = self._sent = 0
+        self._types = types
+        self._differences = differences
+        self._records = {(r.get("of", r["kind"]), r.get("number")): r for r in records}
+        self._expected = sum(record["kind"] == "sent" for record in records)
+
+    def think(self, prompt: Any, choices: Any, sampling: Any, timeout: Any, options: Any) -> Any:
+        self.turns += 1
+        recorded = self._record("turn", self.turns)
+        if recorded["kind"] == "failed":
+            return _failed(recorded)
+        if not self._live:
+            names = ("text", "token_ids", "finish_reason", "scores")
+            return _done(SimpleNamespace(**{name: recorded[name] for name in names}))
+        sampling = with_choices(sampling, choices)
+        reply = self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options).get()
+        self._compare(f"turn {self.turns}", recorded["text"], reply.text)
+        return _done(reply)
+
+    def observe(self, text: str, role: str) -> Any:
+        self.turns += 1
+        return self.agent.observe(text, role) if self._live else _done(None)
+
+    def rewind(self, turns: Any, to_token: Any) -> Any:
+        return self.agent.rewind(turns, to_token=to_token) if self._live else _done(None)
+
+    def send(self, to: Any, message: Any) -> Any:
+        self._sent += 1
+        recorded = self._records.get(("sent", self._sent), {"to": None, "message": None})
+        name = to if isinstance(to, str) else to.agent_id
+        was, now = (recorded["to"], recorded["message"]), (name, pack(message))
+        self._compare(f"message {self._sent}", was, now)
+        return _done(None)
+
+    def ask(self, to: Any, message: Any, timeout: Any) -> Any:
+        self.send(to, message)
+        self._answers += 1
+        recorded = self._record("answer", self._answers)
+        if recorded["kind"] == "failed":
+            return _failed(recorded)
+        return _done(unpack(recorded["value"], self._types))
+
+    def broadcast(self, message: Any, to: Any) -> Any:
+        names = None if to is None else [t if isinstance(t, str) else t.agent_id for t in to]
+        return self.send("*" if names is None else ",".join(names), message)
+
+    def publish(self, topic: str, message: Any) -> Any:
+        return self.send(topic, message)
+
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
+        return _done(function(*args))
+
+    def later(self, seconds: float, message: Any) -> Scheduled:
+        return Scheduled(lambda _: None)
+
+    every = later
+
+    def nothing(self, *_: Any) -> Any:
+        return _done(None)
+
+    subscribe = unsubscribe = watch = stop = nothing
+
+    def spawn(self, agent_id: str, *_: Any) -> Any:
+        return _done(SimpleNamespace(agent_id=agent_id))
+
+    def finish(self) -> None:
+        if self._sent < self._expected:
+            self._compare("messages sent", self._expected, self._sent)
+
+    def _record(self, kind: str, number: int) -> dict[str, Any]:
+        found = self._records.get((kind, number))
+        if found is None:
+            raise InvalidInput(f"the journal has no {kind} {number} of {self.agent.agent_id!r}")
+        return found
+
+    def _compare(self, what: str, was: Any, now: Any) -> None:
+        if was != now:
+            self._differences.append(f"{self.agent.agent_id}, {what}: {was!r} became {now!r}")
+
+
+def _done(value: Any) -> ReplyFuture[Any]:
+    future: ReplyFuture[Any] = ReplyFuture()
+    future.resolve(value)
+    return future
+
+
+def _failed(recorded: Mapping[str, Any]) -> ReplyFuture[Any]:
+    """What failed then fails again, with the same error if it is one of kvactors."""
+    name, text = recorded["error"], recorded["text"]
+    kind = _KINDS.get(name)
+    future: ReplyFuture[Any] = ReplyFuture()
+    future.reject(kind(text) if kind else KvactorsError(f"{name}: {text}"))
+    return future

@@ -1,0 +1,283 @@
+"""The router: how messages get from one agent's behaviour to another's; topics, watchers and
+dead letters.
+
+Any thread. Every message and every pending `later` is one unit of outstanding work, from when
+it is accepted until it was handled: `wait_idle` waits for these.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.behaviours.journal import Journal
+from kvactors.actors.runtime.dispatcher import SystemActor, offer
+from kvactors.actors.runtime.futures import ReplyFuture, all_of, resolved
+from kvactors.actors.runtime.mailbox import Mailbox
+from kvactors.actors.runtime.supervision import DeadLetter, Terminated
+from kvactors.actors.turns.outstanding import Outstanding
+from kvactors.core.errors import (
+    BehaviourFailed,
+    KvactorsError,
+    MailboxFull,
+    TurnTimeout,
+    Undelivered,
+)
+
+__all__ = ["DEAD_LETTERS", "After", "Deliver", "MessageRouter", "late_after"]
+
+logger = logging.getLogger(__name__)
+
+DEAD_LETTERS = "dead letters"
+MOST_LETTERS = 1000
+
+After = Callable[[float, Callable[[], object]], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deliver:
+    """To a behaviour's actor: one message. Goes into the bounded lane."""
+
+    message: Any
+    """What was sent."""
+    sender: Agent | None
+    """By whom; None: from outside."""
+    receiver: str
+    """Id of the agent it is for."""
+    reply: ReplyFuture[Any] | None
+    """Who waits for an answer, if anybody."""
+    router: "MessageRouter"
+    """Where it ends if it is not handled."""
+    in_prompt_lane: Literal[True] = True
+    """Sorts it into the lane that a running message shuts."""
+
+    def reject(self, error: BaseException | None = None) -> None:
+        """It will not be handled."""
+        self.router.undelivered(self, error)
+
+
+class MessageRouter:
+    """Who receives messages, and how they get there.
+
+    `find` gives the agent of an id, if it was spawned; `after` calls back in some seconds.
+    """
+
+    def __init__(
+        self, outstanding: Outstanding, find: Callable[[str], Agent | None], after: After
+    ) -> None:
+        self.outstanding = outstanding
+        self.journal: Journal | None = None
+        self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
+        self._find = find
+        self.after = after
+        self._lock = threading.RLock()
+        self._receivers: dict[str, SystemActor] = {}
+        self._topics: dict[str, dict[str, None]] = {}
+        # The topics of each, so that its end walks no others.
+        self._followed: dict[str, set[str]] = {}
+        self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
+
+    # -- receivers ---------------------------------------------------------------------
+
+    def add(self, agent: Agent, receiver: SystemActor) -> None:
+        """An agent gets messages from now on."""
+        with self._lock:
+            self._receivers[agent.agent_id] = receiver
+            agent.ended_by = None
+
+    def remove(
+        self, agent: Agent, cause: BaseException | None
+    ) -> list[Callable[[Terminated], object]]:
+        """It gets no more; whom to tell."""
+        with self._lock:
+            self._receivers.pop(agent.agent_id, None)
+            agent.ended_by = cause
+            for topic in list(self._followed.get(agent.agent_id, ())):
+                self.unsubscribe(topic, agent.agent_id)
+            return self._watchers.pop(agent.agent_id, [])
+
+    def receiver(self, agent_id: str) -> SystemActor | None:
+        """The actor that an agent's messages go to."""
+        return self._receivers.get(agent_id)
+
+    def receivers(self) -> dict[str, SystemActor]:
+        """All of them, by the id of their agents."""
+        with self._lock:
+            return dict(self._receivers)
+
+    def check(self) -> None:
+        """Prove that only those who receive have topics and watchers."""
+        with self._lock:
+            followers = {name for topic in self._topics.values() for name in topic}
+            receivers = self._receivers.keys()
+            assert self._watchers.keys() <= receivers, "a watcher of an ended behaviour"
+            assert followers == self._followed.keys() <= receivers, (
+                "an ended behaviour follows a topic"
+            )
+
+    # -- mail --------------------------------------------------------------------------
+
+    def post(
+        self,
+        to: str,
+        message: Any,
+        sender: Agent | None,
+        reply: ReplyFuture[Any] | None = None,
+    ) -> ReplyFuture[None]:
+        """Send; the future resolves when it is in the mailbox, or a dead letter."""
+        deliver = Deliver(message, sender, to, reply, self)
+        self.outstanding.begin_work()
+        receiver = self._receivers.get(to)
+        if receiver is None:
+            return self._to_model(deliver)
+        inbox = receiver.actor_inbox
+        try:
+            accepted = offer(receiver, deliver)
+        except MailboxFull as error:
+            return _full(deliver, error)
+        if accepted is None:
+            return resolved()
+        if inbox.lane.timeout is not None:
+            self.after(inbox.lane.timeout, _give_up(inbox, deliver, accepted))
+        return accepted
+
+    def ask(
+        self, to: str, message: Any, sender: Agent | None, timeout: float | None
+    ) -> ReplyFuture[Any]:
+        """Send and wait for what the receiver answers."""
+        reply: ReplyFuture[Any] = ReplyFuture()
+        self.post(to, message, sender, reply)
+        if timeout is not None:
+            self.after(timeout, late_after(reply, to, timeout))
+        return reply
+
+    def post_all(self, to: Iterable[str], message: Any, sender: Agent | None) -> ReplyFuture[None]:
+        """Send to each; the future resolves when all are in, or fails as the first did."""
+        return all_of([self.post(agent_id, message, sender) for agent_id in to])
+
+    def handled(self, deliver: Deliver | None, value: Any) -> None:
+        """A message, or a start, ended with a value."""
+        if deliver is not None and deliver.reply is not None:
+            if isinstance(value, ReplyFuture):
+                value.on_done(deliver.reply.follow)
+            else:
+                deliver.reply.resolve(value)
+        self.outstanding.end_work()
+
+    def failed(self, deliver: Deliver | None, error: BaseException) -> None:
+        """A message, or a start, ended with an error."""
+        if deliver is not None and deliver.reply is not None:
+            deliver.reply.reject(_for_others(error, deliver.receiver))
+        self.outstanding.end_work()
+
+    def undelivered(self, deliver: Deliver, error: BaseException | None) -> None:
+        """A message that nobody will handle becomes a dead letter."""
+        reason = error or Undelivered(f"{deliver.receiver!r} has no behaviour that takes this")
+        if deliver.reply is not None:
+            deliver.reply.reject(reason)
+        sender = None if deliver.sender is None else deliver.sender.agent_id
+        letter = DeadLetter(deliver.message, sender, deliver.receiver, str(reason))
+        with self._lock:
+            self.letters.append(letter)
+        logger.debug("dead letter to %r: %s", deliver.receiver, reason)
+        if not isinstance(deliver.message, DeadLetter):
+            self.publish(DEAD_LETTERS, letter, None)
+        self.outstanding.end_work()
+
+    # -- topics and watchers -----------------------------------------------------------
+
+    def subscribe(self, topic: str, agent_id: str) -> None:
+        """Let an agent get what is published under a topic."""
+        with self._lock:
+            if agent_id in self._receivers:
+                self._topics.setdefault(topic, {})[agent_id] = None
+                self._followed.setdefault(agent_id, set()).add(topic)
+
+    def unsubscribe(self, topic: str, agent_id: str) -> None:
+        """Let it get no more."""
+        with self._lock:
+            subscribers, followed = self._topics.get(topic, {}), self._followed.get(agent_id, set())
+            subscribers.pop(agent_id, None)
+            followed.discard(topic)
+            if not subscribers:
+                self._topics.pop(topic, None)
+            if not followed:
+                self._followed.pop(agent_id, None)
+
+    def publish(self, topic: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
+        """Send to every subscriber but the sender."""
+        with self._lock:
+            receivers = list(self._topics.get(topic, ()))
+        own = None if sender is None else sender.agent_id
+        return self.post_all((name for name in receivers if name != own), message, sender)
+
+    def watch(self, agent_id: str, watcher: str) -> None:
+        """Post Terminated to a watcher when a behaviour ends, or at once if there is none."""
+
+        def tell(terminated: Terminated) -> None:
+            self.post(watcher, terminated, None)
+
+        self.on_end(agent_id, tell)
+
+    def on_end(self, agent_id: str, tell: Callable[[Terminated], object]) -> None:
+        """Call when a behaviour ends, or at once if there is none."""
+        with self._lock:
+            if agent_id in self._receivers:
+                self._watchers.setdefault(agent_id, []).append(tell)
+                return
+            agent = self._find(agent_id)
+        tell(Terminated(agent_id, None if agent is None else agent.ended_by))
+
+    def _to_model(self, deliver: Deliver) -> ReplyFuture[None]:
+        """An agent without a behaviour takes text as a turn."""
+        agent = self._find(deliver.receiver)
+        if agent is None or not isinstance(deliver.message, str):
+            deliver.reject()
+            return resolved()
+        try:
+            turn = agent.ask(deliver.message)
+        except MailboxFull as error:
+            return _full(deliver, error)
+        except KvactorsError as error:
+            deliver.reject(error)
+            return resolved()
+        self.handled(deliver, turn)
+        return resolved()
+
+
+def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Callable[[], None]:
+    """What a timer calls to fail a future that is late."""
+
+    def fire() -> None:
+        future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))
+
+    return fire
+
+
+def _full(deliver: Deliver, error: MailboxFull) -> ReplyFuture[None]:
+    deliver.reject(error)
+    refused: ReplyFuture[None] = ReplyFuture()
+    refused.reject(error)
+    return refused
+
+
+def _give_up(inbox: Mailbox, deliver: Deliver, accepted: ReplyFuture[None]) -> Callable[[], None]:
+    """What a timer calls to take back a message that still waits for room."""
+
+    def fire() -> None:
+        if inbox.withdraw(accepted):
+            deliver.reject(accepted.error)
+
+    return fire
+
+
+def _for_others(error: BaseException, agent_id: str) -> Exception:
+    """What whoever asked gets: SystemExit and the like end nobody but who raised them."""
+    if isinstance(error, Exception):
+        return error
+    failed = BehaviourFailed(f"{agent_id!r} raised {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

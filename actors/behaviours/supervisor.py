@@ -1,0 +1,153 @@
+"""The supervisor: begins the behaviours of one system, ends them with their children, and passes
+on what they escalate. Any thread."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.behaviours.behaviour_actor import BehaviourActor, ChildFailed, StopBehaviour
+from kvactors.actors.behaviours.context import Context
+from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.runtime.blocking_pool import BlockingWork
+from kvactors.actors.runtime.dispatcher import Dispatcher, send, send_stop
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.runtime.supervision import Supervision, Terminated
+from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.core.trace import Tracer
+
+__all__ = ["BehaviourSupervisor"]
+
+logger = logging.getLogger(__name__)
+
+
+class BehaviourSupervisor:
+    """Begins and ends behaviours.
+
+    `spawn` is what their `spawn` calls, and may block; `pool` gives the threads that agents
+    share; `now` and `after` are of the system's clock; `tracer` is told of errors.
+    """
+
+    def __init__(
+        self,
+        router: MessageRouter,
+        spawn: Callable[..., Agent],
+        now: Callable[[], float],
+        pool: Callable[[], Dispatcher],
+        tracer: Tracer,
+        *,
+        deterministic: bool,
+    ) -> None:
+        self.closed = False
+        self.router = router
+        self.spawn = spawn
+        self.now = now
+        self.after = router.after
+        self.tracer = tracer
+        self._pool = pool
+        self._deterministic = deterministic
+        # Again by a thread that has it: what makes a behaviour may spawn others.
+        self._lock = threading.RLock()
+        self._children: dict[str, dict[str, None]] = {}
+        self._own_threads: dict[str, Dispatcher] = {}
+        self._blocking = BlockingWork(router.outstanding.begin_work, router.outstanding.end_work)
+
+    def begin(
+        self,
+        agent: Agent,
+        behaviour: AgentBehaviour | Callable[[], AgentBehaviour],
+        supervision: Supervision,
+        lane: LanePolicy,
+        parent: str | None,
+    ) -> None:
+        """Give an agent a behaviour.
+
+        `behaviour` makes it anew after every restart, if it is callable; `supervision` says how
+        it goes on after an error, `lane` how many messages may wait for it, and `parent` whom it
+        may escalate to. Raises InvalidConfig if the agent has one, or it is another's.
+        """
+        agent_id = agent.agent_id
+        make = (lambda: behaviour) if isinstance(behaviour, AgentBehaviour) else behaviour
+        with self._lock:
+            if self.closed:
+                raise SystemStopped("the system is stopped")
+            if self.router.receiver(agent_id) is not None:
+                raise InvalidConfig(f"agent {agent_id!r} has a behaviour already")
+            context = Context(agent, self.router, self)
+            actor = BehaviourActor(make, context, self, supervision, parent)
+            actor.actor_inbox.lane = lane
+            actor.dispatcher = self._dispatcher(agent_id, own=actor.blocking)
+            if parent is not None:
+                self._children.setdefault(parent, {})[agent_id] = None
+            self.router.add(agent, actor)
+        self.router.outstanding.begin_work()
+        actor.begin()
+
+    def stop(self, agent_id: str) -> None:
+        """End a behaviour after the message that it handles."""
+        actor = self.router.receiver(agent_id)
+        if actor is not None:
+            send(actor.actor_ref, StopBehaviour())
+
+    def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
+        """A behaviour ended: its watchers are told, its children end too."""
+        agent_id = agent.agent_id
+        with self._lock:
+            watchers = self.router.remove(agent, cause)
+            siblings = self._children.get(parent or "", {})
+            siblings.pop(agent_id, None)
+            if not siblings:
+                self._children.pop(parent or "", None)
+            children = list(self._children.get(agent_id, ()))
+            own = self._own_threads.pop(agent_id, None)
+        for child in children:
+            self.stop(child)
+        for tell in watchers:
+            tell(Terminated(agent_id, cause))
+        if own is not None:
+            own.close(0)
+
+    def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
+        """Let the parent fail with a child's error; without one it is only logged."""
+        supervisor = self.router.receiver(parent or "")
+        if supervisor is None:
+            logger.error("nobody supervises %r", agent_id, exc_info=error)
+            return
+        self.router.outstanding.begin_work()
+        failed = ChildFailed(error, self.router)
+        if not send(supervisor.actor_ref, failed):
+            failed.reject()
+
+    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
+        """Call something that may block, on a thread of its own kind."""
+        return self._blocking.run(function, here=self._deterministic)
+
+    def close(self) -> None:
+        """End every behaviour, in the middle of what it does."""
+        with self._lock:
+            self.closed = True
+        for actor in self.router.receivers().values():
+            send_stop(actor.actor_ref)
+        self._blocking.close()
+
+    def check(self) -> None:
+        """Prove that only behaviours that run have threads, children, topics and watchers."""
+        with self._lock:
+            running = self.router.receivers().keys()
+            children = {name for names in self._children.values() for name in names}
+            assert self._own_threads.keys() <= running, "a thread of an ended behaviour"
+            assert children <= running, "an ended behaviour is somebody's child"
+        self.router.check()
+
+    def _dispatcher(self, agent_id: str, *, own: bool) -> Dispatcher:
+        """The threads that agents share, or one of its `own`."""
+        if not own:
+            return self._pool()
+        if self._deterministic:
+            raise InvalidConfig("deterministic mode has one thread: nothing may block")
+        dispatcher = Dispatcher(f"kvactors-{agent_id}", 1, blocking=True)
+        self._own_threads[agent_id] = dispatcher
+        return dispatcher

@@ -1,0 +1,1 @@
+"""The command `kvactors`: one module for each of its commands."""

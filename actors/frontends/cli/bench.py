@@ -1,0 +1,27 @@
+"""`kvactors bench`: the performance table. Imports the benchmarks, and MLX, when it runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvactors.core.errors import InvalidConfig
+
+__all__ = ["run_bench"]
+
+
+def run_bench(
+    model: str | None,
+    *,
+    quick: bool,
+    full: bool,
+    only: Sequence[str],
+    plot: Path | None,
+    json: Path | None,
+) -> None:
+    """Measure and print. Raises InvalidConfig where no regime is left to run."""
+    if quick and full:
+        raise InvalidConfig("--quick and --full exclude each other")
+    from kvactors.bench.setup import FULL, QUICK, TABLE
+    from kvactors.bench.table.suite import run_suite
+
+    scale = QUICK if quick else FULL if full else TABLE
+    run_suite(scale, model, only, plot, json, growth=full)

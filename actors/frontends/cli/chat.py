@@ -1,0 +1,169 @@
+"""`kvactors chat`: a conversation in the terminal that goes on the next day."""
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from rich.text import Text
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.cli.console import PrefillBar, complain, err, out, printable, working
+from kvactors.actors.frontends.cli.key import stored_key
+from kvactors.actors.system.system import AgentSystem, default_store
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.stream import ReplyStream
+from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
+from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
+
+__all__ = ["run_chat"]
+
+HELP = """\
+/memory  what the agent remembers
+/forget  delete its memory, on disk too, and begin anew
+/quit    end; Ctrl-D does the same
+Ctrl-C   stop the reply"""
+
+
+def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str | None) -> None:
+    """Chat until /quit or the end of input. Raises KvactorsError."""
+    bar = PrefillBar()
+    root = (store or default_store()).expanduser()
+    system = AgentSystem(model, store=root, progress=bar, encryption_key=stored_key())
+    with working(f"Loading {printable(model)} …"):
+        system.start()
+    try:
+        chat = _Chat(system, agent_id, system_prompt, bar)
+        chat.greet(root)
+        chat.loop()
+    finally:
+        bar.close()
+        system.stop()
+
+
+class _Chat:
+    def __init__(
+        self, system: AgentSystem, agent_id: str, system_prompt: str | None, bar: PrefillBar
+    ) -> None:
+        self._system = system
+        self._system_prompt = system_prompt
+        self._bar = bar
+        self._shown = 0
+        self._agent: Agent = system.spawn(agent_id, system_prompt)
+
+    def greet(self, root: Path) -> None:
+        """Say who is there, and whether its KV is."""
+        name = printable(self._agent.agent_id)
+        memory = self._agent.transcript()
+        if not memory.turns:
+            _note(f"{name} is new. /help shows the commands.")
+            return
+        length = f"{len(memory.turns)} turns, {len(memory.token_ids)} tokens"
+        folder = root / "kv" / self._system.info.fingerprint
+        if (folder / encode_agent_id(self._agent.agent_id) / MANIFEST_NAME).exists():
+            state = "warm: its KV is loaded from disk"
+        else:
+            state = "cold: its first reply re-prefills"
+        _note(f"{name} is restored: {length}; {state}. /help shows the commands.")
+
+    def loop(self) -> None:
+        """Read lines until the user is done."""
+        while (line := _read_line()) is not None:
+            if not line.strip():
+                continue
+            if line.startswith("/"):
+                if not self._command(line.strip()):
+                    return
+            else:
+                self._talk(line)
+
+    def _command(self, line: str) -> bool:
+        """Run a command; False ends the chat."""
+        if line == "/quit":
+            return False
+        if line == "/memory":
+            self._show_memory()
+        elif line == "/forget":
+            self._forget()
+        elif line == "/help":
+            _note(HELP)
+        else:
+            complain(f"there is no command {line.split()[0]}: /help shows the commands")
+        return True
+
+    def _show_memory(self) -> None:
+        memory = self._agent.transcript()
+        if self._agent.system_prompt is not None:
+            _line("system", self._agent.system_prompt)
+        for turn in memory.turns:
+            _line(turn.role, turn.text)
+        _note(
+            f"{len(memory.turns)} turns, {len(memory.token_ids)} of "
+            f"{self._system.spec.context} tokens"
+        )
+
+    def _forget(self) -> None:
+        agent_id = self._agent.agent_id
+        self._system.forget(agent_id)
+        self._agent = self._system.spawn(agent_id, self._system_prompt)
+        _note(f"{printable(agent_id)} remembers nothing.")
+
+    def _talk(self, line: str) -> None:
+        try:
+            stream = self._agent.stream(line)
+            self._shown = 0
+            with suppress(KeyboardInterrupt), stream:
+                self._print(stream)
+            # Interrupted, it ends at the next step: what it still said is remembered too.
+            reply = stream.reply
+            self._bar.close()
+            _write(reply.text[self._shown :] + "\n")
+            _note(_summary(reply))
+        except (EngineDied, SystemStopped):
+            raise
+        except KvactorsError as error:
+            _write("\n")
+            complain(error)
+
+    def _print(self, stream: ReplyStream) -> None:
+        for piece in stream:
+            self._bar.close()
+            _write(piece.text)
+            self._shown += len(piece.text)
+
+
+def _read_line() -> str | None:
+    """The next line, or None at the end of input. Ctrl-C at the prompt only clears it."""
+    asking = sys.stdin.isatty()
+    while True:
+        try:
+            return input("> " if asking else "")
+        except EOFError:
+            if asking:
+                _write("\n")
+            return None
+        except KeyboardInterrupt:
+            _write("\n")
+            _note("/quit or Ctrl-D ends the chat")
+
+
+def _summary(reply: Reply) -> str:
+    usage = reply.usage
+    ended = {"stop": "", "length": ", cut at max_tokens", "cancelled": ", cancelled"}
+    return (
+        f"{reply.cache}: {usage.reused_tokens} tokens reused, {usage.prefilled_tokens} prefilled, "
+        f"first after {1000 * reply.timing.first_token:.0f} ms{ended[reply.finish_reason]}"
+    )
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(printable(text))
+    sys.stdout.flush()
+
+
+def _note(text: str) -> None:
+    """What the program says, apart from what the agent says."""
+    err.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def _line(role: str, text: str) -> None:
+    out.print(Text.assemble((f"{printable(role)}: ", "bold cyan"), printable(text)), soft_wrap=True)

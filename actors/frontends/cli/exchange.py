@@ -1,0 +1,100 @@
+"""`kvactors export` and `kvactors import`. Only an import of KV loads a model."""
+
+import json
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from kvactors.actors.errors import ImportRejected
+from kvactors.actors.frontends.cli.console import out, printable, stepping, working
+from kvactors.actors.frontends.cli.key import stored_key
+from kvactors.actors.system.exchange import check_format
+from kvactors.actors.system.export import export_stored
+from kvactors.actors.system.system import AgentSystem, default_store
+from kvactors.actors.turns.checks import check_id
+from kvactors.core.errors import InvalidAgentId
+from kvactors.persistence.formats.archive import import_archive, is_archive
+from kvactors.persistence.formats.registry import ARCHIVE
+from kvactors.persistence.store.store import Store
+
+__all__ = ["run_export", "run_import"]
+
+
+def run_export(
+    agent_id: str, file: Path, form: str, model: str, fingerprint: str | None, path: Path | None
+) -> None:
+    """Write a stored agent to a file. Raises StorageError, InvalidInput, OSError."""
+    check_format(form)
+    root = (path or default_store()).expanduser()
+    if not (root / "agents").is_dir():
+        raise InvalidAgentId(f"no agents are stored in {root}")
+    store = Store(root, encryption_key=stored_key())
+    try:
+        with stepping(f"export {printable(agent_id)}") as on_step:
+            export_stored(
+                store,
+                agent_id,
+                file,
+                form,
+                model=model,
+                fingerprint=fingerprint,
+                on_step=on_step,
+            )
+    finally:
+        store.close()
+    size = decimal(file.stat().st_size)
+    out.print(f"{printable(agent_id)}: {printable(str(file))}, {form}, {size}", soft_wrap=True)
+
+
+def run_import(
+    file: Path,
+    agent_id: str,
+    form: str | None,
+    model: str,
+    tokens: Path | None,
+    path: Path | None,
+) -> None:
+    """Make an agent of a file. Raises KvactorsError, OSError."""
+    check_format(form)
+    check_id(agent_id)
+    root = (path or default_store()).expanduser()
+    if form in (ARCHIVE, None) and is_archive(file):
+        _import_archive(file, agent_id, root)
+    else:
+        _import_kv(file, agent_id, form, model, _read_tokens(tokens), root)
+    out.print(f"{printable(agent_id)}: imported into {root}", soft_wrap=True)
+
+
+def _import_archive(file: Path, agent_id: str, root: Path) -> None:
+    store = Store(root, encryption_key=stored_key())
+    try:
+        with stepping(f"import {printable(agent_id)}") as on_step:
+            import_archive(store, file, agent_id, on_step)
+    finally:
+        store.close()
+
+
+def _import_kv(
+    file: Path, agent_id: str, form: str | None, model: str, tokens: list[int] | None, root: Path
+) -> None:
+    system = AgentSystem(model, store=root, encryption_key=stored_key())
+    with working(f"Loading {printable(model)} …"):
+        system.start()
+    try:
+        with stepping(f"import {printable(agent_id)}") as on_step:
+            system.import_agent(file, agent_id, format=form, tokens=tokens, on_step=on_step)
+    finally:
+        system.stop()
+
+
+def _read_tokens(path: Path | None) -> list[int] | None:
+    """Token ids: a JSON list in a file. What is in it is checked by the import."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ImportRejected("tokens", f"{path} is no JSON: {error}") from error
+    if not isinstance(found, list):
+        raise ImportRejected("tokens", f"{path} holds no JSON list of token ids")
+    return found

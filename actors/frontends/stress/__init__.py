@@ -1,0 +1,1 @@
+"""Many agents at once, and what their answers must be."""

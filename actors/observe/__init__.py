@@ -1,0 +1,1 @@
+"""Who listens to events, and how they are shown; never imports system."""

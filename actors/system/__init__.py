@@ -1,0 +1,1 @@
+"""AgentSystem and its parts, held not inherited: registry, lifecycle, swap, exchange."""

@@ -1,0 +1,145 @@
+"""What a store has of an agent, written to a file. Needs no model, and loads none."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.model.options import DEFAULT_MODEL
+from kvactors.persistence.errors import ExportRejected, ImportRejected
+from kvactors.persistence.files.atomic import new_file
+from kvactors.persistence.files.segment import Segment
+from kvactors.persistence.formats.archive import OnStep, export_archive
+from kvactors.persistence.formats.kv_arrays import layers_of
+from kvactors.persistence.formats.mlx_lm import SUFFIX
+from kvactors.persistence.formats.neutral import LayoutUnsupported, PortableMemory, parse_layout
+from kvactors.persistence.formats.registry import ARCHIVE, encode_memory
+from kvactors.persistence.store.store import Store
+
+__all__ = ["export_stored", "loadable_name", "unwatched"]
+
+
+def unwatched(_done: int, _steps: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def export_stored(
+    store: Store,
+    agent_id: str,
+    path: Path,
+    form: str,
+    *,
+    model: str,
+    model_type: str = "",
+    fingerprint: str | None = None,
+    remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]] | None = None,
+    on_step: OnStep = unwatched,
+) -> None:
+    """Write what a store has of an agent to a new file. Persistence thread.
+
+    `fingerprint` chooses the KV, by its beginning; None is the only one there is. `remember`
+    gives the token ids and the text that a model makes of ledger records; without it the text is
+    that of the turns, without what a template adds.
+    Raises ExportRejected, LedgerUnreadable, OSError.
+    """
+    if form == ARCHIVE:
+        export_archive(store, agent_id, path, on_step)
+        return
+    if form == "mlx-lm" and path.suffix != SUFFIX:
+        raise ExportRejected(f"mlx_lm reads only files named *{SUFFIX}, not {path.name}")
+    memory = _stored_memory(store, agent_id, model, model_type, fingerprint, remember or _as_stored)
+    chunks = encode_memory(memory, form)
+    with new_file(path) as file:
+        for place, chunk in enumerate(chunks, start=1):
+            file.write(chunk)
+            on_step(place, len(chunks))
+
+
+def _stored_memory(
+    store: Store,
+    agent_id: str,
+    model: str,
+    model_type: str,
+    fingerprint: str | None,
+    remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]],
+) -> PortableMemory:
+    records = store.read_ledger(agent_id)
+    if records is None:
+        raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
+    chosen = _choose(agent_id, store.fingerprints(agent_id), fingerprint)
+    try:
+        token_ids, text = remember(records)
+        segments = _matching(store.read_kv(agent_id, chosen), token_ids)
+        if not segments:
+            raise ExportRejected(_no_kv(agent_id))
+        layout = parse_layout(segments[0].layout)
+        layers = layers_of([segment.tensors for segment in segments], layout)
+    except LayoutUnsupported as error:
+        raise ExportRejected(f"the model has {error}: use archive") from error
+    except (KeyError, TypeError, ValueError, ImportRejected) as error:
+        raise ExportRejected(
+            f"what is stored of {agent_id!r} has another form than this version writes: {error!r}"
+        ) from error
+    return PortableMemory(
+        agent_id,
+        loadable_name(model),
+        model_type,
+        chosen,
+        tuple(token_ids),
+        text,
+        segments[-1].end,
+        layout,
+        layers,
+    )
+
+
+def _matching(segments: Sequence[Segment], token_ids: Sequence[int]) -> Sequence[Segment]:
+    """The leading segments whose KV is of these tokens: their hashes cover all before them."""
+    for count in range(len(segments), 0, -1):
+        last = segments[count - 1]
+        if last.end <= len(token_ids) and last.tokens_hash == tokens_hash(token_ids[: last.end]):
+            return segments[:count]
+    return ()
+
+
+def _choose(agent_id: str, stored: Sequence[str], asked: str | None) -> str:
+    """The fingerprint meant. Raises ExportRejected unless it is exactly one."""
+    found = [name for name in stored if name.startswith(asked or "")]
+    if len(found) > 1:
+        raise ExportRejected(
+            f"{agent_id!r} has KV under {', '.join(found)}: say which with its fingerprint, or "
+            "use archive, which holds them all"
+        )
+    if not found:
+        raise ExportRejected(_no_kv(agent_id))
+    return found[0]
+
+
+def _no_kv(agent_id: str) -> str:
+    return (
+        f"no KV of {agent_id!r} that fits its tokens is stored under this model: ask it once, or "
+        "use archive, which needs none"
+    )
+
+
+def _as_stored(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+    """All token ids and text of ledger records (their form:
+    kvactors.core.conversation.transcript)."""
+    turns: list[dict[str, Any]] = []
+    for record in records:
+        turns = [*turns[: record.get("keep", len(turns))], *record["turns"]]
+    if len({record["tokenizer"] for record in records}) > 1:
+        raise ExportRejected(
+            "several models with different tokenizers made these turns: export the agent from a "
+            "system that has loaded the one that is meant, or use archive"
+        )
+    ids = np.frombuffer(b"".join(turn["tokens"] for turn in turns), dtype="<u4")
+    system = next((record["system"] for record in records if "system" in record), "")
+    return ids.tolist(), "".join([system, *(turn["text"] for turn in turns)])
+
+
+def loadable_name(model: str) -> str:
+    """The name under which other programs find a model."""
+    return str(DEFAULT_MODEL) if model == "default" else model

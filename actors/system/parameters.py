@@ -1,0 +1,127 @@
+"""What callers may pass to AgentSystem, checked before anything starts."""
+
+import functools
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.encryption import KEY_BYTES
+
+__all__ = [
+    "callable_name",
+    "check_isolation",
+    "check_model",
+    "check_parameters",
+    "check_seconds",
+    "check_storage",
+    "default_store",
+    "parse_budget",
+    "parse_bytes",
+    "store_path",
+]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def check_parameters(
+    model: Any, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
+) -> None:
+    """Raise InvalidConfig for what no later stage checks."""
+    for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
+    check_model(model)
+    check_seconds("target_latency", target_latency)
+    if progress is not None and not callable(progress):
+        raise InvalidConfig(f"progress must be callable, not {progress!r}")
+
+
+def check_model(model: object) -> None:
+    """Raise InvalidConfig for what no model can be loaded from."""
+    if not callable(model) and not _is_path(model):
+        raise InvalidConfig(
+            f"model must be a name, a directory or a callable: {type(model).__name__}"
+        )
+
+
+def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
+    """Raise InvalidConfig for what the store could not be opened with."""
+    if store is True or not (store is None or store is False or _is_path(store)):
+        raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
+    if max_disk is not None and not (_is_number(max_disk) and max_disk >= 0):
+        raise InvalidConfig(f"max_disk must be bytes or None, not {max_disk!r}")
+    if encryption_key is None:
+        return
+    if store is False:
+        raise InvalidConfig("encryption_key needs a store: nothing is kept with store=False")
+    # What was given is not shown: it may be a key with a slip in it.
+    if not callable(encryption_key) and (
+        not isinstance(encryption_key, bytes) or len(encryption_key) != KEY_BYTES
+    ):
+        raise InvalidConfig(f"encryption_key must be {KEY_BYTES} bytes or a callable")
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """The value. Raises InvalidConfig unless it is a number above 0, and finite."""
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
+        raise InvalidConfig(f"{name} must be above 0 seconds, not {value!r}")
+    return float(value)
+
+
+def check_isolation(isolation: object) -> bool:
+    """Whether nothing is shared. Raises InvalidConfig unless it is "shared" or "strict"."""
+    if isolation not in ("shared", "strict"):
+        raise InvalidConfig(f'isolation is "shared" or "strict", not {isolation!r}')
+    return isolation == "strict"
+
+
+def default_store() -> Path:
+    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
+    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
+
+
+def store_path(store: "str | Path | bool | None") -> Path | None:
+    """Where memories are kept; None: nowhere."""
+    if store is False:
+        return None
+    unnamed = store is None or store is True
+    return default_store() if unnamed else Path(str(store)).expanduser()
+
+
+def callable_name(source: object) -> str | None:
+    """The name of a callable model; None for paths and for callables without one."""
+    if isinstance(source, functools.partial):
+        return callable_name(source.func)
+    if not callable(source):
+        return None
+    name = getattr(source, "name", None) or getattr(source, "__name__", None)
+    return name if isinstance(name, str) and name != "<lambda>" else None
+
+
+def parse_budget(budget: int | str | None) -> int | None:
+    """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
+    return None if budget is None else parse_bytes("memory_budget", budget)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
+        unit = None if match is None else _UNITS.get(match[2])
+        if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
+            raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
+        value = int(float(match[1]) * unit)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
+    return value
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(str(value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,286 @@
+"""The agents of one system: spawned, restored, forked, forgotten."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kvactors.actors.agents.actor import AgentActor
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.agents.host import AgentHost, gone
+from kvactors.actors.agents.services import AgentServices
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
+from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable, public
+from kvactors.actors.runtime.dispatcher import send
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.runtime.supervision import Supervision
+from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.turns.checks import check_id, check_system_prompt
+from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause, Prefetch
+from kvactors.actors.turns.messages_gpu import Forget
+from kvactors.actors.turns.messages_store import ForgetStored, ReadLedger
+from kvactors.core.conversation.context_policy import ContextPolicy, check_policy
+from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.model.info import ModelInfo
+
+__all__ = ["AgentRegistry"]
+
+
+class Spawned(NamedTuple):
+    """An agent of a running system."""
+
+    actor: AgentActor
+    handle: Agent
+
+
+class AgentRegistry:
+    """The agents of one system. Any thread.
+
+    `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are
+    given `lane` if they are given none.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        host: AgentHost,
+        behaviours: BehaviourSupervisor,
+        *,
+        isolated: bool,
+        lane: LanePolicy,
+        log_text: bool,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._host = host
+        self._behaviours = behaviours
+        self._lane = lane
+        self._isolated = isolated
+        self._log_text = log_text
+        self._lock = threading.RLock()
+        self._spawned: dict[str, Spawned] = {}
+        # Ids of children whose parents have turns to finish first.
+        self._forking: set[str] = set()
+        self._paused = False
+
+    def __len__(self) -> int:
+        return len(self._spawned)
+
+    # -- all of them -------------------------------------------------------------------
+
+    def close(self) -> list[Any]:
+        """No agent is spawned any more; the references of all that were."""
+        with self._lock:
+            self._lifecycle.state = "stopped"
+            return [spawned.actor.actor_ref for spawned in self._spawned.values()]
+
+    def abandon(self) -> None:
+        """In a forked child: whoever held the lock is gone."""
+        self._lock = threading.RLock()
+
+    def actors(self) -> list[AgentActor]:
+        """The actors of all agents."""
+        with self._lock:
+            return [spawned.actor for spawned in self._spawned.values()]
+
+    def actor(self, agent_id: str) -> AgentActor | None:
+        """The actor of an agent, if it was spawned."""
+        spawned = self._spawned.get(agent_id)
+        return None if spawned is None else spawned.actor
+
+    def pause(self) -> list[ReplyFuture[bool]]:
+        """Let no agent begin a turn; the futures are settled when none of theirs runs, and by
+        those that are gone, too."""
+        with self._lock:
+            self._lifecycle.require_running()
+            self._paused = True
+            return _tell(self.actors(), Pause)
+
+    def resume(self, model: ModelInfo) -> list[ReplyFuture[bool]]:
+        """Let every agent remember under this model and take turns again."""
+        with self._lock:
+            self._host.model, self._paused = model, False
+            return _tell(self.actors(), lambda done: Adopt(model, done))
+
+    # -- one of them -------------------------------------------------------------------
+
+    def spawn(
+        self,
+        agent_id: str,
+        system_prompt: str | None = None,
+        *,
+        from_: str | Agent | None = None,
+        context_policy: ContextPolicy = "refuse",
+        prompt_lane: LanePolicy | None = None,
+        behaviour: AgentBehaviour | Callable[[], AgentBehaviour] | None = None,
+        supervision: Supervision | None = None,
+        parent: str | None = None,
+    ) -> Agent:
+        """The agent of this id, restored if the store knows it. Writes nothing, reads no KV.
+
+        `system_prompt` None means as stored. `from_` another agent: a new one that remembers
+        all that the other has when its turns so far are done, without a copy of its KV in
+        memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
+        DropOldest() or Summarize(). `prompt_lane`: how many prompts and messages may wait for
+        it, and what then happens; by default the system's. `behaviour`: what it does with
+        messages, or what makes one anew after every restart; `supervision`: how that goes on
+        after an error, and `parent` whom it may escalate to. Raises InvalidAgentId,
+        InvalidConfig, SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for
+        that agent alone), SaveFailed (a fork, while the disk refuses what its parent was told),
+        SystemStopped.
+        """
+        check_id(agent_id)
+        check_system_prompt(system_prompt)
+        check_policy(context_policy)
+        if from_ is not None:
+            if system_prompt is not None:
+                raise InvalidConfig("a fork has its parent's system prompt: leave it unset")
+            agent = self._fork(agent_id, from_, context_policy)
+        else:
+            agent = self._spawn(agent_id, system_prompt, context_policy)
+        inbox = agent.actor.actor_inbox
+        if prompt_lane is not None:
+            inbox.lane = prompt_lane
+        if behaviour is not None:
+            policy = supervision or Supervision()
+            self._behaviours.begin(agent.handle, behaviour, policy, inbox.lane, parent)
+        return agent.handle
+
+    def find(self, agent_id: str) -> Agent | None:
+        """The agent of this id, if it was spawned in this system."""
+        spawned = self._spawned.get(agent_id)
+        return None if spawned is None else spawned.handle
+
+    def add(self, agent_id: str, store: Callable[[], None]) -> Agent:
+        """The agent that `store` puts into the store. Raises AgentExists, and what it raises."""
+        with self._lock:
+            self._lifecycle.require_running()
+            if agent_id in self._spawned:
+                raise AgentExists(agent_id)
+            store()
+            return self.spawn(agent_id)
+
+    def agents(self) -> list[Agent]:
+        """The agents spawned in this system, in the order of their ids."""
+        with self._lock:
+            return [self._spawned[agent_id].handle for agent_id in sorted(self._spawned)]
+
+    def prefetch(self, agent_id: str) -> None:
+        """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
+        check_id(agent_id)
+        send(self._spawn(agent_id, None, "refuse").actor.actor_ref, Prefetch())
+
+    def forget(self, agent_id: str) -> None:
+        """Delete an agent from memory and disk; its running turn fails."""
+        check_id(agent_id)
+        with self._lock:
+            self._lifecycle.require_running()
+            spawned = self._spawned.pop(agent_id, None)
+            self._behaviours.stop(agent_id)
+            if spawned is not None:
+                spawned.actor.actor_ref.stop()
+            self._lifecycle.ask(self._lifecycle.gpu, Forget(agent_id))
+            if self._lifecycle.persistence is not None:
+                self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
+
+    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
+        with self._lock:
+            self._lifecycle.require_running()
+            known = self._spawned.get(agent_id)
+            if known is None:
+                if agent_id in self._forking:
+                    raise AgentExists(agent_id, "is just being forked")
+                records = self._records(agent_id)
+                transcript = _restored(self._host.info, agent_id, records, system_prompt)
+                return self._begin(agent_id, transcript, policy)
+            known.actor.transcript.require_system_prompt(system_prompt)
+            known.actor.context_policy = policy
+            return known
+
+    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Spawned:
+        source = self._source(parent)
+        with self._lock:
+            self._lifecycle.require_running()
+            if child in self._spawned or child in self._forking:
+                raise AgentExists(child)
+            self._forking.add(child)
+        try:
+            ticket = self._host.send(source, lambda t: Fork(t, child), None, streamed=False)
+            copied, stored = ticket.reply.get()
+            if stored is not None:
+                stored.get()
+            elif self._records(child):
+                # A parent without turns has nothing to be forked in the store, which would tell.
+                raise AgentExists(child, "is stored")
+            with self._lock:
+                return self._begin(child, copied, policy)
+        except BaseException as error:
+            self._lifecycle.ask(self._lifecycle.gpu, Forget(child))
+            if isinstance(error, OSError):
+                raise public(error) from error
+            raise
+        finally:
+            self._forking.discard(child)
+
+    def _source(self, parent: str | Agent) -> AgentActor:
+        """The actor of the agent that is forked."""
+        if isinstance(parent, Agent):
+            if parent.host is not self._host:
+                raise InvalidInput(f"agent {parent.agent_id!r} belongs to another system")
+            spawned = self._spawned.get(parent.agent_id)
+            if spawned is None or spawned.handle is not parent:
+                raise gone(parent.agent_id)
+            return spawned.actor
+        check_id(parent)
+        with self._lock:
+            self._lifecycle.require_running()
+            if parent not in self._spawned and not self._records(parent):
+                raise AgentNotStored(parent)
+            return self._spawn(parent, None, "refuse").actor
+
+    def _records(self, agent_id: str) -> Any:
+        """An agent's ledger, or None."""
+        store = self._lifecycle.persistence
+        return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
+
+    def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Spawned:
+        lifecycle = self._lifecycle
+        services = AgentServices(
+            lifecycle.gpu,
+            lifecycle.persistence,
+            lifecycle.outstanding,
+            self._host.info,
+            lifecycle.pool,
+            isolated=self._isolated,
+            log_text=self._log_text,
+        )
+        actor = AgentActor(agent_id, transcript, services, policy)
+        actor.actor_inbox.lane = self._lane
+        actor.begin()
+        if self._paused:
+            send(actor.actor_ref, Pause(ReplyFuture()))
+        self._spawned[agent_id] = Spawned(actor, Agent(self._host, actor))
+        return self._spawned[agent_id]
+
+
+def _tell(
+    actors: list[AgentActor], make: Callable[[ReplyFuture[bool]], Pause | Adopt]
+) -> list[ReplyFuture[bool]]:
+    messages = [(actor, make(ReplyFuture())) for actor in actors]
+    return [message.done for actor, message in messages if send(actor.actor_ref, message)]
+
+
+def _restored(
+    info: ModelInfo, agent_id: str, records: Any, system_prompt: str | None
+) -> Transcript:
+    try:
+        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"it holds records of another form: {error}"
+        raise LedgerUnreadable(f"of {agent_id!r}", reason) from error
+    if records:
+        transcript.require_system_prompt(system_prompt)
+    else:
+        transcript.system_prompt = system_prompt
+    return transcript

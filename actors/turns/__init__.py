@@ -1,0 +1,1 @@
+"""One turn as data between asker and actors: prompt, ticket, messages, reply, stream."""

@@ -1,0 +1,61 @@
+"""What a turn is asked with: one record, checked on the caller's thread before anything is sent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from kvactors.actors.turns.checks import check_turn
+from kvactors.actors.turns.prompt import Messages, PromptInput, check_prompt
+from kvactors.core.conversation.prefix_match import THRESHOLD
+from kvactors.core.model.info import ModelInfo
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["AskOptions", "TurnOptions", "check_options"]
+
+
+class AskOptions(TypedDict, total=False):
+    """The keyword parameters of `Agent.ask`, which says what they mean."""
+
+    messages: Messages | None
+    match: bool
+    threshold: float
+    sampling: Sampling | None
+    timeout: float | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """A turn as it travels from its asker to the engine."""
+
+    prompt: PromptInput
+    """What it adds, or the whole conversation that it ends."""
+    sampling: Sampling
+    """How to decode."""
+    timeout: float | None = None
+    """Seconds that it may take, queue included."""
+    priority: int = 0
+    """Before turns of other agents that have a lower one."""
+    role: str = "user"
+    """Of the new turn: user, or what `observe` was given."""
+    answer: bool = True
+    """Whether an answer is wanted; False: remember only."""
+
+
+def check_options(
+    model: ModelInfo,
+    prompt: str | Sequence[int] | None,
+    *,
+    messages: Messages | None = None,
+    match: bool = False,
+    threshold: float = THRESHOLD,
+    sampling: Sampling | None = None,
+    timeout: float | None = None,
+    priority: int = 0,
+) -> TurnOptions:
+    """The record of what `Agent.ask` was given, for this `model`: `prompt`, `messages`, `match`,
+    `threshold`, `sampling`, `timeout`, `priority`. Raises EmptyPrompt, TokenOutOfRange,
+    InvalidInput."""
+    given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
+    check_turn(sampling, timeout, priority)
+    return TurnOptions(given, sampling or Sampling(), timeout, priority)

@@ -1,0 +1,126 @@
+"""What a turn can be asked with: something new, or the whole conversation that it ends.
+
+Checked on the caller's thread, before anything is sent.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from kvactors.core.conversation.prefix_match import Message
+from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
+from kvactors.core.model.info import ModelInfo
+
+__all__ = [
+    "Messages",
+    "NewText",
+    "NewTokenIds",
+    "PromptInput",
+    "WholeConversation",
+    "WholeText",
+    "check_prompt",
+]
+
+Messages = Sequence[Mapping[str, str]]
+
+# They iterate over ints too, and are never meant as token ids.
+_NO_LISTS = (bytes, bytearray, memoryview, Mapping, Set)
+
+
+@dataclass(frozen=True, slots=True)
+class NewText:
+    """Text to append, rendered with the chat template."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokenIds:
+    """Token ids to append as they are, of the tokenizer of `model`."""
+
+    token_ids: tuple[int, ...]
+    model: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WholeText:
+    """The whole conversation as one text, template included. `threshold`: the share of the
+    transcript's characters that has to match for them to be kept."""
+
+    text: str
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class WholeConversation:
+    """The whole conversation as (role, text) messages. `threshold` as in WholeText."""
+
+    messages: tuple[Message, ...]
+    threshold: float
+
+
+PromptInput = NewText | NewTokenIds | WholeText | WholeConversation
+
+
+def check_prompt(
+    model: ModelInfo, prompt: object, *, messages: object, match: bool, threshold: object
+) -> PromptInput:
+    """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
+    Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise InvalidInput(f"threshold must be a number, not {type(threshold).__name__}")
+    if not 0 <= threshold <= 1:
+        raise InvalidInput(f"threshold must be between 0 and 1, not {threshold!r}")
+    if messages is not None:
+        if prompt is not None:
+            raise InvalidInput("give a prompt or messages, not both")
+        return WholeConversation(_messages(messages), threshold)
+    if isinstance(prompt, str):
+        if not prompt:
+            raise EmptyPrompt("the prompt is empty")
+        return WholeText(prompt, threshold) if match else NewText(prompt)
+    if match:
+        raise InvalidInput(f"match=True compares text, not {type(prompt).__name__}")
+    return NewTokenIds(_token_ids(prompt, model.spec.vocab_size), model)
+
+
+def _messages(messages: object) -> tuple[Message, ...]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidInput(f"messages must be a list, not {type(messages).__name__}")
+    if not messages:
+        raise EmptyPrompt("messages is empty")
+    return tuple(_message(index, message) for index, message in enumerate(messages))
+
+
+def _message(index: int, message: object) -> Message:
+    if not isinstance(message, Mapping):
+        raise InvalidInput(
+            f'messages[{index}] must be {{"role": ..., "content": ...}}, '
+            f"not {type(message).__name__}"
+        )
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise InvalidInput(f"messages[{index}] needs a role, not {role!r}")
+    if not isinstance(content, str):
+        raise InvalidInput(f"messages[{index}] needs text as content, not {content!r}")
+    return role, content
+
+
+def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
+    if isinstance(prompt, _NO_LISTS) or not hasattr(prompt, "__iter__"):
+        raise InvalidInput(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+    tokens = tuple(_token(token, vocab_size) for token in prompt)
+    if not tokens:
+        raise EmptyPrompt("the prompt has no token ids")
+    return tokens
+
+
+def _token(token: object, vocab_size: int) -> int:
+    try:
+        value = token.__index__()  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        raise InvalidInput(f"token ids are ints, not {token!r}") from None
+    if isinstance(token, bool) or not 0 <= value < vocab_size:
+        raise TokenOutOfRange(
+            f"token id {token!r} is outside the vocabulary: 0 <= id < {vocab_size}"
+        )
+    return int(value)

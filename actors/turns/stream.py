@@ -1,0 +1,171 @@
+"""ReplyStream: a turn's text, piece by piece, detokenized by whoever reads it."""
+
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from kvactors.actors.runtime.futures import check_may_block, drive
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.conversation.chat_format import ChatFormat
+
+__all__ = ["Piece", "ReplyStream", "TextPiece", "read_async"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Some of a reply's text, and the tokens that were decoded since the last piece."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+Piece = TextPiece
+
+
+class ReplyStream:
+    """Iterates over pieces whose texts add up to the reply's text. One reader.
+
+    `reply` is the turn's Reply once the iteration has ended. Closing early calls `cancel`. The
+    tokens are those of `ticket`; the strings of `stop` are not shown.
+    """
+
+    def __init__(self, ticket: Ticket, stop: Sequence[str], cancel: Callable[[], None]) -> None:
+        self._ticket = ticket
+        self._cancel = cancel
+        self._pieces = self._run(stop)
+
+    @property
+    def reply(self) -> Reply:
+        """The finished turn's Reply; waits for it. Raises what the turn failed with."""
+        reply: Reply = self._ticket.reply.get()
+        return reply
+
+    def __iter__(self) -> Iterator[TextPiece]:
+        return self
+
+    def __next__(self) -> TextPiece:
+        return next(self._pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading; a turn that still runs is cancelled and replies with what there is.
+
+        Any thread: a reader that waits on another one ends with the turn.
+        """
+        if not self._ticket.reply.done:
+            self._cancel()
+        with suppress(ValueError):  # The generator is running, on another thread.
+            self._pieces.close()
+
+    def _run(self, stop: Sequence[str]) -> Generator[TextPiece, None, None]:
+        check_may_block()
+        assert self._ticket.tokens is not None
+        pieces = _Pieces(self._ticket, stop)
+        while (tokens := self._next(self._ticket.tokens)) is not None:
+            yield from pieces.add(tokens)
+        yield from pieces.rest(self.reply.text)
+
+    def _next(self, queue: "SimpleQueue[tuple[int, ...] | None]") -> tuple[int, ...] | None:
+        drive(lambda: not queue.empty())
+        return queue.get()
+
+
+async def read_async(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
+    """The pieces of a turn under asyncio: tokens wake the loop, no thread waits for them."""
+    import asyncio
+
+    loop, fresh = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody reads any more.
+            loop.call_soon_threadsafe(fresh.set)
+
+    assert ticket.tokens is not None
+    ticket.on_push = wake
+    pieces = _Pieces(ticket, stop)
+    while True:
+        # Before the queue is read: what comes after that sets it again.
+        fresh.clear()
+        while not ticket.tokens.empty():
+            tokens = ticket.tokens.get()
+            if tokens is None:
+                for piece in pieces.rest((await ticket.reply).text):
+                    yield piece
+                return
+            for piece in pieces.add(tokens):
+                yield piece
+        await fresh.wait()
+
+
+class _Pieces:
+    """What is to be shown of a turn, as its tokens come."""
+
+    def __init__(self, ticket: Ticket, stop: Sequence[str]) -> None:
+        self._ticket = ticket
+        self._stop = stop
+        self._text: _Text | None = None
+        self._shown = 0
+        self._fresh: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> Iterator[TextPiece]:
+        """The piece that further tokens complete, if they do."""
+        # A turn that waited for a model swap is the new model's.
+        assert self._ticket.chat is not None
+        self._text = self._text or _Text(self._ticket.chat, self._stop)
+        self._fresh += tokens
+        stable = self._text.add(tokens)
+        if len(stable) > self._shown:
+            piece = TextPiece(stable[self._shown :], tuple(self._fresh))
+            self._shown, self._fresh = len(stable), []
+            yield piece
+
+    def rest(self, text: str) -> Iterator[TextPiece]:
+        """What is left of the finished turn's text."""
+        rest = text[self._shown :]
+        if rest or self._fresh:
+            yield TextPiece(rest, tuple(self._fresh))
+
+
+class _Text:
+    """The text of the tokens so far, as far as later tokens cannot change it.
+
+    Each step decodes the last tokens shown and the new ones, and takes the difference: some
+    decoders strip a space at the beginning of what they are given. A character of several
+    tokens shows once it is whole, and what may become a stop string is held back.
+    """
+
+    def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
+        self._chat = chat
+        self._stop = stop
+        self._hold = max((len(string) - 1 for string in stop), default=0)
+        self._text = ""
+        self._shown: list[int] = []
+        self._fresh: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """All text that is certain after these further tokens."""
+        self._fresh += [token for token in tokens if token not in self._chat.eos]
+        before = self._chat.decode(self._shown)
+        after = self._chat.decode([*self._shown, *self._fresh])
+        if self._fresh and not after.endswith("\ufffd"):
+            self._text += after[len(before) :]
+            self._shown, self._fresh = self._fresh, []
+        cuts = [place for place in map(self._text.find, self._stop) if place >= 0]
+        return self._text[: min(cuts) if cuts else max(0, len(self._text) - self._hold)]

@@ -1,0 +1,75 @@
+"""Ticket: who waits for a turn, and what they are told as it goes on. Any thread."""
+
+import itertools
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.core.conversation.chat_format import ChatFormat
+
+__all__ = ["Ticket", "next_serial"]
+
+_serials = itertools.count(1)
+
+
+def next_serial() -> int:
+    """A number above that of every turn asked so far."""
+    return next(_serials)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Ticket:
+    """The waiting side of one turn: futures to settle, tokens to stream.
+
+    `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
+    the reply is settled, whoever settles it; `on_push` whenever there is something new in
+    `tokens`, whose last is None.
+    """
+
+    agent_id: str
+    submitted_at: float
+    serial: int = field(default_factory=next_serial)
+    reply: ReplyFuture[Any] = field(default_factory=ReplyFuture)
+    durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
+    cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
+    tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
+    chat: ChatFormat | None = None
+    on_end: "Callable[[Ticket], None] | None" = None
+    on_push: Callable[[], None] | None = None
+
+    @classmethod
+    def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
+        """A new turn, asked for now."""
+        tokens = queue.SimpleQueue[tuple[int, ...] | None]() if streamed else None
+        return cls(agent_id, time.perf_counter(), tokens=tokens)
+
+    def push(self, token_ids: tuple[int, ...]) -> None:
+        """Pass tokens to a stream, if there is one."""
+        self._push(token_ids)
+
+    def resolve(self, value: Any) -> None:
+        """The turn ended with a reply."""
+        if self.reply.resolve(value):
+            self._end()
+
+    def reject(self, error: BaseException) -> None:
+        """The turn ended without one; nothing of it will be on disk."""
+        first = self.reply.reject(error)
+        self.durable.reject(error)
+        self.cached.reject(error)
+        if first:
+            self._end()
+
+    def _end(self) -> None:
+        if self.on_end is not None:
+            self.on_end(self)
+        self._push(None)
+
+    def _push(self, tokens: tuple[int, ...] | None) -> None:
+        if self.tokens is not None:
+            self.tokens.put(tokens)
+            if self.on_push is not None:
+                self.on_push()

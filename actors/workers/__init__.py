@@ -1,0 +1,1 @@
+"""The two actors that each system has once: GPU and persistence."""

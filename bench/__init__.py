@@ -1,0 +1,1 @@
+"""What all benchmarks share: report, setup, random_model, peers, disk."""

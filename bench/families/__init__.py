@@ -1,0 +1,1 @@
+"""Which of mlx-lm's families run, how exactly."""

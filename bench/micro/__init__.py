@@ -1,0 +1,1 @@
+"""One part alone: python -m kvactors.bench.micro.NAME."""

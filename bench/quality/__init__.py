@@ -1,0 +1,1 @@
+"""What precision and restarts cost in answers."""

@@ -1,0 +1,1 @@
+"""`kvactors bench`: one line a regime, with targets; growth."""

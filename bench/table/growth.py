@@ -1,0 +1,146 @@
+"""How times, bytes and operations grow with tokens, rows and agents: fits and a picture.
+
+    python -m kvactors.bench.table.growth [--quick] [--plot growth.png] [--json FILE]
+
+A fit is value ~ size^order, by least squares over the logarithms, of the whole curve and of its
+last half: an order near 0 is flat, near 1 linear. A curve breaks at the size from which its
+local order is more than a half away from that before it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvactors.bench.random_model import DESCRIPTION, random_llama
+from kvactors.bench.report import machine, print_table
+from kvactors.bench.setup import QUICK, Scale, Setup, endless
+from kvactors.bench.table.curves import CURVES, Curve
+
+__all__ = ["Growth", "grow", "main"]
+
+GROWTH = Scale(runs=3, shrink=1, fewer=1, decoded=24)
+# Seconds and bytes as they are printed.
+SCALES = {"ms": 1e3, "MB": 1e-6, "": 1.0}
+BREAK = 0.5
+# Points of a curve in a small scale.
+FEWEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A measured curve."""
+
+    curve: Curve
+    sizes: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def orders(self) -> tuple[float, float]:
+        """Of the whole curve, and of its last half."""
+        half = len(self.sizes) // 2
+        return _order(self.sizes, self.values), _order(self.sizes[half:], self.values[half:])
+
+    @property
+    def breaks_at(self) -> int | None:
+        """The size from which it grows at another order than before; None if it does not."""
+        local = np.diff(np.log(self.values)) / np.diff(np.log(self.sizes))
+        turns = np.abs(np.diff(local))
+        worst = int(turns.argmax()) if len(turns) else 0
+        return self.sizes[worst + 1] if len(turns) and turns[worst] > BREAK else None
+
+    def row(self) -> tuple[object, ...]:
+        """Cells of the table."""
+        scale, (whole, last) = SCALES[self.curve.unit], self.orders
+        ends = [f"{scale * value:.4g}" for value in (self.values[0], self.values[-1])]
+        span = f"{self.sizes[0]:,}-{self.sizes[-1]:,} {self.curve.size}"
+        breaks = "" if self.breaks_at is None else f"{self.breaks_at:,}"
+        name = f"{self.curve.value} {self.curve.unit}".strip()
+        return name, span, *ends, f"{whole:.2f}", f"{last:.2f}", breaks
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs: seconds, bytes or counts."""
+        return {
+            "value": self.curve.value,
+            "measured": self.curve.described,
+            "over": self.curve.size,
+            "points": list(zip(self.sizes, self.values, strict=True)),
+            "orders": self.orders,
+            "breaks_at": self.breaks_at,
+        }
+
+
+def _order(sizes: Sequence[int], values: Sequence[float]) -> float:
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def grow(setup: Setup, model: str, plot: Path | None = None) -> list[Growth]:
+    """Measure all curves of `setup`, with this name of a `model`, print their fits, draw `plot` if
+    asked to."""
+    found = []
+    for curve in CURVES:
+        print(f"{curve.value} by {curve.size}: {curve.described}", flush=True)
+        sizes = curve.sizes if setup.scale.shrink == 1 else curve.sizes[:FEWEST]
+        measured = list(curve.measure(setup, sizes))
+        found.append(Growth(curve, *map(tuple, zip(*measured, strict=True))))
+    print_table(
+        f"Growth: value ~ size^order. {model}, 4-bit KV.",
+        ("value", "over", "first", "last", "order", "of the last half", "breaks at"),
+        [growth.row() for growth in found],
+    )
+    if plot is not None:
+        draw(found, plot)
+    return found
+
+
+def draw(found: Sequence[Growth], path: Path) -> None:
+    """One panel for each value and what it grows with, both axes logarithmic. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: dict[tuple[str, str], list[Growth]] = {}
+    for growth in found:
+        waiting = growth.curve.value in ("hot", "warm", "cold")
+        title = "time to the first token" if waiting else growth.curve.value
+        panels.setdefault((title, growth.curve.size), []).append(growth)
+    rows = -(-len(panels) // 3)
+    figure, grid = pyplot.subplots(rows, 3, figsize=(12, 3.2 * rows), layout="constrained")
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, ((title, size), growths) in zip(grid.flat, panels.items(), strict=False):
+        for growth in growths:
+            label = f"{growth.curve.value}: order {growth.orders[0]:.2f}"
+            scale = SCALES[growth.curve.unit]
+            axes.plot(growth.sizes, [scale * v for v in growth.values], "o-", label=label)
+        axes.set(title=title, xlabel=size, ylabel=growths[0].curve.unit, xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print; draw and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes only")
+    parser.add_argument("--model", help="as mlx-lm loads it [random llama]")
+    parser.add_argument("--plot", type=Path, help="write a PNG here (needs kvactors[plot])")
+    parser.add_argument("--json", type=Path, help="write the points here")
+    options = parser.parse_args(arguments)
+    source = random_llama if options.model is None else endless(options.model)
+    setup = Setup(QUICK if options.quick else GROWTH, source)
+    found = grow(setup, options.model or DESCRIPTION, options.plot)
+    if options.json is not None:
+        curves = [growth.as_json() for growth in found]
+        text = dumps({"bench": "growth", **machine(), "curves": curves}, indent=1)
+        options.json.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

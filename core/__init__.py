@@ -1,0 +1,2 @@
+"""The engine's parts. Public paths are `errors`, `trace`, `blas` and `batch`; the rest stands
+in rooms."""

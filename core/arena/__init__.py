@@ -1,0 +1,1 @@
+"""The bytes of rows that run together, and how they enter and leave (pieces, wire)."""

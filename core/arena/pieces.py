@@ -1,0 +1,113 @@
+"""Pieces: KV of a token range, out of the arena. Never changed, so that agents can share them.
+
+A piece of a model with windows or states may have their checkpoint: all that they need of the
+past to go on from the piece's end. Such a piece is `whole`. GPU thread only.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import mlx.core as mx
+
+from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.quant.codec import Arrays
+
+__all__ = ["LONGEST_PIECE", "Piece", "cut_piece", "join_pieces", "thin_out"]
+
+# Checkpoints of the past that an agent keeps: when there are MOST, all but KEPT go.
+MOST, KEPT = 4, 2
+# Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
+LONGEST_PIECE = 4 * BLOCK_TOKENS
+
+_names = count()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
+
+    `groups[g]` holds the arrays of `spec`'s layer group g: [layers, sides, kv_heads, tokens,
+    width], or for windows and states the checkpoint at `end`, or nothing. `name` is the piece's
+    own, among all of the process.
+    """
+
+    start: int
+    end: int
+    groups: tuple[Arrays, ...]
+    spec: ModelCacheSpec
+    name: int = field(default_factory=_names.__next__)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for group in self.groups for array in group.values())
+
+    @property
+    def whole(self) -> bool:
+        """Whether a row can go on from its end: every layer has what it needs of the past."""
+        return all(self.groups)
+
+
+def cut_piece(piece: Piece, start: int, end: int) -> Piece:
+    """Tokens [start, end) of a piece, copied; its checkpoint only if it ends there too."""
+    if (start, end) == (piece.start, piece.end):
+        return piece
+    window = slice(start - piece.start, end - piece.start)
+    groups = []
+    for group, cuttable in zip(piece.groups, piece.spec.by_token, strict=True):
+        if cuttable:
+            cut = {name: mx.contiguous(array[:, :, :, window]) for name, array in group.items()}
+            groups.append(cut)
+        else:
+            groups.append(group if end == piece.end else {})
+    mx.eval(groups)
+    return Piece(start, end, tuple(groups), piece.spec)
+
+
+def join_pieces(pieces: Iterable[Piece], start: int, end: int) -> Piece:
+    """Tokens [start, end) of contiguous pieces, of one spec, as one."""
+    parts = [
+        cut_piece(piece, max(start, piece.start), min(end, piece.end))
+        for piece in pieces
+        if piece.start < end and start < piece.end
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    groups = []
+    spec = parts[0].spec
+    for index, joinable in enumerate(spec.by_token):
+        last = parts[-1].groups[index]
+        groups.append(
+            {n: mx.concatenate([p.groups[index][n] for p in parts], axis=3) for n in last}
+            if joinable
+            else last
+        )
+    mx.eval(groups)
+    return Piece(start, end, tuple(groups), spec)
+
+
+def thin_out(pieces: Sequence[Piece], shared: int) -> tuple[list[Piece], int]:
+    """The pieces with fewer checkpoints, if they have many; and up to where they are as before.
+
+    Those whose checkpoint goes are joined, with shorter ones before them too: so a token is
+    joined, and written, as often as the logarithm of the longest piece, not of every turn.
+    The checkpoint of a beginning of `shared` tokens stays.
+    """
+    whole = [i for i, piece in enumerate(pieces) if piece.whole and piece.end > shared]
+    if len(whole) <= MOST:
+        return list(pieces), pieces[-1].end
+    first, last = whole[0], whole[-KEPT - 1]
+    start, end = pieces[first].start, pieces[last].end
+    while first and pieces[first - 1].start >= shared and not pieces[first - 1].whole:
+        before = pieces[first - 1].start
+        if start - before > min(end - start, LONGEST_PIECE):
+            break
+        first, start = first - 1, before
+    joined = join_pieces(pieces[first : last + 1], start, end)
+    groups = tuple(
+        group if cuttable else {}
+        for group, cuttable in zip(joined.groups, joined.spec.by_token, strict=True)
+    )
+    return [*pieces[:first], Piece(start, end, groups, joined.spec), *pieces[last + 1 :]], start

@@ -1,0 +1,172 @@
+"""The byte layer of the arena: one slab of one layer, quantized or float.
+
+Every array has the shape [sides, slots, kv_heads, capacity, width], named as
+`kvactors.core.quant.codec` says. Writes go through item assignment, which MLX does in place while
+nobody else holds the buffer. GPU thread only.
+"""
+
+from copy import copy
+
+import mlx.core as mx
+
+from kvactors.core.arena.cells import Cells, written
+from kvactors.core.arena.float_copy_cpu import KeptFloats
+from kvactors.core.cache.spec import LayerSpec
+from kvactors.core.quant.codec import PRECISION, Arrays, StoredKV, array_widths, encode
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """One slab of one layer: geometry, growth and movement of rows; `capacity` tokens in each of
+    its `slots`."""
+
+    def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
+        self.layer = layer
+        self._sides = layer.sides
+        self._stored: Arrays = {
+            name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
+            for name, (sides, width, dtype) in array_widths(layer).items()
+        }
+        self.floats = KeptFloats(layer, self._stored)
+
+    @property
+    def arrays(self) -> Arrays:
+        """Every array, by name."""
+        self.floats.settle()
+        return self._stored
+
+    def _changing(self) -> Arrays:
+        """The arrays, which are about to change otherwise than by a step."""
+        self.floats.drop()
+        return self._stored
+
+    def __copy__(self) -> "Pool":
+        """The same bytes until one of the two writes."""
+        pool = object.__new__(Pool)
+        pool.layer, pool._sides = self.layer, self._sides
+        pool._stored = {name: copy(array) for name, array in self.arrays.items()}
+        pool.floats = KeptFloats(pool.layer, pool._stored)
+        return pool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(slots, capacity) allocated."""
+        first = next(iter(self._stored.values()))
+        return first.shape[1], first.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.stored_bytes + self.floats.nbytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes allocated without floats."""
+        return sum(array.nbytes for array in self._stored.values())
+
+    def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
+        """Store new tokens' `keys` and `values` [n, kv_heads, T, dim] at the `cells` of their
+        rows."""
+        new = encode(self.layer, keys, values)
+        at: slice | mx.array
+        if self.floats.copy is not None:
+            self.floats.copy.write(new, cells.flat(self.floats.copy.floats.shape))
+            return
+        if cells.start is not None:
+            at = slice(cells.start, cells.start + keys.shape[2])
+        else:
+            at = cells.flat(next(iter(self._stored.values())).shape)
+        for name, array in self._stored.items():
+            self._stored[name] = written(array, new[name], at)
+
+    def read(self, rows: int, extent: int, *, floats: bool = False) -> StoredKV:
+        """The first `extent` keys and values of the first `rows` slots, as stored, or as the floats
+        that are kept if `floats` will do."""
+        keys, values = sides = self._sides
+        if keys != values:
+            parts = [(name, array[:, :rows, :, :extent]) for name, array in self.arrays.items()]
+            first, second = (
+                tuple(part for name, part in parts if name.startswith(prefix))
+                for prefix in ("k.", "v.")
+            )
+            return StoredKV(first, second, sides)
+        kept = self.floats.copy if floats else None
+        arrays = list(self.arrays.values()) if kept is None else [kept.floats]
+        first, second = (
+            tuple(array[side : side + 1, :rows, :, :extent] for array in arrays) for side in (0, 1)
+        )
+        return StoredKV(first, second, sides)
+
+    def prefix_floats(self, tokens: int) -> tuple[mx.array, ...]:
+        """The first `tokens` keys and values of the first slot as floats, as they are kept if they
+        are: [1, kv_heads, tokens, dim]."""
+        found = self.floats.prefix(tokens)
+        if not found:
+            found = self.read(1, tokens, floats=True).floats(PRECISION)
+            self.floats.note_prefix(found)
+        return found
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Reallocate to at least this many slots and tokens, keeping the contents."""
+        more_slots, more_tokens = slots - self.shape[0], capacity - self.shape[1]
+        if more_slots <= 0 and more_tokens <= 0:
+            return
+        arrays = self._changing()
+        pad = [(0, 0), (0, max(0, more_slots)), (0, 0), (0, max(0, more_tokens)), (0, 0)]
+        # One array at a time, evaluated, so that the copy of one only is alive.
+        for name in list(arrays):
+            arrays[name] = mx.pad(arrays.pop(name), pad)
+            mx.eval(arrays[name])
+
+    def shrink(self, slots: int, capacity: int) -> None:
+        """Reallocate to at most this many slots and tokens, without floats."""
+        arrays = self._changing()
+        if self.shape[0] <= slots and self.shape[1] <= capacity:
+            mx.eval(arrays)
+            return
+        for name in list(arrays):
+            arrays[name] = mx.contiguous(arrays.pop(name)[:, :slots, :, :capacity])
+            mx.eval(arrays[name])
+
+    def give_way(self, slots: int, capacity: int) -> None:
+        """`shrink`, and keep no floats for a while."""
+        self.shrink(slots, capacity)
+        self.floats.drop(wait=True)
+
+    def export(self, slot: int, start: int, end: int) -> Arrays:
+        """Cells [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""
+        return {name: array[:, slot, :, start:end] for name, array in self.arrays.items()}
+
+    def load(self, slot: int, start: int, arrays: Arrays) -> None:
+        """Store exported tokens, `arrays` by name, at `start` of a slot."""
+        tokens = next(iter(arrays.values())).shape[2]
+        self.put(slot, slice(start, start + tokens), arrays)
+
+    def put(self, slot: int, at: slice | mx.array, arrays: Arrays) -> None:
+        """Store exported tokens, `arrays` by name, in the cells `at` of a slot."""
+        for name, array in self._changing().items():
+            array[:, slot, :, at] = arrays[name]
+
+    def move(self, target: int, source: int) -> None:
+        """Copy a slot's bytes to another slot."""
+        # The row is copied out first: a slice that still refers to the buffer at
+        # evaluation would make the write copy the whole slab.
+        for array in self._changing().values():
+            row = mx.contiguous(array[:, source])
+            mx.eval(row)
+            array[:, target] = row
+
+    def gather(self, slots: list[int]) -> None:
+        """Keep these slots, in this order."""
+        if slots == list(range(len(slots))):
+            return
+        if slots == sorted(slots):
+            for target, source in enumerate(slots):
+                if target != source:
+                    self.move(target, source)
+            return
+        arrays, index = self._changing(), mx.array(slots)
+        for name in list(arrays):
+            arrays[name] = mx.take(arrays.pop(name), index, axis=1)
+            mx.eval(arrays[name])

@@ -1,0 +1,111 @@
+"""KV as bytes: what crosses threads and what is written to disk. GPU thread only.
+
+A piece becomes raw tensors (name, dtype, shape, bytes), one for each array of each layer
+group, and a layout: JSON that says for every layer its kind, dims, bits, group size and
+scale dtype. Arrays themselves never leave the GPU thread, but views of their memory do: who
+has one may read it, and let go of it.
+"""
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from kvactors.core.arena.pieces import Piece
+from kvactors.core.cache.exported import RawTensor
+from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
+from kvactors.core.quant.codec import Arrays, encode
+
+__all__ = ["FORMAT_VERSION", "encode_floats", "from_raw", "layout", "to_raw"]
+
+FORMAT_VERSION = 1
+
+_DTYPES = {
+    "uint32": "U32",
+    "int64": "I64",
+    "int32": "I32",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}
+_NAMES = {short: name for name, short in _DTYPES.items()}
+
+
+def layout(spec: ModelCacheSpec) -> str:
+    """The JSON description of every layer that goes into a segment."""
+    layers = [_layer_layout(layer) for layer in spec.layers]
+    return json.dumps({"version": FORMAT_VERSION, "layers": layers}, sort_keys=True)
+
+
+def _layer_layout(layer: LayerSpec) -> dict[str, Any]:
+    keys, values = layer.sides
+    layout: dict[str, Any] = {
+        "kind": layer.kind,
+        "kv_heads": layer.kv_heads,
+        "key_dim": keys.dim,
+        "value_dim": values.dim,
+        "key_bits": keys.bits,
+        "value_bits": values.bits,
+        "group_size": keys.group_size,
+        "dtype": layer.dtype,
+    }
+    if values.group_size != keys.group_size:
+        layout["value_group_size"] = values.group_size
+    if layer.window is not None:
+        layout["window"] = layer.window
+    if layer.states:
+        layout["states"] = layer.states
+    return layout
+
+
+def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
+    """An evaluated piece as bytes. They are not copied: a piece never changes, and what looks at
+    its memory keeps it."""
+    return tuple(
+        (f"g{index}.{name}", _DTYPES[_dtype_name(array)], tuple(array.shape), _to_bytes(array))
+        for index, group in enumerate(piece.groups)
+        for name, array in sorted(group.items())
+    )
+
+
+def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCacheSpec) -> Piece:
+    """Arrays of tokens [start, end) from the bytes of `tensors`, evaluated; layers as in `spec`."""
+    found: list[Arrays] = [{} for _ in spec.groups()]
+    for name, dtype, shape, data in tensors:
+        group, _, array_name = name.partition(".")
+        found[int(group[1:])][array_name] = _from_bytes(data, _NAMES[dtype], shape)
+    mx.eval(found)
+    return Piece(start, end, tuple(found), spec)
+
+
+def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:
+    """Float KV of another program, [2, kv_heads, tokens, head_dim], as this layer stores it."""
+    _, dtype, shape, data = floats
+    array = _from_bytes(data, _NAMES[dtype], shape).astype(getattr(mx, layer.dtype))
+    arrays = encode(layer, array[0], array[1])
+    mx.eval(arrays)
+    return tuple(
+        # Copied: a whole file's would be held as arrays that nobody counts.
+        (name, _DTYPES[_dtype_name(array)], tuple(array.shape), bytes(_to_bytes(array)))
+        for name, array in arrays.items()
+    )
+
+
+def _dtype_name(array: mx.array) -> str:
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _to_bytes(array: mx.array) -> bytes | memoryview:
+    # NumPy has no bfloat16: its bits travel as uint16, the dtype's name beside them.
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    view = np.array(array, copy=False)
+    # Of strided or empty arrays there is no flat view.
+    return view.data.cast("B") if view.size and view.flags.c_contiguous else view.tobytes()
+
+
+def _from_bytes(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> mx.array:
+    plain: Any = "uint16" if dtype == "bfloat16" else dtype
+    array = mx.array(np.frombuffer(data, dtype=plain).reshape(shape))
+    return array.view(mx.bfloat16) if dtype == "bfloat16" else array

@@ -1,0 +1,1 @@
+"""How queries meet stored keys, and the seams through which mlx-lm calls us; knows no Pool."""

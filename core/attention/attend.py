@@ -1,0 +1,113 @@
+"""How queries meet stored keys and values.
+
+Two paths over the stored codes, both with float32 scores, softmax and sums whatever the
+model's dtype (in half precision they disagree enough to change tokens):
+
+- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
+  the path is pinned, products of few queries take the codes as floats, and decode steps of many
+  scores two cores.
+- dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
+  CPU block by block. For prefill chunks; several times faster there.
+
+The packed path is exact by row: a row's result does not depend on its neighbours, on the
+padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
+share as one row does, on the second path. GPU thread only.
+"""
+
+import mlx.core as mx
+
+from kvactors.core.attention.blockwise_cpu import attend_in_blocks
+from kvactors.core.attention.packed import (
+    LOG2_E,
+    attend_packed,
+    exponentials,
+    many_scores,
+    score,
+    weigh,
+)
+from kvactors.core.attention.plan import AttendPlan
+from kvactors.core.quant.codec import PRECISION, StoredKV, to_float
+from kvactors.core.quant.device import on_cpu
+
+__all__ = ["attend", "attend_together"]
+
+
+def attend(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
+    """Attention over each row's own keys.
+
+    Args:
+        queries: [n, heads, T, head_dim].
+        stored: keys and values of n rows, [1, n, kv_heads, extent, width].
+        plan: mask, scale, sinks and path.
+
+    Returns [n, heads, T, value_dim] in the queries' dtype.
+    """
+    if plan.packed:
+        return attend_packed(queries, stored, plan)
+    return _dequantized(queries, stored, plan)
+
+
+def attend_together(
+    queries: mx.array, stored: StoredKV, prefix: tuple[mx.array, ...], plan: AttendPlan
+) -> mx.array:
+    """`attend` of one query a row, where all rows hold the same first keys, and more.
+
+    Those are read once, as floats: the queries of all rows are one product. Each row's own keys
+    follow, on either path; the two parts are joined through their maxima and sums (cascade
+    attention).
+
+    Args:
+        queries: [n, heads, 1, head_dim].
+        stored: keys and values of n rows, the shared ones included.
+        prefix: the shared keys and values, [1, kv_heads, shared, dim] each.
+        plan: as for `attend`, with a mask and without sinks.
+
+    Returns [n, heads, 1, value_dim] in the queries' dtype.
+    """
+    keys, values = prefix
+    rows, kv_heads, shared = queries.shape[0], *keys.shape[1:3]
+    own_side, value_side = stored.sides
+    rest = stored.beyond(shared)
+
+    def as_one(rowwise: mx.array) -> mx.array:
+        """[rows, kv_heads, repeats, n] as one row's [1, kv_heads, rows * repeats, n]."""
+        return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
+
+    def apart(one: mx.array) -> mx.array:
+        """The way back."""
+        return one.reshape(kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
+
+    powers = many_scores(rows * queries.shape[1] * shared, unpack=plan.unpack)
+    asked = queries.astype(PRECISION) * (plan.scale * LOG2_E if powers else plan.scale)
+    folded = asked.reshape(rows, kv_heads, -1, queries.shape[-1])
+    common = as_one(folded) @ keys.swapaxes(-1, -2)
+    if plan.packed:
+        own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0]
+    else:
+        own = folded @ to_float(rest.keys, own_side, PRECISION)[0].swapaxes(-1, -2)
+    assert plan.mask is not None
+    own = mx.where(plan.mask[..., shared:], own, -mx.inf)
+    top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
+    common = exponentials(common - as_one(top), powers=powers)
+    own = exponentials(own - top, powers=powers)
+    total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
+    out = apart(common @ values)
+    if plan.packed:
+        out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0]
+    else:
+        out += own @ to_float(rest.values, value_side, PRECISION)[0]
+    return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
+
+
+def _dequantized(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
+    attention = attend_in_blocks if on_cpu() else mx.fast.scaled_dot_product_attention
+    keys, values = stored.floats(PRECISION)
+    out = attention(
+        queries.astype(PRECISION),
+        keys,
+        values,
+        scale=plan.scale,
+        mask=plan.mask,
+        sinks=None if plan.sinks is None else plan.sinks.astype(PRECISION),
+    )
+    return out.astype(queries.dtype)

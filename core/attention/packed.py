@@ -1,0 +1,159 @@
+"""The packed path of attention: products with stored codes, and on a CPU with codes as floats.
+
+A decode step of many scores takes two cores there. GPU thread only.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import mlx.core as mx
+
+from kvactors.core.attention.blockwise_cpu import exponentiate
+from kvactors.core.attention.plan import AttendPlan
+from kvactors.core.attention.products_cpu import multiply, scores_of, worth_unpacking
+from kvactors.core.cache.spec import Side
+from kvactors.core.quant.codec import PRECISION, Stored, StoredKV, to_float
+
+__all__ = [
+    "HALVED_SCORES",
+    "LOG2_E",
+    "attend_packed",
+    "exponentials",
+    "many_scores",
+    "score",
+    "weigh",
+]
+
+# From so many scores on, exponentials cost more than a few operations.
+_MANY_SCORES = 1 << 14
+# From so many on, a decode step gains from a second core (bench/LOG.md).
+HALVED_SCORES = 1 << 16
+LOG2_E = 1.4426950408889634
+
+
+def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
+    """`attend` of `kvactors.core.attention.attend` on the packed path: `queries`, `stored`, `plan`
+    as there."""
+    rows, heads, tokens, _ = queries.shape
+    scores = rows * heads * stored.keys[0].shape[-2]
+    if not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
+        return _attended(queries, stored, plan)
+
+    def attended(some: slice) -> mx.array:
+        mask = None if plan.mask is None else plan.mask[some]
+        return _attended(queries[some], stored.rows(some), replace(plan, mask=mask))
+
+    # MLX computes a CPU stream on one core.
+    with mx.stream(_second_stream()):
+        others = attended(slice(rows // 2, None))
+    return mx.concatenate([attended(slice(rows // 2)), others])
+
+
+@cache
+def _second_stream() -> mx.ThreadLocalStream:
+    return mx.new_thread_local_stream(mx.cpu)
+
+
+def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
+    rows, heads, tokens, dim = queries.shape
+    kv_heads, extent = stored.keys[0].shape[2:4]
+    repeats = heads // kv_heads
+    many = many_scores(rows * heads * tokens * extent, unpack=plan.unpack)
+    powers = many and tokens == 1
+    # Query heads that share a KV head become rows of one product, not copies of the keys.
+    asked = queries.astype(PRECISION) * (plan.scale * LOG2_E if powers else plan.scale)
+    folded = asked.reshape(1, rows, kv_heads, repeats * tokens, dim)
+    key_side, value_side = stored.sides
+    scores = _masked(score(folded, stored.keys, key_side, unpack=plan.unpack), plan.mask, tokens)
+    total = None
+    if powers:
+        weights, total = _powers(scores, plan.sinks)
+    elif many:
+        exponents = scores[0]
+        total = exponentiate(exponents, None, repeats, plan.sinks)[None]
+        weights = exponents[None]
+    else:
+        weights = _softmax(scores, plan.sinks, tokens)
+    out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
+    if total is not None:
+        out = out / total
+    return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
+
+
+def _masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
+    """Scores [1, rows, kv_heads, repeats * tokens, extent], of what is not seen minus infinity."""
+    if mask is None:
+        return scores
+    if tokens == 1:
+        return mx.where(mask, scores, -mx.inf)
+    _, rows, kv_heads, _, extent = scores.shape
+    apart = scores.reshape(rows, kv_heads, -1, tokens, extent)
+    return mx.where(mask[:, :, None], apart, -mx.inf).reshape(scores.shape)
+
+
+def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:
+    """Weights of the keys; a sink is one more score of its head, whose weight is dropped."""
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True)
+    sink = mx.broadcast_to(_sink_scores(scores, sinks, tokens), (*scores.shape[:-1], 1))
+    return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
+
+
+def many_scores(scores: int, *, unpack: bool) -> bool:
+    """Whether so many are worth more operations than `mx.exp`, which takes 16 ns on a CPU. A step
+    that is built while another one runs takes powers of two, 6 ns, of scores times `LOG2_E`."""
+    return unpack and scores >= _MANY_SCORES
+
+
+def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
+    """Exponentials, or powers of two."""
+    return mx.power(2.0, scores) if powers else mx.exp(scores)
+
+
+def _powers(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Undivided weights of one query a row, and what to divide by: [..., 1]."""
+    top = scores.max(-1, keepdims=True)
+    if sinks is None:
+        weights = exponentials(scores - top, powers=True)
+        return weights, weights.sum(-1, keepdims=True)
+    sink = _sink_scores(scores, sinks * LOG2_E, 1)
+    top = mx.maximum(top, sink)
+    weights = exponentials(scores - top, powers=True)
+    return weights, weights.sum(-1, keepdims=True) + exponentials(sink - top, powers=True)
+
+
+def _sink_scores(scores: mx.array, sinks: mx.array, tokens: int) -> mx.array:
+    """Sinks [heads] as [kv_heads, repeats * T, 1]."""
+    repeated = sinks.astype(PRECISION).reshape(scores.shape[-3], -1)
+    return mx.repeat(repeated, tokens, axis=1)[..., None]
+
+
+def score(queries: mx.array, keys: Stored, side: Side, *, unpack: bool) -> mx.array:
+    """Scores [..., m, keys] of `queries` [..., m, dim] over `keys` stored as `side` says; `unpack`:
+    as floats where that is faster."""
+    if len(keys) == 1:
+        if unpack:
+            return multiply(queries, keys[0].astype(PRECISION))
+        # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
+        return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
+    if unpack and worth_unpacking(keys[0]):
+        return scores_of(queries, keys, side)
+    codes, scales, biases = keys
+    return mx.quantized_matmul(
+        queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
+    )
+
+
+def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.array:
+    """Sums [..., m, dim] of `values` by `weights` [..., m, keys]; `side`, `unpack` as in
+    `score`."""
+    if len(values) == 1:
+        if unpack:
+            return weights @ values[0].astype(PRECISION)
+        return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
+    if unpack and worth_unpacking(values[0], weights.shape[-2]):
+        return weights @ to_float(values, side, PRECISION)
+    codes, scales, biases = values
+    return mx.quantized_matmul(
+        weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
+    )

@@ -1,0 +1,1 @@
+"""Tensor-free bookkeeping of what is cached where; importing it loads no MLX."""

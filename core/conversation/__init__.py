@@ -1,0 +1,1 @@
+"""What was said, as turns, text and token ids; no MLX."""

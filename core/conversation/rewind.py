@@ -1,0 +1,44 @@
+"""Where a rewind cuts a transcript. Moves no bytes: the KV beyond the cut is left over.
+
+Pure: any thread.
+"""
+
+from collections.abc import Sequence
+
+from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import RewindOutOfRange
+
+__all__ = ["cut_at_token", "cut_turns"]
+
+
+def cut_turns(turns: Sequence[Turn], count: int) -> int:
+    """How many of these turns are left without the last `count` exchanges.
+
+    An exchange is a prompt with its answer, or a prompt that has none (something observed).
+    Raises RewindOutOfRange if there are fewer.
+    """
+    keep = len(turns)
+    for gone in range(count):
+        if keep == 0:
+            raise RewindOutOfRange(f"cannot rewind {count} turns: the agent remembers {gone}")
+        answered = keep > 1 and turns[keep - 1].is_answer and not turns[keep - 2].is_answer
+        keep -= 2 if answered else 1
+    return keep
+
+
+def cut_at_token(transcript: Transcript, tokens: int) -> tuple[int, tuple[Turn, ...]]:
+    """The turns that lie within the first `tokens` tokens, and what is left of the next one.
+
+    Raises RewindOutOfRange if there are fewer tokens.
+    """
+    left = tokens
+    for keep, turn in enumerate(transcript.turns):
+        if left < len(turn.token_ids):
+            return keep, (transcript.cut(turn, left),) if left else ()
+        left -= len(turn.token_ids)
+    if left:
+        raise RewindOutOfRange(
+            f"cannot rewind to token {tokens}: the agent remembers {tokens - left}"
+        )
+    return len(transcript.turns), ()

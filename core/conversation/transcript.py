@@ -1,0 +1,234 @@
+"""Transcript: an agent's memory as text and token ids, turn by turn. Its agent's thread only.
+
+It is the truth that the KV cache is computed from. Turns carry their role and text, so that
+another model can render them again, and the token ids that this tokenizer made of them.
+
+The ledger that makes it durable is append-only. A record says how many turns of all before
+it are kept (`keep`; all, if it is not there) and which follow:
+
+    {"version": 2, "tokenizer": ..., "turns": [q1, a1]}            q1 a1
+    {"version": 2, "tokenizer": ..., "turns": [q2, a2]}            q1 a1 q2 a2
+    {"version": 2, "tokenizer": ..., "keep": 2, "turns": [q3, a3]} q1 a1 q3 a3
+
+A summary of turns that left the context has `stands_for`, their number.
+
+Under another tokenizer a turn is rendered and tokenized again from its text, and keeps its
+`source`: under the first one it is again, to the token, what it was.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.token_offsets import token_boundary, token_ends
+from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
+from kvactors.core.errors import SystemPromptMismatch
+
+__all__ = ["Transcript"]
+
+RECORD_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+PROBE = "kvactors probe"
+
+
+class Transcript:
+    """The turns of one agent under one tokenizer. Owned by its agent actor.
+
+    `tokenizer_id` names the tokenizer and template, `chat`, that made the ids; turns that another
+    one made are rendered again by `restore`. `system_prompt`: what its first turn begins with.
+    """
+
+    def __init__(
+        self, chat: ChatFormat, tokenizer_id: str, system_prompt: str | None = None
+    ) -> None:
+        self.chat = chat
+        self.tokenizer_id = tokenizer_id
+        self.system_prompt = system_prompt
+        self.turns: list[Turn] = []
+
+    @classmethod
+    def restore(
+        cls, chat: ChatFormat, tokenizer_id: str, records: Iterable[dict[str, Any]]
+    ) -> "Transcript":
+        """Rebuild from ledger `records`, in their order, under this `chat` and `tokenizer_id`.
+        Raises TypeError, ValueError, KeyError."""
+        transcript = cls(chat, tokenizer_id)
+        for record in records:
+            if record["version"] not in READABLE_VERSIONS:
+                raise ValueError(f"version {record['version']!r}, not {READABLE_VERSIONS}")
+            transcript._replay(record)
+        return transcript
+
+    def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
+        """The same memory under another model's tokenizer, as `restore` would make it. Raises
+        TemplateError."""
+        other = Transcript(chat, tokenizer_id, self.system_prompt)
+        for turn in self.turns:
+            own = Source(self.tokenizer_id, to_entry(turn), turn.asked)
+            other.turns.append(other._read(turn.source or own))
+        return other
+
+    def copy(self) -> "Transcript":
+        """The same memory, for another agent."""
+        other = Transcript(self.chat, self.tokenizer_id, self.system_prompt)
+        other.turns = list(self.turns)
+        return other
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids, a new list."""
+        return [token for turn in self.turns for token in turn.token_ids]
+
+    def require_system_prompt(self, asked: str | None) -> None:
+        """Raise SystemPromptMismatch if `asked` is given and is not the agent's own."""
+        if asked is not None and asked != self.system_prompt:
+            raise SystemPromptMismatch(
+                f"the agent has the system prompt {self.system_prompt!r}, not {asked!r}; leave "
+                "system_prompt unset, or forget the agent first"
+            )
+
+    def beginning(self) -> list[int]:
+        """Token ids that the system prompt contributes to any first turn."""
+        if self.system_prompt is None:
+            return []
+        first = self.chat.opening("user", PROBE, system=self.system_prompt, answer=True)
+        return self.chat.encode(first.partition(PROBE)[0])
+
+    # -- turns that are not part of it yet ---------------------------------------------
+
+    def render(self, role: str, text: str, *, answer: bool) -> Turn:
+        """A `text` turn of this `role` behind the last one, whose closing it begins with. `answer`:
+        the assistant is to answer it."""
+        rendered = self.rendering(role, text, answer=answer)
+        return Turn(role, text, tuple(self.chat.encode(rendered)), rendered, asked=answer)
+
+    def rendering(
+        self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
+    ) -> str:
+        """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
+        (default: all)."""
+        after = self.turns if after is None else after
+        return self._closing(after) + self._frame(role, text, answer, after)
+
+    def answer(
+        self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
+    ) -> Turn:
+        """The turn of an answer whose `tokens` were decoded until `finish`; `raw`: to a prompt
+        without template; `stop`: strings that end it and are not part of its text."""
+        text, hidden = self.chat.reply_parts(tokens, stop)
+        return Turn("assistant", text, tuple(tokens), text + hidden, raw, finish)
+
+    def given_answer(self, text: str, finish: str = "stop") -> Turn:
+        """The turn of an answer that is known as text only."""
+        ended = self.chat.end_of_turn if finish == "stop" else ()
+        ids = (*self.chat.encode(text), *ended)
+        return Turn("assistant", text, ids, text + self.chat.decode(ended), finish=finish)
+
+    def head(self, turn: Turn, characters: int) -> Turn:
+        """The tokens of one of its turns that lie within the first characters of that turn's
+        rendered text."""
+        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
+        return self._cut(turn, ends, token_boundary(ends, characters))
+
+    def cut(self, turn: Turn, tokens: int) -> Turn:
+        """The first `tokens` tokens of one of its turns. A character whose last token goes is
+        no longer part of its text."""
+        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
+        return self._cut(turn, ends, tokens)
+
+    # -- what is remembered ------------------------------------------------------------
+
+    def extend(
+        self, turns: Iterable[Turn], keep: int | None = None, system_prompt: str | None = None
+    ) -> dict[str, Any]:
+        """Append finished turns behind the first `keep` (default: all); returns the ledger
+        record that makes it durable. `system_prompt` is set where none are kept."""
+        turns = list(turns)
+        # As the record will give them back.
+        turns = [
+            replace(turn, source=None, asked=asked)
+            for turn, asked in zip(turns, answered([t.finish for t in turns]), strict=True)
+        ]
+        keep = len(self.turns) if keep is None else keep
+        record: dict[str, Any] = {
+            "version": RECORD_VERSION,
+            "tokenizer": self.tokenizer_id,
+            "turns": [to_entry(turn) for turn in turns],
+        }
+        if keep < len(self.turns):
+            record["keep"] = keep
+        if keep == 0:
+            self.system_prompt = self.system_prompt if system_prompt is None else system_prompt
+        if keep == 0 and self.system_prompt is not None:
+            record["system"] = self.system_prompt
+        self.turns = [*self.turns[:keep], *turns]
+        return record
+
+    def _frame(self, role: str, text: str, answer: bool, after: Sequence[Turn]) -> str:
+        """A text turn in its template, from where the turns before it are complete."""
+        if after:
+            return self.chat.following(role, text, answer=answer)
+        return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
+
+    def _closing(self, turns: Sequence[Turn]) -> str:
+        """The text that the last of these turns lacks before another one may follow."""
+        if not turns or turns[-1].raw or not self.chat.has_template:
+            return ""
+        *before, last = turns
+        if last.is_answer:
+            return self.chat.closing_after(last.token_ids, True)
+        # A prompt lacks something if a rewind cut it, or if its answer is gone.
+        head = self._closing(before) if before and before[-1].is_answer else ""
+        for answer in (False, True):
+            whole = head + self._frame(last.role, last.text, answer, before)
+            if whole.startswith(last.rendered):
+                unanswered = self.chat.closing_after((), True) if answer else ""
+                return whole[len(last.rendered) :] + unanswered
+        return ""
+
+    def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
+        following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
+        characters = max((end for end in ends[:tokens] if end < following), default=0)
+        return replace(
+            turn,
+            text=turn.text[: max(0, characters - self._start_of_text(turn))],
+            token_ids=turn.token_ids[:tokens],
+            rendered=turn.rendered[:characters],
+            finish="cut" if turn.is_answer else None,
+            asked=False,
+        )
+
+    def _start_of_text(self, turn: Turn) -> int:
+        """Where a turn's text begins in what was rendered of it."""
+        if turn.is_answer or turn.raw:
+            return 0
+        before = [] if turn is self.turns[0] else self.turns[:1]
+        head, _, _ = self._frame(turn.role, PROBE, True, before).partition(PROBE)
+        place = turn.rendered.find(head)
+        return place + len(head) if place >= 0 else len(turn.rendered)
+
+    def _replay(self, record: dict[str, Any]) -> None:
+        keep = record.get("keep", len(self.turns))
+        if not 0 <= keep <= len(self.turns):
+            raise ValueError(f"a record keeps {keep} turns of {len(self.turns)}")
+        self.turns = self.turns[:keep]
+        self.system_prompt = record.get("system", self.system_prompt)
+        entries = record["turns"]
+        finishes = answered([entry["finish"] for entry in entries])
+        for entry, asked in zip(entries, finishes, strict=True):
+            self.turns.append(self._read(Source(record["tokenizer"], entry, asked)))
+
+    def _read(self, source: Source) -> Turn:
+        """A stored turn; rendered again from its text if another tokenizer made it."""
+        if source.tokenizer_id == self.tokenizer_id:
+            return from_entry(source, self.chat.decode)
+        entry = source.entry
+        role, text, finish = entry["role"], entry["text"], entry["finish"]
+        if entry["raw"]:
+            turn = Turn(role, text, tuple(self.chat.encode(text)), text, True, finish)
+        elif finish is not None:
+            turn = self.given_answer(text, finish)
+        else:
+            turn = self.render(role, text, answer=source.answered)
+        return replace(turn, stands_for=entry.get("stands_for", 0), source=source)

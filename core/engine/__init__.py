@@ -1,0 +1,1 @@
+"""The loop and what it owns: admission, memory, batches, KV in and out."""

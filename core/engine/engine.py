@@ -1,0 +1,251 @@
+"""The engine: admits turns, plans, runs, and says what came of it.
+
+It knows no actor, no thread and no disk. The GPU actor submits requests, calls `step` again
+and again while it is `busy`, and passes the events on. Owned by one thread.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.engine import status
+from kvactors.core.engine.admission import Admission, EngineConfig
+from kvactors.core.engine.execution import Ended, Execution, Failed, Outcome
+from kvactors.core.engine.failure import is_fatal, make_suspects, turn_failed
+from kvactors.core.engine.kv_transfer import KVTransfer
+from kvactors.core.engine.memory import Memory
+from kvactors.core.engine.metrics import EngineMetrics
+from kvactors.core.engine.prefix_sharing import PrefixSharing
+from kvactors.core.errors import TurnFailed
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.events import Aborted, Event, Finished, KVNeeded
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+from kvactors.core.trace import Tracer
+
+__all__ = ["Engine", "EngineConfig"]
+
+
+class Engine:
+    """Continuous batching over agents' caches. Seed 001, 3.4; design, One turn end to end.
+
+    Args:
+        loaded: the model, in all its forms.
+        config: the bounds.
+        clock: seconds; another one repeats a run.
+        tracer: told of turns and steps.
+
+    `memory` is the one owner of what is held, what is promised and what waits to be written;
+    `execution` runs what is planned.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self._clock = clock
+        tracer = tracer or Tracer()
+        self.memory = Memory(loaded, config.memory_budget, config.eviction, clock, tracer)
+        self._metrics = EngineMetrics(tracer)
+        self._sharing = PrefixSharing(loaded, self.memory.hot)
+        self._transfer = KVTransfer(loaded, self.memory, clock, stored=config.stored)
+        self._admission = Admission(config, self.memory, self._transfer, self._sharing, clock)
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                config.target_latency,
+                reproducible=loaded.policy.reproducible or loaded.spec.fixed_chunks,
+                checkpointed=loaded.spec.checkpointed,
+            )
+        )
+        self.execution = Execution(
+            loaded, self.memory, self._scheduler, self._sharing, self._metrics, clock
+        )
+        self._events: list[Event] = []
+        self._cancelled: list[Request] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has work: something runs, or something waits that can start."""
+        running = self.memory.running.active
+        return bool(self._events or self._cancelled or running or self._admission.ready)
+
+    def step(self) -> list[Event]:
+        """Run one plan: some prefill, one decode step. Returns what happened."""
+        self._end_cancelled()
+        running = self.memory.running
+        started, needed = self._admission.admit(running.active)
+        self._events += [KVNeeded(agent_id) for agent_id in needed]
+        for request in started:
+            self.execution.begin(request)
+        running.set_lean(self.memory.tight)
+        prefilling = [request for request in running.prefills if request.remaining]
+        plan = self._scheduler.plan(prefilling, running.answering)
+        for outcome in self.execution.run(plan):
+            self._reply(outcome)
+        self._queue_again()
+        events, self._events = self._events, []
+        return events
+
+    def submit(self, request: Request) -> None:
+        """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
+        too many wait."""
+        request.in_float = self.loaded.in_float(request.prompt)
+        self._admission.submit(request)
+
+    def prefetch(self, agent_id: str, tokens: list[int]) -> None:
+        """Read an agent's KV ahead of its next turn, if there is room."""
+        if self._transfer.prefetch(agent_id, tokens):
+            self._admission.promise(agent_id)
+            self._events.append(KVNeeded(agent_id))
+
+    def fork(self, parent: str, child: str) -> None:
+        """Let a new agent begin with another one's cache, uncopied."""
+        self.memory.fork(parent, child)
+
+    def provide(self, agent_id: str, stored: Sequence[ExportedKV]) -> None:
+        """The KV that the store had for an agent, in answer to KVNeeded; maybe none."""
+        waiting = self._admission.waiting.of(agent_id)
+        self._transfer.provide(agent_id, stored, waiting[0] if waiting else None)
+        self._admission.promise(agent_id)
+        self._admission.retry()
+
+    def saved(self, agent_id: str, nbytes: int, limit: int | None = None) -> None:
+        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
+        self._transfer.saved(agent_id, nbytes, limit)
+        self._admission.retry()
+
+    def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
+        """End a turn at the next step; with an error it fails and leaves no trace."""
+        for request in self._turns_of(agent_id):
+            if request.serial == serial and error is not None:
+                self._abort(request, error)
+            elif request.serial == serial:
+                self._cancelled.append(request)
+
+    def forget(self, agent_id: str) -> None:
+        """Drop everything in memory of an agent; a turn that still runs of it fails."""
+        for request in self._turns_of(agent_id):
+            self._abort(request, TurnFailed(f"agent {agent_id!r} was forgotten"))
+        self._transfer.withdraw(agent_id)
+        self.memory.hot.drop(agent_id)
+        self._admission.retry()
+
+    def _turns_of(self, agent_id: str) -> list[Request]:
+        running = [
+            request for request in self.memory.running.active if request.agent_id == agent_id
+        ]
+        return [*self._admission.waiting.of(agent_id), *running]
+
+    def abandon(self) -> tuple[list[Event], list[Request], int]:
+        """After a fatal error: events that nobody saw yet, the turns that another engine is to
+        `resume`, and the bytes that wait to be written. This engine is not used again."""
+        self._queue_again()
+        self._events += make_suspects(self.execution.forward)
+        guilty = {event.serial for event in self._events if isinstance(event, Aborted)}
+        turns = [*self.memory.running.active, *self._admission.waiting]
+        left = [request for request in turns if request.serial not in guilty]
+        return self._events, left, self.memory.backlog
+
+    def resume(self, turns: Sequence[Request], backlog: int) -> None:
+        """Take over what another engine abandoned: nothing is in memory of it."""
+        self.memory.resume(backlog)
+        self._admission.resume(turns)
+
+    def release(self) -> None:
+        """Nothing runs any more, nor will."""
+        self.memory.release()
+
+    @property
+    def streaming(self) -> bool:
+        """Whether tokens are read as they come; not while a turn waits or memory is short."""
+        streamed = any(request.stream for request in self.memory.running.answering)
+        return streamed and not (self._admission.waiting or self.memory.short)
+
+    def check(self) -> None:
+        """Prove the bookkeeping: all that memory accounts for, and the order of who waits."""
+        self.memory.check()
+        self._admission.waiting.check()
+
+    @property
+    def in_memory(self) -> frozenset[str]:
+        """The agents whose KV is in memory, in whole or in part: active or hot."""
+        return frozenset(self.memory.hot).union(r.agent_id for r in self.memory.running.active)
+
+    def stats(self) -> dict[str, int]:
+        """Counts, bytes and tokens, for AgentSystem.stats()."""
+        return {
+            **status.count(self.memory, len(self._admission.waiting), self.in_memory),
+            "preemptions": self.execution.preemption.preemptions,
+            **self._metrics.counts,
+            **self._admission.counts,
+            "shared_tokens": self._sharing.shared_tokens,
+        }
+
+    def turns(self) -> tuple[status.RunningTurn, ...]:
+        """The turns that run and some that wait, and how far they are."""
+        reading = self._transfer.reading
+        return status.turns(self.memory.running, self._admission.waiting, reading)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of KV in memory of agents that do not run, and of those running began with."""
+        return self.memory.hot.nbytes
+
+    # -- ending ------------------------------------------------------------------------
+
+    def _reply(self, outcome: Outcome) -> None:
+        """Pass on what a turn got, or end it."""
+        self._queue_again()
+        if isinstance(outcome, Ended):
+            try:
+                self._finish(outcome.request, outcome.reason)
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+                self._abort(outcome.request, turn_failed(outcome.request, error))
+        elif isinstance(outcome, Failed):
+            self._abort(outcome.request, outcome.error)
+        else:
+            self._events.append(outcome)
+
+    def _queue_again(self) -> None:
+        """Turns that gave way wait again; they count from here who ends."""
+        gave_way = self.execution.preemption.gave_way
+        while gave_way:
+            self._admission.put_back(gave_way.pop(0))
+
+    def _end_cancelled(self) -> None:
+        cancelled, self._cancelled = self._cancelled, []
+        for request in cancelled:
+            if request in self._admission.waiting:
+                self._admission.note_cache(request)
+                self._finish(request, "cancelled")
+            elif request in self.memory.running.active:
+                self._finish(request, "cancelled")
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """End a turn well: its KV becomes hot, what is new of it goes to the store."""
+        exported: tuple[ExportedKV, ...] = ()
+        if request.passing:
+            self._remove(request)
+        else:
+            self.execution.keep(request)
+            self._queue_again()
+            self._remove(request)
+            exported = self._transfer.export(request)
+        self._events.append(Finished(request, reason, self._clock(), exported))
+
+    def _abort(self, request: Request, error: Exception) -> None:
+        """End a turn without a trace: the agent's cache is as before it."""
+        self._remove(request)
+        self._events.append(Aborted(request.agent_id, request.serial, error))
+
+    def _remove(self, request: Request) -> None:
+        self.memory.running.remove(request)
+        self._admission.withdraw(request)
+        self.memory.hot.settle(request.agent_id)
+        self._admission.ended()

@@ -1,0 +1,220 @@
+"""Runs what was planned: prefill chunks, the way from prefill to decode, decode steps.
+
+Each outcome is given as soon as it is there, so that a turn that ended has left its row before
+the next batch asks for room. A step that fails is blamed on its turns. GPU thread only.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvactors.core.engine.failure import PROBATION, is_fatal, turn_failed
+from kvactors.core.engine.memory import Memory
+from kvactors.core.engine.metrics import EngineMetrics
+from kvactors.core.engine.preemption import Preemption
+from kvactors.core.engine.prefix_sharing import PrefixSharing
+from kvactors.core.engine.runner import DecodeBatch, Decoded, PrefillBatch
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.events import Progress, Tokens
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
+
+__all__ = ["Ended", "Execution", "Failed", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A turn has all that it asked for; its row is still there."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A turn failed; its row may still be there."""
+
+    request: Request
+    error: Exception
+
+
+Outcome = Progress | Tokens | Ended | Failed
+
+
+class Execution:
+    """Runs plans over the batches of `memory`, and tells the scheduler how long they took."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        memory: Memory,
+        scheduler: Scheduler,
+        sharing: PrefixSharing,
+        metrics: EngineMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.preemption = Preemption(memory)
+        # The turns of the forward that runs, or ran last.
+        self.forward: Sequence[Request] = ()
+        self._late_checkpoints = loaded.spec.checkpointed
+        self._memory = memory
+        self._running = memory.running
+        self._scheduler = scheduler
+        self._sharing = sharing
+        self._metrics = metrics
+        self._clock = clock
+
+    def begin(self, request: Request) -> None:
+        """Prefill from what is hot of it; its row is made when its first chunk runs."""
+        cache = self._memory.hot.touch(request.agent_id, self._clock())
+        request.cached = min(cache.end, request.target)
+        # A turn that begins again may have lost some of what it began with.
+        request.kept = min(request.kept, request.cached)
+        self._running.prefills[request] = None
+        self._metrics.started(request)
+
+    def run(self, plan: Plan) -> Iterator[Outcome]:
+        """Some prefill, one decode step; what came of it. Raises what is fatal to the engine."""
+        running = self._running
+        if plan.prefill:
+            yield from self._prefill(plan.prefill, plan.decode)
+        yield from self._hand_over()
+        if not running.prefills:
+            self._scheduler.prefill_ended()
+        # A step that was in flight is done after a chunk: its tokens do not wait for another one,
+        # which stays owed, so that batches of both forms go on together.
+        late = [b for b in running.common if b.in_flight and (plan.prefill or b.long_row_ends)]
+        seconds = 0.0
+        for batch in running.decoding:
+            if self.preemption.make_growth(batch):
+                seconds += yield from self._decode(batch, launch=batch not in late)
+        if seconds and not late:
+            self._scheduler.record_decode(seconds)
+        for batch in list(running.suspects):
+            running.rejoin(batch)
+
+    def keep(self, request: Request) -> None:
+        """What a turn has computed becomes its agent's hot cache."""
+        cache = self._memory.hot.touch(request.agent_id, self._clock())
+        self.preemption.make_room_to_keep(request)
+        self.preemption.keep(request)
+        cache.borrowed = False
+
+    # -- prefill -----------------------------------------------------------------------
+
+    def _prefill(self, planned: Sequence[Chunk], decoding: bool) -> Iterator[Outcome]:
+        preemption, fixed = self.preemption, self._scheduler.config.reproducible
+        chunks = preemption.within_memory(planned, fixed=fixed)
+        if not chunks:
+            return
+        requests = [chunk.request for chunk in chunks]
+        batch = self._running.prefill_batch(requests, preemption.can_spare(requests))
+        begin, self.forward = self._clock(), batch.requests
+        try:
+            computed = self._metrics.prefill(batch, chunks)
+        except Exception as error:
+            yield from self._blame(batch.requests, error)
+            return
+        self._scheduler.record_prefill(computed, self._clock() - begin, decoding)
+        for request in batch.requests:
+            done, total = request.cached - request.kept, request.target - request.kept
+            yield Progress(request.agent_id, done, total)
+            if request.cached == request.shared:
+                self._offer_beginning(request, batch)
+            preemption.keep_closed(request)
+
+    def _hand_over(self) -> Iterator[Outcome]:
+        """Turns whose prompt is cached go on to decode, or end if no answer is wanted."""
+        running = self._running
+        done = [request for request in running.prefills if not request.remaining]
+        for request in done:
+            request.prefilled_at = request.prefilled_at or self._clock()
+            self._offer_beginning(request, running.prefill_batch([request]))
+        for request in done:
+            if request not in running.prefills:
+                continue
+            batch = running.prefill_batch([request])
+            if not request.generate:
+                yield Ended(request, "stop")
+            elif request.choices:
+                yield from self._choose(request, batch)
+            elif running.begin_alone(request, batch) or running.adopt(batch):
+                continue
+            elif request.suspect or self.preemption.make_join(request):
+                running.join(request, batch)
+
+    def _choose(self, request: Request, batch: PrefillBatch) -> Iterator[Outcome]:
+        """Score the next choice, one in each step; then draw."""
+        self.forward = batch.requests
+        try:
+            if not self._metrics.choose(batch, request):
+                return
+        except Exception as error:
+            yield from self._blame(batch.requests, error)
+            return
+        request.first_token_at = self._clock()
+        if request.stream:
+            yield Tokens(request.agent_id, request.serial, tuple(request.generated))
+        yield Ended(request, "stop")
+
+    def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
+        """The system prompt's KV becomes hot at once: agents that share it wait for it."""
+        cache = self._memory.hot.touch(request.agent_id, self._clock())
+        late = self._late_checkpoints and request.cached > request.shared
+        if request.shared > cache.end and not late:
+            beginning = request.tokens[: request.shared]
+            self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
+            cache.borrowed = True
+        self._sharing.offer(request)
+
+    # -- decode ------------------------------------------------------------------------
+
+    def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, float]:
+        """One step of a batch; returns the seconds that it took, 0 if none was launched."""
+        begin, self.forward = self._clock(), batch.requests
+        try:
+            decoded = self._metrics.decode(batch, launch=launch)
+        except Exception as error:
+            yield from self._blame(batch.requests, error)
+            return 0.0
+        seconds = self._clock() - begin if launch else 0.0
+        for item in decoded:
+            try:
+                yield from self._receive(item)
+            except Exception as error:
+                # Its own tokenizer or stop strings; the step itself went well.
+                yield Failed(item.request, turn_failed(item.request, error))
+        return seconds
+
+    def _receive(self, item: Decoded) -> Iterator[Outcome]:
+        request = item.request
+        if item.error is not None:
+            yield Failed(request, turn_failed(request, item.error))
+            return
+        if request.decoded == 0:
+            request.first_token_at = self._clock()
+        request.tokens.append(item.token)
+        request.cached = len(request.tokens) - 1
+        if request.stream:
+            yield Tokens(request.agent_id, request.serial, (item.token,))
+        if item.token in request.stop_tokens or request.matcher.matches(request.generated):
+            yield Ended(request, "stop")
+        elif request.decoded >= request.sampling.max_tokens:
+            yield Ended(request, "length")
+
+    def _blame(self, requests: Sequence[Request], error: Exception) -> Iterator[Outcome]:
+        """A step failed. Alone, the request is guilty; together, each is tried alone.
+
+        The step may have donated the buffers of every row, so nothing of the batch is
+        reused: rows are rebuilt from their last pieces and their token ids.
+        """
+        if is_fatal(error):
+            raise error
+        suspects = list(requests)
+        self._metrics.failed(suspects, error)
+        self._running.discard(suspects)
+        for request in suspects:
+            if len(suspects) == 1:
+                yield Failed(request, turn_failed(request, error))
+            else:
+                request.suspect, request.probation = True, PROBATION
+                self.begin(request)

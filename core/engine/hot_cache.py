@@ -1,0 +1,271 @@
+"""Hot caches: the KV of idle agents in memory, as immutable pieces. GPU thread only.
+
+An agent's pieces are block-aligned and end in a tail. When a turn ends, only its new tokens
+leave the arena; the old tail is replaced because its block has grown. A piece is never
+changed, so agents with a common beginning hold the same ones. What must be written is
+planned so that a closed block supersedes its partial segments: no token is written more
+than twice (design, Persistence). With windows or states, pieces end where turns did, each
+with a checkpoint there, and old ones lose it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
+from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool, block_floor
+from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.schedule.eviction import IdleAgent
+
+__all__ = ["HotCache", "HotCaches", "ranges_to_save"]
+
+
+def ranges_to_save(saved: int, end: int, shared: int = 0) -> list[tuple[int, int]]:
+    """Half-open token ranges to write when [0, saved) is on disk and [0, end) is cached.
+
+    Within a block the new tokens only; when a block closes, its beginning again:
+    (100, 120) -> [(100, 120)];  (100, 300) -> [(0, 256), (256, 300)]. Ranges end at multiples
+    of 1,024 tokens, and where a shared beginning ends.
+    """
+    if end <= saved:
+        return []
+    closed = block_floor(end)
+    if block_floor(saved) >= closed:
+        return [(saved, end)]
+    ranges = _split(block_floor(saved), closed, shared)
+    return [*ranges, (closed, end)] if end > closed else ranges
+
+
+def _split(start: int, end: int, shared: int) -> list[tuple[int, int]]:
+    """[start, end) in parts that end at multiples of LONGEST_PIECE and at `shared`."""
+    borders = {start, end, *range(start - start % LONGEST_PIECE, end, LONGEST_PIECE), shared}
+    inside = sorted(border for border in borders if start <= border <= end)
+    return list(pairwise(inside))
+
+
+@dataclass(slots=True, eq=False)
+class HotCache:
+    """`pieces` hold the KV of `tokens`, from the first on, all in one form.
+
+    `saved_ends` are the ends of the ranges that the store has or was given, ascending;
+    `unwritten` counts the bytes of those still on their way. The first `shared` tokens
+    (`aligned`) are a beginning that other agents have too. It is `borrowed` until
+    a turn of the agent's own has ended with it.
+    """
+
+    spec: ModelCacheSpec
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    saved_ends: list[int] = field(default_factory=list)
+    unwritten: int = 0
+    shared: int = 0
+    borrowed: bool = False
+    last_used: float = 0.0
+
+    @property
+    def end(self) -> int:
+        """Tokens cached."""
+        return len(self.tokens)
+
+    @property
+    def saved(self) -> int:
+        """Tokens that were given to the store."""
+        return self.saved_ends[-1] if self.saved_ends else 0
+
+    def mark_saved(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Note ranges given to the store: they replace what it has from their start on."""
+        if ranges:
+            self.limit_saved(ranges[0][0])
+            self.saved_ends += [end for _, end in ranges]
+
+    def limit_saved(self, tokens: int) -> None:
+        """The store has ranges up to `tokens` only."""
+        self.saved_ends = [end for end in self.saved_ends if end <= tokens]
+
+    def ranges_to_save(self) -> list[tuple[int, int]]:
+        """What must be written; pieces with checkpoints are segments as they are."""
+        if not self.spec.checkpointed:
+            return ranges_to_save(self.saved, self.end, self.shared)
+        return [(piece.start, piece.end) for piece in self.pieces if piece.end > self.saved]
+
+    def slices(self, ranges: Iterable[tuple[int, int]]) -> list[Piece]:
+        """Pieces of exactly these ranges."""
+        return [join_pieces(self.pieces, start, end) for start, end in ranges]
+
+    def in_form(self, spec: ModelCacheSpec) -> bool:
+        """Whether a row of this spec can begin with it."""
+        return all(piece.spec is spec for piece in self.pieces[:1])
+
+    def aligned(self, tokens: int) -> int:
+        """Where a beginning of so many tokens can end that others share."""
+        return tokens if self.spec.checkpointed else block_floor(tokens)
+
+    def reusable(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens can be gone on from: up to a checkpoint."""
+        if not self.spec.checkpointed:
+            return min(tokens, self.end)
+        ends = (piece.end for piece in self.pieces if piece.whole and piece.end <= tokens)
+        return max(ends, default=0)
+
+
+class HotCaches:
+    """Hot caches by agent, least recently used first. A piece that several hold counts once.
+
+    `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
+    """
+
+    def __init__(self, spec: ModelCacheSpec, blocks: BlockPool) -> None:
+        self.blocks = blocks
+        self._spec = spec
+        self._caches: dict[str, HotCache] = {}
+        self._holders: Counter[Piece] = Counter()
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._caches)
+
+    def __contains__(self, agent_id: str) -> bool:
+        return agent_id in self._caches
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._caches)
+
+    def tokens(self, busy: Collection[str]) -> int:
+        """Tokens that all agents but these have cached, shared ones counted for each."""
+        return sum(cache.end for name, cache in self._caches.items() if name not in busy)
+
+    def get(self, agent_id: str) -> HotCache | None:
+        """The agent's hot cache, if it has one."""
+        return self._caches.get(agent_id)
+
+    def touch(self, agent_id: str, now: float = 0.0) -> HotCache:
+        """The agent's cache, made if missing, now the most recently used."""
+        cache = self._caches.pop(agent_id, None) or HotCache(self._spec)
+        cache.last_used = now
+        self._caches[agent_id] = cache
+        return cache
+
+    def drop(self, agent_id: str) -> None:
+        """Forget an agent's cache; what nobody else holds of it is freed."""
+        cache = self._caches.pop(agent_id, None)
+        if cache is not None:
+            self._release(cache.pieces)
+        self.blocks.free(agent_id)
+
+    def settle(self, agent_id: str) -> None:
+        """After a turn: hold the blocks of what is cached, no more."""
+        cache = self._caches.get(agent_id)
+        if cache is not None and cache.end == 0:
+            self.drop(agent_id)
+        self.blocks.shrink(agent_id, cache.end if cache else 0)
+
+    def adopt(self, agent_id: str, pieces: list[Piece], tokens: list[int]) -> HotCache:
+        """Give an agent these pieces as its whole cache."""
+        cache = self.touch(agent_id)
+        self._replace(cache, pieces)
+        cache.tokens = tokens
+        return cache
+
+    def keep_common(self, agent_id: str, tokens: Sequence[int], spec: ModelCacheSpec) -> int:
+        """Cut the agent's cache to what it has in common with `tokens`, and a row of this spec
+        can go on from; how much that is."""
+        cache = self._caches.get(agent_id)
+        if cache is None:
+            return 0
+        common = cache.reusable(common_prefix(cache.tokens, tokens)) if cache.in_form(spec) else 0
+        if common < cache.end:
+            self._replace(cache, self._first(cache.pieces, common))
+            cache.tokens = cache.tokens[:common]
+            cache.limit_saved(common)
+            cache.shared = min(cache.shared, cache.aligned(common))
+            self.blocks.shrink(agent_id, block_floor(common))
+        return common
+
+    def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
+        """Let an agent without a cache begin with what the donor has of `tokens`."""
+        source = self._caches[donor]
+        common = source.reusable(common_prefix(source.tokens, tokens))
+        cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
+        cache.shared = min(source.shared, cache.aligned(common))
+        cache.borrowed = True
+        self.blocks.free(agent_id)
+        self.blocks.share(donor, agent_id, cache.end)
+        return cache
+
+    def fork(self, parent: str, child: str) -> HotCache:
+        """Let a new agent have all that another one has."""
+        source = self._caches[parent]
+        cache = self.adopt(child, list(source.pieces), list(source.tokens))
+        cache.saved_ends, cache.shared = list(source.saved_ends), source.shared
+        cache.last_used = source.last_used
+        self.blocks.share(parent, child, cache.end)
+        return cache
+
+    def take(self, agent_id: str, arena: Arena, row: int, tokens: Sequence[int]) -> None:
+        """Cover `tokens` with what an arena's row now holds of them."""
+        cache = self._caches[agent_id]
+        end = len(tokens)
+        if end <= cache.end:
+            return
+        if self._spec.checkpointed:
+            new = [arena.export(row, *part) for part in _split(cache.end, end, cache.shared)]
+            pieces, same = thin_out([*cache.pieces, *new], cache.shared)
+            cache.limit_saved(same)
+        else:
+            start, closed = block_floor(cache.end), block_floor(end)
+            pieces = [piece for piece in cache.pieces if piece.end <= start]
+            ranges = _split(start, closed, cache.shared) if closed > start else []
+            if end > closed:
+                ranges.append((closed, end))
+            pieces += [arena.export(row, first, last) for first, last in ranges]
+        self._replace(cache, pieces)
+        cache.tokens = list(tokens)
+
+    def idle(self, busy: Collection[str]) -> Iterator[IdleAgent]:
+        """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
+        is being written."""
+        for agent_id, cache in self._caches.items():
+            if agent_id not in busy and not cache.unwritten:
+                own = self._own_bytes(cache)
+                yield IdleAgent(agent_id, own, cache.end, cache.last_used, cache.saved)
+
+    def check(self) -> None:
+        """Prove the counts: who holds which piece and which blocks, and each byte once."""
+        self.blocks.check()
+        held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
+        assert held == self._holders, "holders differ from the pieces that agents have"
+        assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
+        for agent_id, cache in self._caches.items():
+            assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
+            floor = self.blocks.held(agent_id) * BLOCK_TOKENS
+            assert block_floor(cache.end) <= floor, f"{agent_id!r} holds too few blocks"
+
+    def _own_bytes(self, cache: HotCache) -> int:
+        """What dropping the cache would free."""
+        return sum(piece.nbytes for piece in cache.pieces if self._holders[piece] == 1)
+
+    def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if not self._holders[piece]:
+                self.nbytes += piece.nbytes
+            self._holders[piece] += 1
+        self._release(cache.pieces)
+        cache.pieces = pieces
+
+    def _release(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._holders[piece] -= 1
+            if not self._holders[piece]:
+                del self._holders[piece]
+                self.nbytes -= piece.nbytes
+
+    def _first(self, pieces: Iterable[Piece], tokens: int) -> list[Piece]:
+        """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""
+        return [
+            cut_piece(piece, piece.start, min(piece.end, tokens))
+            for piece in pieces
+            if piece.start < tokens
+        ]

@@ -1,0 +1,150 @@
+"""KV on its way from the store and to it. GPU thread only.
+
+What is asked of the store is adopted as far as its token hashes belong to the agent's own tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvactors.core.arena.pieces import Piece
+from kvactors.core.arena.wire import from_raw, to_raw
+from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.conversation.hashing import prefix_hashes
+from kvactors.core.engine.memory import Memory
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.request import Request
+
+__all__ = ["KVTransfer"]
+
+
+@dataclass(slots=True)
+class Read:
+    """One agent's KV that was asked of the store `at` some time: for a waiting turn, or ahead of
+    one, and then `tokens` are those that the agent remembers. `answered` with nothing that fits."""
+
+    at: float
+    tokens: list[int] | None = None
+    answered: bool = False
+
+
+class KVTransfer:
+    """Which agents' KV is being read, and what became of what was written."""
+
+    def __init__(
+        self, loaded: LoadedModel, memory: Memory, clock: Callable[[], float], *, stored: bool
+    ) -> None:
+        self._loaded = loaded
+        self._memory = memory
+        self._clock = clock
+        self._stored = stored
+        self._reads: dict[str, Read] = {}
+        self._layouts = {form.spec: form.layout for form in loaded.forms}
+
+    # -- from the store ----------------------------------------------------------------
+
+    def reading(self, agent_id: str) -> bool:
+        """Whether the store was asked for an agent's KV and has not answered."""
+        read = self._reads.get(agent_id)
+        return read is not None and not read.answered
+
+    def must_ask(self, request: Request) -> bool:
+        """Whether the store may know KV of this agent that is not in memory."""
+        past = request.prompt - request.fresh
+        # What was restored may have been evicted again before the turn could start.
+        known = request.agent_id in self._memory.hot or request.agent_id in self._reads
+        return self._stored and past > 0 and not known
+
+    def ask(self, agent_id: str, nbytes: int, tokens: list[int] | None = None) -> None:
+        """Note that the store is asked for an agent's KV, for which `nbytes` are promised."""
+        self._reads[agent_id] = Read(self._clock(), tokens)
+        self._memory.promised[agent_id] = nbytes
+
+    def prefetch(self, agent_id: str, tokens: list[int]) -> bool:
+        """Whether an agent's KV is to be read ahead of its next turn: it is not in memory, and
+        there is room."""
+        memory = self._memory
+        if not self._stored or agent_id in memory.hot or self.reading(agent_id):
+            return False
+        nbytes = memory.bytes_of(len(tokens), self._loaded.in_float(len(tokens)))
+        if not memory.make_room(nbytes + memory.promised_to_others(agent_id), [agent_id]):
+            return False
+        if not memory.make_blocks(agent_id, len(tokens), [agent_id]):
+            return False
+        self.ask(agent_id, nbytes, tokens)
+        return True
+
+    def provide(self, agent_id: str, stored: Sequence[ExportedKV], request: Request | None) -> None:
+        """The KV that the store had for an agent, maybe none; `request` waits for it, if any."""
+        if not self.reading(agent_id):
+            return
+        read = self._reads.pop(agent_id)
+        if request is not None:
+            past = request.tokens[: request.prompt - request.fresh]
+            if not self._adopt(agent_id, past, stored, request.in_float):
+                read.answered = True
+                self._reads[agent_id] = read
+            elif not request.preempted:
+                request.cache_state = "warm"
+            request.restore_seconds = self._clock() - read.at
+            return
+        if read.tokens is not None:
+            in_float = self._loaded.in_float(len(read.tokens))
+            self._adopt(agent_id, read.tokens, stored, in_float)
+            self._memory.hot.settle(agent_id)
+        self.withdraw(agent_id)
+
+    def withdraw(self, agent_id: str) -> None:
+        """Nobody waits for this agent's KV any more: its turn has begun, or was cancelled."""
+        self._reads.pop(agent_id, None)
+        self._memory.promised.pop(agent_id, None)
+
+    def _adopt(
+        self, agent_id: str, known: list[int], stored: Sequence[ExportedKV], in_float: bool
+    ) -> bool:
+        """Make stored KV hot, as far as it belongs to the agent's own beginning and has the form
+        that its turn needs."""
+        pieces: list[Piece] = []
+        form = self._loaded.forms[in_float]
+        for part, digest in zip(stored, prefix_hashes(known, (p.end for p in stored)), strict=True):
+            end = pieces[-1].end if pieces else 0
+            if part.start != end or part.end > len(known) or part.layout != form.layout:
+                break
+            if part.tokens_hash != digest:
+                break
+            pieces.append(from_raw(part.tensors, part.start, part.end, form.spec))
+        while pieces and not pieces[-1].whole:
+            pieces.pop()
+        if not pieces:
+            return False
+        cache = self._memory.hot.adopt(agent_id, pieces, known[: pieces[-1].end])
+        cache.saved_ends = [piece.end for piece in pieces]
+        cache.last_used = self._clock()
+        return True
+
+    # -- to the store ------------------------------------------------------------------
+
+    def export(self, request: Request) -> tuple[ExportedKV, ...]:
+        """The KV of a finished turn that the store does not have, as bytes."""
+        cache = self._memory.hot.get(request.agent_id)
+        if not self._stored or cache is None:
+            return ()
+        ranges = cache.ranges_to_save()
+        hashes = prefix_hashes(cache.tokens, (end for _, end in ranges))
+        exported = tuple(
+            ExportedKV(piece.start, piece.end, digest, self._layouts[piece.spec], to_raw(piece))
+            for piece, digest in zip(cache.slices(ranges), hashes, strict=True)
+        )
+        cache.mark_saved(ranges)
+        nbytes = sum(part.nbytes for part in exported)
+        cache.unwritten += nbytes
+        self._memory.backlog += nbytes
+        return exported
+
+    def saved(self, agent_id: str, nbytes: int, limit: int | None) -> None:
+        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
+        self._memory.backlog -= nbytes
+        cache = self._memory.hot.get(agent_id)
+        if cache is not None:
+            cache.unwritten = max(0, cache.unwritten - nbytes)
+            if limit is not None:
+                cache.limit_saved(limit)

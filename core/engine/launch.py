@@ -1,0 +1,99 @@
+"""Launch: everything the GPU thread needs to load a model and start its engine."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvactors.core import blas
+from kvactors.core.errors import InvalidConfig
+from kvactors.core.model.info import ModelInfo
+from kvactors.core.model.options import ModelOptions
+from kvactors.core.schedule.eviction import EvictionPolicy
+from kvactors.core.trace import Tracer
+
+if TYPE_CHECKING:
+    from kvactors.core.engine.engine import Engine
+
+__all__ = ["Launch"]
+
+# Share of the memory that is free after loading; the rest is for weights' work space,
+# the operating system and other programs.
+DEFAULT_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Loads, probes and starts when called, on the GPU thread. Imports MLX only then."""
+
+    source: str | Path | Callable[[], Any]
+    options: ModelOptions
+    max_batch: int
+    memory_budget: int | None
+    target_latency: float
+    stored: bool
+    eviction: EvictionPolicy | None = None
+    max_waiting: int = 100_000
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        if callable(self.source) and self.options.name is None and self.stored:
+            raise InvalidConfig(
+                "a callable model needs a name of its own to be stored under: pass a named "
+                "function, or model_name="
+            )
+
+    def check(self) -> None:
+        """Raise ModelNotFound for what can be seen to be missing without loading anything."""
+        from kvactors.core.model.load import locate
+
+        if not callable(self.source):
+            locate(self.source)
+
+    def __call__(self, tracer: Tracer) -> "tuple[ModelInfo, Engine]":
+        """The loaded model's description and its engine, which tells `tracer` of its work.
+        Raises ModelError, InvalidConfig."""
+        blas.preload()
+        import mlx.core as mx
+        from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+        from kvactors.core.engine.engine import Engine, EngineConfig
+        from kvactors.core.model.device_probe import probe_products
+        from kvactors.core.model.load import load_model
+
+        loaded = probe_products(load_model(self.source, self.options))
+        maybe_set_recommended_wired_limit()
+        mx.clear_cache()
+        budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
+        config = EngineConfig(
+            self.max_batch,
+            budget,
+            self.stored,
+            target_latency=self.target_latency,
+            eviction=self.eviction,
+            max_waiting=self.max_waiting,
+        )
+        info = ModelInfo(
+            loaded.name,
+            loaded.chat,
+            loaded.spec,
+            str(getattr(getattr(loaded.model, "args", None), "model_type", "")),
+            loaded.fingerprint,
+            loaded.tokenizer_id,
+            str(mx.default_device()),
+            budget,
+        )
+        return info, Engine(loaded, config, self.clock, tracer)
+
+
+def _device_memory() -> int:
+    """Bytes the device has left: the GPU's working set, or what the machine reports free."""
+    import mlx.core as mx
+
+    info = mx.device_info()
+    total = info.get("max_recommended_working_set_size") or info.get("memory_size")
+    if not total:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(total) - int(mx.get_active_memory())

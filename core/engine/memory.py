@@ -1,0 +1,197 @@
+"""One owner of memory: what is held, what is promised, what waits to be written, and who leaves.
+
+    held        the arenas of running turns with their padding and spare slots, the hot caches (a
+                piece that several agents share once), and the blocks of both
+    promised    what admitted turns have not taken yet, and what is being read from the store
+    unwritten   the bytes that wait for the store
+    expected    beside these, the work space of the next forward
+
+The budget bounds the sum. GPU thread only.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+
+import mlx.core as mx
+
+from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool
+from kvactors.core.engine.hot_cache import HotCaches
+from kvactors.core.engine.running import RunningBatches
+from kvactors.core.model import mlx_limit
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.workspace import WorkSpace
+from kvactors.core.schedule.eviction import EvictionPolicy, IdleAgent
+from kvactors.core.trace import Evicted, Tracer
+
+__all__ = ["Memory"]
+
+# Where no layer keeps every token, blocks are no measure: bytes alone bound what is held. Of
+# KV in float fewer blocks fit than are counted: there, too, bytes are the bound.
+MOST_BLOCKS = 1 << 16
+
+
+class Memory:
+    """Bytes and blocks of all agents, under one budget.
+
+    Args:
+        loaded: the model, in all its forms.
+        budget: bytes of KV and work space.
+        eviction: who leaves first; None for the longest idle.
+        clock: seconds, for the policy.
+        tracer: told of evictions.
+
+    `running`: the batches of the turns that run; `hot`: the caches of idle agents, and what those
+    running began with; `promised`: bytes by agent whose KV is being read; `workspace`: for each
+    form of KV.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        budget: int,
+        eviction: EvictionPolicy | None,
+        clock: Callable[[], float],
+        tracer: Tracer,
+    ) -> None:
+        # What an engine before this one left must not count as there to stay.
+        gc.collect()
+        self.budget = budget
+        block = loaded.spec.bytes_per_token * BLOCK_TOKENS
+        blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
+        self.hot = HotCaches(loaded.spec, blocks)
+        self.running = RunningBatches(loaded, self.hot)
+        self.workspace = [WorkSpace.measure(form) for form in loaded.forms]
+        self.promised: dict[str, int] = {}
+        self.backlog = self.expected = 0
+        self.evictions = 0
+        self._specs = [form.spec for form in loaded.forms]
+        self._eviction = eviction
+        self._clock = clock
+        self._tracer = tracer
+        self._baseline = mx.get_active_memory()
+        mlx_limit.allow(self, self._baseline + budget)
+
+    def resume(self, backlog: int) -> None:
+        """Take over the bytes of another engine that wait to be written: they were there when
+        this one measured."""
+        self.backlog = backlog
+        self._baseline -= backlog
+
+    def expect(self, space: int) -> None:
+        """The next forward was given this work space, twice what it takes when nothing is built
+        ahead. What is built ahead leaves one half alone: MLX looks at its limit before it
+        allocates, not after."""
+        self.expected = space
+        mlx_limit.allow(self, self._baseline + self.budget - space // 2)
+
+    def release(self) -> None:
+        """The engine has ended."""
+        mlx_limit.withdraw(self)
+
+    @property
+    def used(self) -> int:
+        """Bytes allocated for KV, and those that wait to be written."""
+        return self.running.nbytes + self.hot.nbytes + self.backlog
+
+    @property
+    def tight(self) -> bool:
+        """Whether three quarters of the budget are used: no spare room is allocated then."""
+        return self.used > 0.75 * self.budget
+
+    @property
+    def short(self) -> bool:
+        """Whether half of the budget is taken by what cannot be evicted now: rows, the next
+        forward, and what waits to be written, with the hot caches that it is of."""
+        return self.running.nbytes + self.expected + 2 * self.backlog > self.budget // 2
+
+    @property
+    def active(self) -> int:
+        """Bytes that MLX itself counts above the loaded model: what `used` must agree with."""
+        return int(mx.get_active_memory()) - self._baseline
+
+    def bytes_of(self, tokens: int, in_float: bool) -> int:
+        """Bytes of the KV of one agent that has so many tokens, in one of the forms."""
+        return self._specs[in_float].bytes_of(tokens)
+
+    def least(self, tokens: int, in_float: bool) -> int:
+        """Bytes that a turn takes when it runs alone: its row, the copy of it that is kept when
+        it ends, and a decode step."""
+        space = self.workspace[in_float]
+        return 2 * self.bytes_of(tokens, in_float) + space.decode(1, tokens)
+
+    @property
+    def room(self) -> int:
+        """Bytes that nobody has and nobody was promised."""
+        return self.budget - self.used - self.running.promised_bytes(self.bytes_of)
+
+    def promised_to_others(self, agent_id: str) -> int:
+        """Bytes that are being read from the store for other agents."""
+        return sum(self.promised.values()) - self.promised.get(agent_id, 0)
+
+    def fits(self, need: int) -> bool:
+        """Whether so many more bytes stay within the budget, as things are."""
+        return need <= self.room
+
+    def plenty(self, need: int) -> bool:
+        """Whether so many more bytes leave half of the budget to others."""
+        return self.fits(need + self.budget // 2)
+
+    def make_room(self, need: int, busy: Iterable[str]) -> bool:
+        """Whether `need` more bytes fit, once spare room is given back and idle agents are
+        evicted."""
+        if self.fits(need):
+            return True
+        self.running.shrink()
+        return self.evict_until(lambda: self.fits(need), busy)
+
+    def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str]) -> bool:
+        """Let an agent hold the blocks of so many tokens; evicts for it."""
+        blocks = self.hot.blocks
+        if not self.evict_until(
+            lambda: blocks.missing(agent_id, tokens) <= blocks.free_blocks, busy
+        ):
+            return False
+        blocks.allocate(agent_id, tokens)
+        return True
+
+    def evict_until(self, done: Callable[[], bool], busy: Iterable[str]) -> bool:
+        """Evict idle agents in the policy's order until `done`; whether it is."""
+        if done():
+            return True
+        for agent in self._leaving(frozenset(busy)):
+            self.hot.drop(agent.agent_id)
+            self.evictions += 1
+            if self._tracer.on:
+                evicted = Evicted(perf_counter(), agent.agent_id, agent.nbytes, "memory")
+                self._tracer.tell(evicted)
+            if done():
+                return True
+        return False
+
+    def _leaving(self, busy: frozenset[str]) -> Iterator[IdleAgent]:
+        """Idle agents in the order in which they go; each is dropped before the next is asked
+        for. A policy of the user's own sees all of them at once."""
+        if self._eviction is None:
+            while (oldest := next(self.hot.idle(busy), None)) is not None:
+                yield oldest
+            return
+        idle = {agent.agent_id: agent for agent in self.hot.idle(busy)}
+        for agent_id in self._eviction(list(idle.values()), self._clock()):
+            if agent_id in idle:
+                yield idle.pop(agent_id)
+
+    def fork(self, parent: str, child: str) -> None:
+        """Let a new agent begin with all that another one has in memory, uncopied."""
+        if parent in self.hot:
+            cache = self.hot.fork(parent, child)
+            if not self.make_blocks(child, cache.end, [parent, child]):
+                self.hot.drop(child)
+
+    def check(self) -> None:
+        """Prove the accounts: pieces, bytes and blocks of the hot caches, slots and lengths of
+        those that run, and that nothing is owed below zero."""
+        self.hot.check()
+        self.running.check()
+        assert self.backlog >= 0, f"{self.backlog} bytes wait to be written"
+        assert all(nbytes >= 0 for nbytes in self.promised.values()), self.promised

@@ -1,0 +1,71 @@
+"""Runs the engine's forwards: counts their tokens, and tells of each if anybody listens."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.scheduler import Chunk
+from kvactors.core.trace import DecodeStep, Fault, PrefillStep, Tracer, TurnStarted
+
+if TYPE_CHECKING:
+    from kvactors.core.engine.runner import DecodeBatch, Decoded, PrefillBatch
+
+__all__ = ["EngineMetrics"]
+
+
+class EngineMetrics:
+    """`counts`: tokens prefilled and generated so far. GPU thread only."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.counts = {"prefilled_tokens": 0, "generated_tokens": 0}
+        self._tracer = tracer
+
+    def prefill(self, batch: "PrefillBatch", chunks: Sequence[Chunk]) -> int:
+        """Cache the next tokens of every request; returns the tokens computed, padded."""
+        began = perf_counter() if self._tracer.steps else 0.0
+        computed = batch.run(chunks)
+        self.counts["prefilled_tokens"] += sum(chunk.tokens for chunk in chunks)
+        if began:
+            parts = tuple(
+                (c.request.agent_id, c.request.cached - c.tokens, c.request.cached) for c in chunks
+            )
+            self._tracer.tell(PrefillStep(began, perf_counter(), parts))
+        return computed
+
+    def decode(self, batch: "DecodeBatch", *, launch: bool) -> "list[Decoded]":
+        """Launch the next step, if asked to, then read the one before it."""
+        began = perf_counter() if self._tracer.steps else 0.0
+        decoded = batch.step(launch=launch)
+        self._decoded(began, len(batch), [d.request for d in decoded if d.error is None])
+        return decoded
+
+    def choose(self, batch: "PrefillBatch", request: Request) -> bool:
+        """Score the request's next choice, or, when all are, draw one; whether it was drawn."""
+        began = perf_counter() if self._tracer.steps else 0.0
+        if len(request.scores) < len(request.choices):
+            batch.score_choice(request)
+            self._decoded(began, 1, ())
+            return False
+        batch.take_choice(request)
+        self._decoded(began, 1, [request] * request.decoded)
+        return True
+
+    def started(self, request: Request) -> None:
+        """A turn was admitted."""
+        if self._tracer.on:
+            state, kept = request.cache_state, request.kept
+            started = TurnStarted(perf_counter(), request.agent_id, request.serial, state, kept)
+            self._tracer.tell(started)
+
+    def failed(self, suspects: Sequence[Request], error: Exception) -> None:
+        """A step of these failed."""
+        if self._tracer.on:
+            alone = suspects[0].agent_id if len(suspects) == 1 else ""
+            self._tracer.tell(Fault(perf_counter(), "step", alone, type(error).__name__))
+
+    def _decoded(self, began: float, rows: int, requests: Sequence[Request]) -> None:
+        self.counts["generated_tokens"] += len(requests)
+        if began:
+            agents = tuple(request.agent_id for request in requests)
+            self._tracer.tell(DecodeStep(began, perf_counter(), rows, agents))

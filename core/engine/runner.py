@@ -1,0 +1,277 @@
+"""The runner: the only caller of the model. Batches of rows through prefill and decode.
+
+Decoding runs one step ahead: the graph of step n + 1 is built, on the tokens that step n is
+still computing, before they are read. A row that turns out to have ended was then fed once
+more; its lengths are cut and the surplus token is never read. GPU thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.pieces import Piece
+from kvactors.core.attention.policy import REPRODUCIBLE_STEP
+from kvactors.core.cache.slots import EXTENT_STEP
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.sampling import draw, draw_choice, draw_key
+from kvactors.core.schedule.scheduler import Chunk
+
+__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
+
+# mlx-lm's own context for the repetition penalty, in tokens.
+PENALTY_CONTEXT = 20
+# Most tokens that a row has room for beyond its prompt.
+SPARE_TOKENS = 256
+# What it costs to launch a step only after the one before was read, in launches of a slab.
+LATE_LAUNCHES = 4
+# Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
+CACHE_KEPT = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What one step gave one row: a token, or the error of its own sampler."""
+
+    request: Request
+    token: int
+    error: Exception | None = None
+
+
+def new_arena(loaded: LoadedModel) -> Arena:
+    """An arena for this model, with the key extents that its policy asks for."""
+    if loaded.policy.reproducible:
+        return Arena(loaded.spec, loaded.policy, max_slabs=1, extent_step=REPRODUCIBLE_STEP)
+    return Arena(loaded.spec, loaded.policy, extent_step=EXTENT_STEP)
+
+
+def relieve_cache() -> None:
+    """Give freed buffers back to the system when many have piled up."""
+    if mx.get_cache_memory() > CACHE_KEPT:
+        mx.clear_cache()
+
+
+class PrefillBatch:
+    """One or a few requests whose prompts are being cached, in an arena of their own."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self.arena = new_arena(loaded)
+        # What these rows grow by is known.
+        self.arena.table.lean = True
+        self.requests: list[Request] = []
+
+    def add(self, request: Request, pieces: Sequence[Piece], spare: bool = False) -> None:
+        """Give a request a row, with its cached pieces in it; with `spare`, room to decode, so
+        that the row is not copied as soon as it does."""
+        more = max(map(len, request.choices), default=0)
+        if spare and request.generate and not request.choices:
+            more = min(request.sampling.max_tokens, SPARE_TOKENS)
+        # A piece may hold the last token too, which is fed again to get logits.
+        held = max(request.target, pieces[-1].end if pieces else 0)
+        row = self.arena.add_row(request.cached, held, spare=more)
+        for piece in pieces:
+            self.arena.load(row, piece)
+        self.requests.insert(row, request)
+
+    def row(self, request: Request) -> int:
+        """The request's row in the arena."""
+        return self.requests.index(request)
+
+    def run(self, chunks: Sequence[Chunk]) -> int:
+        """Cache the next tokens of every request; returns the tokens computed, padded."""
+        sizes = {id(chunk.request): chunk.tokens for chunk in chunks}
+        width = max(sizes.values())
+        rows = []
+        for request in self.requests:
+            new = request.tokens[request.cached : request.cached + sizes[id(request)]]
+            rows.append(new + [new[-1]] * (width - len(new)))
+        self.arena.forward(self._model, mx.array(rows))
+        self.arena.evaluate()
+        for row, request in enumerate(self.requests):
+            request.cached += sizes[id(request)]
+            self.arena.cut(row, request.cached)
+            request.check()
+        relieve_cache()
+        return width * len(rows)
+
+    def score_choice(self, request: Request) -> None:
+        """Total log-probability of the request's next choice; its row stays as it is."""
+        choice = request.choices[len(request.scores)]
+        logits = self._feed(request, choice)
+        row = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        score = mx.take_along_axis(row, mx.array(choice)[:, None], axis=-1).sum()
+        request.scores = (*request.scores, float(score.item()))  # type: ignore[arg-type]
+        self._cut()
+
+    def take_choice(self, request: Request) -> None:
+        """Draw one of the scored choices: it becomes the request's answer."""
+        key = draw_key(request.sampling, request.agent_id, request.turn, len(request.tokens))
+        choice = request.choices[draw_choice(request.scores, request.sampling, key)]
+        self._feed(request, choice)
+        self.arena.evaluate()
+        request.tokens += choice
+        request.cached += len(choice)
+        self._cut()
+
+    def _feed(self, request: Request, choice: Sequence[int]) -> mx.array:
+        """Feed a choice behind the last token of the prompt: float32 logits [tokens, vocab].
+
+        Other rows of the batch are fed something too, and cut afterwards.
+        """
+        tokens = [request.tokens[-1], *choice[:-1]]
+        logits = self.arena.forward(self._model, mx.array([tokens] * len(self.requests)))
+        return logits[self.row(request)].astype(mx.float32)
+
+    def _cut(self) -> None:
+        for row, request in enumerate(self.requests):
+            self.arena.cut(row, request.cached)
+
+    def remove(self, request: Request) -> None:
+        """Drop a request's row."""
+        _leave(self.arena, self.requests, request)
+
+
+class DecodeBatch:
+    """The rows that decode together, one step ahead of what was read."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self.arena = new_arena(loaded)
+        self.requests: list[Request] = []
+        self._flying: list[Request | None] = []
+        self._tokens: mx.array | None = None
+        self._errors: dict[int, Exception] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def join(self, request: Request, source: Arena, row: int) -> None:
+        """Take over a request's row; its last token is fed by the next step."""
+        self.requests.insert(self.arena.take(source, row), request)
+
+    def adopt(self, batch: PrefillBatch) -> None:
+        """Take over all rows of a batch at once, without a copy; this one must be empty."""
+        assert not self.requests
+        assert self._tokens is None
+        self.arena, self.requests = batch.arena, list(batch.requests)
+        self.arena.table.lean = False
+        batch.requests.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no row, and no step in flight."""
+        return not self.requests and not self.in_flight
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that was not read."""
+        return self._tokens is not None
+
+    @property
+    def long_row_ends(self) -> bool:
+        """Whether a row that has its last token in flight is so long that feeding it once more
+        would cost more than to launch the next step only when that token was read."""
+        longest = LATE_LAUNCHES * self.arena.policy.launch_tokens
+        long = (request for request in self.requests if request.cached > longest)
+        return any(self._last_in_flight(request, self._flying) for request in long)
+
+    def step(self, *, launch: bool) -> list[Decoded]:
+        """Launch the next step, if asked to, then read the one before it."""
+        flying, tokens, errors = self._land()
+        more = any(not self._last_in_flight(request, flying) for request in self.requests)
+        if launch and more:
+            self._launch(flying, tokens)
+        if tokens is None:
+            return []
+        read: list[int] = tokens.tolist()  # type: ignore[assignment]
+        return [
+            Decoded(request, token, errors.get(index))
+            for index, (request, token) in enumerate(zip(flying, read, strict=True))
+            if request is not None
+        ]
+
+    def cut(self, request: Request) -> int:
+        """Cut the row to what its request holds; returns the row."""
+        row = self.requests.index(request)
+        length = min(request.cached, self.arena.table.lengths[row])
+        self.arena.cut(row, length)
+        return row
+
+    def remove(self, request: Request) -> None:
+        """Drop a request's row; what is in flight for it is not read."""
+        _leave(self.arena, self.requests, request)
+        self._flying = [None if other is request else other for other in self._flying]
+        if not any(self._flying):
+            self._land()
+
+    def _land(self) -> tuple[list[Request | None], mx.array | None, dict[int, Exception]]:
+        """What was in flight; nothing is now."""
+        landed = self._flying, self._tokens, self._errors
+        self._flying, self._tokens, self._errors = [], None, {}
+        return landed
+
+    def _last_in_flight(self, request: Request, flying: Sequence[Request | None]) -> bool:
+        done = request.decoded + (request in flying)
+        return done >= request.sampling.max_tokens
+
+    def _launch(self, flying: Sequence[Request | None], tokens: mx.array | None) -> None:
+        inputs = self._inputs(flying, tokens)
+        logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
+        ahead = set(map(id, flying))
+        self._tokens = self._sample(logits, inputs, ahead)
+        self._flying = list(self.requests)
+        mx.async_eval(self._tokens)  # type: ignore[no-untyped-call]
+
+    def _inputs(self, flying: Sequence[Request | None], tokens: mx.array | None) -> mx.array:
+        """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""
+        if tokens is None:
+            return mx.array([request.tokens[-1] for request in self.requests])
+        if list(flying) == self.requests:
+            return tokens
+        place = {id(request): index for index, request in enumerate(flying) if request}
+        fresh = [request.tokens[-1] for request in self.requests if id(request) not in place]
+        index, used = [], len(flying)
+        for request in self.requests:
+            if id(request) in place:
+                index.append(place[id(request)])
+            else:
+                index.append(used)
+                used += 1
+        known = mx.array(fresh, dtype=tokens.dtype)
+        return mx.concatenate([tokens, known])[mx.array(index)]
+
+    def _sample(self, logits: mx.array, inputs: mx.array, ahead: set[int]) -> mx.array:
+        chosen = mx.argmax(logits, axis=-1)
+        if all(request.sampling.greedy for request in self.requests):
+            return chosen
+        rows = []
+        for row, request in enumerate(self.requests):
+            if request.sampling.greedy:
+                rows.append(chosen[row])
+                continue
+            try:
+                rows.append(self._draw(request, logits[row], inputs[row], id(request) in ahead))
+            except Exception as error:
+                self._errors[row] = error
+                rows.append(chosen[row])
+        return mx.stack([row.astype(mx.uint32) for row in rows])
+
+    def _draw(self, request: Request, logits: mx.array, fed: mx.array, ahead: bool) -> mx.array:
+        position = len(request.tokens) + ahead
+        key = draw_key(request.sampling, request.agent_id, request.turn, position)
+        context = None
+        if request.sampling.repetition_penalty != 1.0:
+            # The token in flight is fed now, and counts as one of the context.
+            known = mx.array(request.tokens[-(PENALTY_CONTEXT - ahead) :])
+            context = mx.concatenate([known, fed[None].astype(known.dtype)]) if ahead else known
+        return draw(logits, request.sampling, key, context)
+
+
+def _leave(arena: Arena, requests: list[Request], request: Request) -> None:
+    row = requests.index(request)
+    moved = arena.leave(row)
+    requests[row] = requests[moved]
+    del requests[moved]

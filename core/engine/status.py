@@ -1,0 +1,74 @@
+"""What an engine says of itself: counts for `stats()`, and the turns that run. GPU thread only."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kvactors.core.schedule.request import Request
+
+if TYPE_CHECKING:
+    from kvactors.core.engine.memory import Memory
+    from kvactors.core.engine.running import RunningBatches
+
+__all__ = ["RunningTurn", "count", "turns"]
+
+# Waiting turns that are named; there may be a hundred thousand.
+MOST_WAITING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTurn:
+    """A turn and how far it is: tokens prefilled of those that were not cached, or decoded of
+    `max_tokens` at most."""
+
+    agent_id: str
+    phase: Literal["waiting", "restoring", "prefill", "decode"]
+    done: int
+    total: int
+
+
+def turns(
+    running: "RunningBatches", waiting: Iterable[Request], restoring: Callable[[str], bool]
+) -> tuple[RunningTurn, ...]:
+    """The turns that run, then the first of those that wait."""
+    found = [_prefilling(request) for request in running.prefills]
+    for batch in running.decoding:
+        found += [
+            RunningTurn(r.agent_id, "decode", r.decoded, r.sampling.max_tokens)
+            for r in batch.requests
+        ]
+    for _, request in zip(range(MOST_WAITING), waiting, strict=False):
+        phase: Literal["waiting", "restoring"] = (
+            "restoring" if restoring(request.agent_id) else "waiting"
+        )
+        found.append(RunningTurn(request.agent_id, phase, 0, request.target))
+    return tuple(found)
+
+
+def _prefilling(request: Request) -> RunningTurn:
+    done, total = request.cached - request.kept, request.target - request.kept
+    return RunningTurn(request.agent_id, "prefill", done, total)
+
+
+def count(memory: "Memory", waiting: int, in_memory: Collection[str]) -> dict[str, int]:
+    """Agents, tokens and bytes by tier, and of the budget."""
+    running, hot = memory.running, memory.hot
+    active = running.active
+    return {
+        "waiting": waiting,
+        "prefilling": len(running.prefills),
+        "decoding": len(active) - len(running.prefills),
+        "active_agents": len(active),
+        "active_tokens": sum(request.cached for request in active),
+        "active_bytes": running.nbytes,
+        "hot_agents": len(in_memory) - len(active),
+        "hot_tokens": hot.tokens({request.agent_id for request in active}),
+        # With what active agents began with: it stays beside their rows.
+        "hot_bytes": hot.nbytes,
+        "backlog_bytes": memory.backlog,
+        "budget_bytes": memory.budget,
+        "mlx_bytes": memory.active,
+        "blocks_used": hot.blocks.used_blocks,
+        "blocks_total": hot.blocks.total,
+        "evictions": memory.evictions,
+    }

@@ -1,0 +1,102 @@
+"""The load-time probe of the device: quantized products must be those of floats.
+
+Some kernels are wrong for some shapes. That is found here, not in a conversation. GPU thread.
+"""
+
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+
+from kvactors.core.arena.cells import Cells
+from kvactors.core.arena.pools import Pool
+from kvactors.core.cache.spec import LayerSpec
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.quant.codec import PRECISION
+
+__all__ = ["probe_products"]
+
+logger = logging.getLogger(__name__)
+
+# Kernels change with these; wrong ones were seen at such shapes (mlx #3480, #4250).
+_KEYS = (1023, 1024, 4096)
+_QUERIES = (1, 2, 3, 4, 8)
+_SECONDS = 1.0
+# Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %.
+_PRODUCT_TOLERANCE = 0.01
+
+
+def probe_products(loaded: LoadedModel) -> LoadedModel:
+    """The model, pinned to dequantizing attention where this device's quantized products are
+    wrong for its shapes. A probe takes a second at most, once per process, device and shapes."""
+    layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
+    if not _wrong_products(
+        str(mx.default_device()), tuple(dict.fromkeys(layers)), loaded.spec.context
+    ):
+        return loaded
+    return replace(loaded, policy=replace(loaded.policy, mode="dequantize"))
+
+
+@functools.cache
+def _wrong_products(device: str, layers: tuple[LayerSpec, ...], context: int) -> tuple[str, ...]:
+    """The shapes whose products differ from those of floats; warns of them, once."""
+    begin, wrong = time.perf_counter(), []
+    for name, product, expected in _products(layers, context):
+        allowed = _PRODUCT_TOLERANCE * float(mx.sqrt(mx.var(expected)))
+        if not float(mx.abs(product - expected).max()) <= allowed:
+            wrong.append(name)
+        if time.perf_counter() - begin > _SECONDS:
+            break
+    if wrong:
+        logger.warning(
+            "mx.quantized_matmul is wrong on %s; attention dequantizes instead, which is slower "
+            "to decode. Wrong shapes: %s",
+            device,
+            "; ".join(wrong),
+        )
+    return tuple(wrong)
+
+
+def _products(
+    layers: tuple[LayerSpec, ...], context: int
+) -> Iterator[tuple[str, mx.array, mx.array]]:
+    """(shape, quantized product, product of floats) as attention asks for them, from a part of a
+    slab: scores over keys, and sums over values."""
+    extents = sorted({min(keys, context) for keys in _KEYS})
+    for layer in layers:
+        heads, longest = min(2, layer.kv_heads), extents[-1]
+        pool = Pool(replace(layer, kv_heads=heads), 1, longest + 64)
+        dtype = getattr(mx, layer.dtype)
+        new_keys, new_values = (
+            _noise(heads, longest, side.dim).astype(dtype) for side in layer.sides
+        )
+        pool.write(new_keys, new_values, Cells(mx.arange(longest)[None], 0))
+        for keys, (transposed, side) in itertools.product(
+            extents, zip((True, False), layer.sides, strict=True)
+        ):
+            if side.bits is None:
+                continue
+            stored = pool.read(1, keys)
+            codes, scales, biases = stored.keys if transposed else stored.values
+            form: dict[str, Any] = {"group_size": side.group_size, "bits": side.bits}
+            floats = mx.dequantize(
+                codes, scales.astype(PRECISION), biases.astype(PRECISION), **form
+            )
+            floats = floats.swapaxes(-1, -2) if transposed else floats
+            inner, outer = floats.shape[-2:]
+            for queries in _QUERIES:
+                asked = _noise(heads, queries, inner)
+                product = mx.quantized_matmul(asked, codes, scales, biases, transposed, **form)
+                order = "transposed" if transposed else "not transposed"
+                name = f"{queries}x{inner}x{outer} {order}, {side.bits} bits"
+                yield name, product, asked @ floats
+
+
+def _noise(heads: int, tokens: int, width: int) -> mx.array:
+    """Numbers between -1 and 1, [1, heads, tokens, width], the same ones every time."""
+    return mx.random.uniform(-1, 1, (1, heads, tokens, width), key=mx.random.key(0))

@@ -1,0 +1,241 @@
+"""Loading a model through mlx-lm and learning what the engine must know of it.
+
+No table of model names: the cache spec comes from the model's own cache objects and one
+probing forward, and what cannot be supported is refused here with the reason. GPU thread.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load as mlx_load
+
+from kvactors.core.arena.wire import FORMAT_VERSION, layout
+from kvactors.core.attention import linear_cpu, seam
+from kvactors.core.attention.policy import AttentionPolicy, check_attention
+from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.errors import InvalidConfig, ModelError, ModelNotFound
+from kvactors.core.model import fingerprint
+from kvactors.core.model.batch_probe import choose_plan
+from kvactors.core.model.calibrate import measure_launch_tokens, measure_parts, measure_threshold
+from kvactors.core.model.layer_kinds import derive_layers
+from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
+from kvactors.core.quant.device import on_cpu
+
+__all__ = ["LoadedModel", "load_model", "locate"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that passed its probes, and everything derived from it. `floats` is the same model
+    for agents whose turns begin with at most `float_tokens` tokens: their KV is kept in float."""
+
+    name: str
+    model: Any
+    chat: ChatFormat
+    spec: ModelCacheSpec
+    policy: AttentionPolicy
+    fingerprint: str
+    tokenizer_id: str
+    layout: str
+    float_tokens: int = 0
+    floats: "LoadedModel | None" = None
+
+    @property
+    def forms(self) -> tuple["LoadedModel", ...]:
+        """The forms that KV is kept in: as `kv_bits` says and, if there is one, in float."""
+        return (self,) if self.floats is None else (self, self.floats)
+
+    def in_float(self, tokens: int) -> bool:
+        """Whether a turn that begins with so many tokens, its prompt among them, is run over KV
+        in float: which of `forms`. It depends on the ledger alone, so that an agent's KV is the
+        same whether it stayed in memory, was restored or is computed again."""
+        return self.floats is not None and tokens <= self.float_tokens
+
+
+def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
+    """Load, cast, derive the spec and identify. Raises ModelError or InvalidConfig."""
+    name, model, tokenizer = _open(source, options)
+    if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
+        tokenizer = TokenizerWrapper(tokenizer)
+    mx.eval(model.parameters())
+    weights = fingerprint.weights_hash(model)
+    _cast(model, options.dtype)
+    _straighten(model)
+    seam.install()
+    linear_cpu.install()
+    spec = derive_spec(model, options)
+    chat = ChatFormat(tokenizer, options.template_kwargs)
+    tokenizer_id = fingerprint.tokenizer_identity(tokenizer)
+    described = layout(spec)
+    floats = spec.in_float()
+    float_tokens = 0 if floats == spec else options.float_tokens
+    identity = fingerprint.fingerprint(
+        format=FORMAT_VERSION,
+        name=options.name,
+        architecture=_architecture(model),
+        weights=weights,
+        layout=described,
+        tokenizer=tokenizer_id,
+        template=str(getattr(tokenizer, "chat_template", None)),
+        template_kwargs=options.template_kwargs,
+        **({"float_tokens": float_tokens} if float_tokens else {}),
+    )
+    policy = _policy(spec, options)
+    loaded = LoadedModel(name, model, chat, spec, policy, identity, tokenizer_id, described)
+    if not float_tokens:
+        return loaded
+    form = replace(loaded, spec=floats, policy=_policy(floats, options), layout=layout(floats))
+    return replace(loaded, float_tokens=float_tokens, floats=form)
+
+
+def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
+    """The cache spec of a model, from its own caches after a short forward, and how it is run."""
+    layers, nesting = derive_layers(model, options)
+    spec = ModelCacheSpec(layers, _vocabulary(model), _context(model, options), nesting)
+    return choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
+
+
+def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
+    if callable(source):
+        return options.name or "model", *_call(source)
+    target = locate(source)
+    try:
+        model, tokenizer = mlx_load(target)[:2]
+    except SystemExit as error:
+        # Some modules of mlx-lm exit the process where another package is missing.
+        raise ModelError(
+            f"cannot load {str(source)!r}: mlx-lm's module of its family needs a package that is "
+            "not installed, whose name it printed"
+        ) from error
+    except Exception as error:
+        where = "this directory" if Path(target).exists() else "the hub or its local cache"
+        raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
+    return options.name or str(source), model, tokenizer
+
+
+def locate(source: str | Path) -> str:
+    """The directory, or the name on the hub, that is meant. Raises ModelNotFound if it is a
+    directory that is no model's."""
+    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    if path.exists() or _looks_like_path(str(source)):
+        _require_files(path)
+        return str(path)
+    return str(source)
+
+
+def _call(source: Callable[[], Any]) -> tuple[Any, Any]:
+    try:
+        made = source()
+    except Exception as error:
+        raise ModelError(f"the model callable raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple | list) or len(made) != 2 or not hasattr(made[0], "parameters"):
+        raise ModelError(f"the model callable must return (model, tokenizer), not {made!r:.80}")
+    if not all(hasattr(made[1], name) for name in ("encode", "decode")):
+        raise ModelError(f"a tokenizer needs encode and decode: {type(made[1]).__name__}")
+    try:
+        mx.eval(made[0].parameters())
+    except RuntimeError as error:
+        raise ModelError(
+            f"the weights cannot be evaluated here ({error}): make the model inside the callable, "
+            "or evaluate it on the thread that made it: mx.eval(model.parameters())"
+        ) from error
+    return made[0], made[1]
+
+
+def _looks_like_path(source: str) -> bool:
+    return source.startswith((".", "~", "/")) or source.count("/") != 1
+
+
+def _require_files(path: Path) -> None:
+    if not path.is_dir():
+        raise ModelNotFound(f"no model directory at {path}")
+    missing = [
+        name
+        for name, pattern in (
+            ("config.json", "config.json"),
+            ("model*.safetensors", "model*.safetensors"),
+            ("tokenizer.json or tokenizer.model", "tokenizer*.*"),
+        )
+        if not any(path.glob(pattern))
+    ]
+    if missing:
+        raise ModelNotFound(f"{path} lacks {', '.join(missing)}")
+
+
+def _cast(model: Any, dtype: str) -> None:
+    if dtype == "auto":
+        half = any(
+            array.dtype in (mx.float16, mx.bfloat16)
+            for _, array in nn.utils.tree_flatten(model.parameters())
+        )
+        if not half or not on_cpu():
+            return
+        # MLX's half-precision products do not use BLAS on the CPU.
+        dtype = "float32"
+    model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+
+
+def _straighten(model: Any) -> None:
+    """Some models transpose weights when they load them: few rows would copy these in each
+    product on a CPU (bench/LOG.md)."""
+    if on_cpu() and isinstance(model, nn.Module):
+        model.update(nn.utils.tree_map(mx.contiguous, model.parameters()))
+        mx.eval(model.parameters())
+
+
+def _vocabulary(model: Any) -> int:
+    for _, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
+            return int(module.weight.shape[0])
+    return int(model(mx.array([[1]])).shape[-1])
+
+
+def _context(model: Any, options: ModelOptions) -> int:
+    longest = _positions(getattr(model, "args", None)) or DEFAULT_CONTEXT
+    if options.context is not None and options.context > longest:
+        raise InvalidConfig(
+            f"context={options.context} exceeds the model's {longest} positions: it can only "
+            "lower them"
+        )
+    return int(options.context or longest)
+
+
+def _positions(args: Any) -> int | None:
+    """The positions that a model was made for, if its arguments, or its text model's, say."""
+    for held in (args, getattr(args, "text_config", None)):
+        found = held if isinstance(held, dict) else getattr(held, "__dict__", {})
+        for name in ("max_position_embeddings", "n_positions", "model_max_length"):
+            if found.get(name):
+                return int(found[name])
+    return None
+
+
+def _architecture(model: Any) -> str:
+    return f"{type(model).__module__}.{type(model).__name__} {getattr(model, 'args', None)!r}"
+
+
+def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
+    mode = check_attention(options.attention)
+    packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
+    if mode != "auto" or options.reproducible:
+        return AttentionPolicy(mode, reproducible=options.reproducible)
+    parts = on_cpu() and measure_parts()
+    logger.debug("few rows are multiplied %s", "with parts of weights" if parts else "whole")
+    if not packable:
+        return AttentionPolicy(parts=parts)
+    threshold = measure_threshold(packable[0])
+    launch = measure_launch_tokens(packable[0])
+    logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
+    return AttentionPolicy(threshold=threshold, launch_tokens=launch, unpack=on_cpu(), parts=parts)

@@ -1,0 +1,1 @@
+"""Worlds of facts that the default model is trained and examined on."""

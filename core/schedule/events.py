@@ -1,0 +1,55 @@
+"""What the engine reports, and KV as it crosses threads: bytes, never arrays."""
+
+from dataclasses import dataclass
+
+from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.schedule.request import Request
+
+__all__ = ["Aborted", "Event", "Finished", "KVNeeded", "Progress", "Tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New tokens of a running turn."""
+
+    agent_id: str
+    serial: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A turn ended with a reply; the engine no longer uses the request."""
+
+    request: Request
+    reason: str
+    finished_at: float
+    exported: tuple[ExportedKV, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A turn failed and left no trace."""
+
+    agent_id: str
+    serial: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class KVNeeded:
+    """An agent with a past has no hot cache: answer with `Engine.provide`."""
+
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A prompt's prefill: `done` of `total` tokens that were not cached when it began."""
+
+    agent_id: str
+    done: int
+    total: int
+
+
+Event = Tokens | Finished | Aborted | KVNeeded | Progress

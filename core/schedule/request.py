@@ -1,0 +1,112 @@
+"""Request: one record per running sequence, from admission to its last token."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Request", "StopMatcher"]
+
+
+class StopMatcher:
+    """Finds stop strings in text as it is decoded, across the borders of tokens."""
+
+    def __init__(self, stop: tuple[str, ...], decode: Callable[[list[int]], str]) -> None:
+        self._stop = stop
+        self._decode = decode
+
+    def matches(self, generated: list[int]) -> bool:
+        """Whether the text of the tokens generated so far contains a stop string.
+
+        Called after every token: only the tail that the newest tokens can have touched
+        is decoded, one token per character of the longest stop string and some more.
+        """
+        if not self._stop:
+            return False
+        reach = max(len(text.encode()) for text in self._stop) + 8
+        text = self._decode(generated[-reach:])
+        return any(stop in text for stop in self._stop)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One turn of one agent inside the engine. `kept <= cached <= len(tokens)` always.
+
+    `tokens` is the agent's whole transcript plus what was generated so far; `kept` of them
+    were in the agent's cache when the turn began, `cached` have KV in this request's row;
+    the first `prompt` are the transcript with the new turn, which added the last `fresh` of
+    those. Times are in seconds of the engine's clock; `restore_seconds` is a duration.
+    `stream` asks for each token as it is decoded.
+    `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
+    `suspect` marks a suspect of a failed step, which runs alone for `probation` steps. One
+    that is `passing` leaves no KV behind.
+    The first `shared` tokens are a system prompt that other agents may have too; `prompt_hash`
+    is their hash. `preempted` counts how often the turn had to give its row up, the last time
+    after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
+    its end of turn included) nothing is decoded: they are scored one after the other, and one
+    of them is the answer. `in_float` says in which form its KV is (LoadedModel.forms).
+    `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
+    which it began to wait (WaitingTurns).
+    """
+
+    agent_id: str
+    turn: int
+    tokens: list[int]
+    prompt: int
+    sampling: Sampling
+    generate: bool
+    stop_tokens: frozenset[int]
+    matcher: StopMatcher
+    fresh: int
+    serial: int = 0
+    stream: bool = False
+    submitted_at: float = 0.0
+    priority: int = 0
+    passing: bool = False
+    in_float: bool = False
+    shared: int = 0
+    prompt_hash: str = ""
+    preempted: int = 0
+    gave_way_after: int = 0
+    kept: int = 0
+    cached: int = 0
+    cache_state: str = "cold"
+    choices: tuple[tuple[int, ...], ...] = ()
+    scores: tuple[float, ...] = ()
+    arrival: int = 0
+    passed_over: int = 0
+    entered: int = 0
+    suspect: bool = False
+    probation: int = 0
+    admitted_at: float = 0.0
+    restore_seconds: float = 0.0
+    prefilled_at: float = 0.0
+    first_token_at: float = 0.0
+
+    @property
+    def generated(self) -> list[int]:
+        """Token ids decoded in this turn."""
+        return self.tokens[self.prompt :]
+
+    @property
+    def decoded(self) -> int:
+        """How many tokens were decoded in this turn."""
+        return len(self.tokens) - self.prompt
+
+    @property
+    def target(self) -> int:
+        """Tokens that must be cached before decoding can start.
+
+        The last one is fed by the first decode step; a turn without an answer is
+        prefilled whole.
+        """
+        return len(self.tokens) - 1 if self.generate else len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to prefill."""
+        return max(0, self.target - self.cached)
+
+    def check(self) -> None:
+        """Prove `kept <= cached <= submitted`."""
+        assert 0 <= self.kept <= self.cached <= len(self.tokens)

@@ -1,0 +1,197 @@
+"""The scheduler: which prefill chunks and which decode rows run next. Pure, no clock, no MLX.
+
+Continuous batching with chunked prefill (seed 001, 3.4): decode and prefill share time.
+While anybody decodes, a chunk is as long as the target inter-token latency allows, from 32
+tokens up, and between two chunks run as many decode steps as that target asks for; where a
+step alone takes about as long, a chunk may take `patience` steps, or nothing would get on.
+Where nobody reads tokens as they come, nor is more urgent, a short prompt goes first: its row
+then decodes beside the others, which costs less than apart (bench/LOG.md). While nobody decodes,
+chunks grow from 256 to the seed's table (seed 000, 3.4). Times come from measured steps, told
+through `record_prefill` and `record_decode`.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from kvactors.core.schedule.request import Request
+
+__all__ = ["Chunk", "Plan", "Scheduler", "SchedulerConfig"]
+
+# Cached tokens below which a chunk may have so many tokens (seed 000, 3.4).
+_CHUNK_TABLE = ((2_000, 4096), (8_000, 2048), (20_000, 1024))
+_LONGEST_CHUNK_BEYOND = 512
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`target_latency` in seconds between two tokens of a decoding agent while another
+    prefills, or `patience` of its steps for the prefill where those are longer;
+    `unwatched_latency` those that a short prompt, or one that was passed over for long, may take
+    at once where nobody reads the tokens as they come; `max_wait` plans that may pass a prefill
+    over before it goes first.
+    `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
+    gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
+    they stop where a shared beginning ends."""
+
+    target_latency: float = 0.1
+    unwatched_latency: float = 1.0
+    patience: float = 2.5
+    least_chunk: int = 32
+    first_chunk: int = 256
+    max_wait: int = 8
+    reproducible: bool = False
+    checkpointed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `tokens` tokens of one request's prompt."""
+
+    request: Request
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs in this tick: chunks that share one forward, then one decode step or none."""
+
+    prefill: tuple[Chunk, ...] = ()
+    decode: bool = False
+
+
+@dataclass(slots=True)
+class _Pace:
+    """A running estimate of seconds per unit, quick to follow, slow to panic."""
+
+    value: float | None = None
+
+    def add(self, sample: float) -> None:
+        self.value = sample if self.value is None else 0.7 * self.value + 0.3 * sample
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """State: measured paces, decode steps owed before the next chunk, growth of chunks."""
+
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    # Seconds a token of prefill, by the longest chunk: behind more tokens one takes longer.
+    _paces: dict[int, _Pace] = field(default_factory=lambda: defaultdict(_Pace))
+    _decode_seconds: _Pace = field(default_factory=_Pace)
+    _owed: int = 0
+    _last_chunk: int = 0
+    # Of the last plan: the pace of its first prompt, and seconds between two decode steps.
+    _pace: _Pace = field(default_factory=_Pace)
+    _latency: float = 0.0
+
+    def plan(self, prefilling: Sequence[Request], decoding: Sequence[Request]) -> Plan:
+        """The next tick, for requests with prompt left to prefill and those that decode."""
+        decode = bool(decoding)
+        if not prefilling or (decode and self._owed > 0):
+            return Plan(decode=decode)
+        ordered = sorted(prefilling, key=self._rank)
+        first = ordered[0]
+        self._pace = self._paces[_longest(first.cached)]
+        self._latency = self._latency_beside(first, decoding)
+        size = self._chunk_size(first.cached, self._due(first), decode)
+        chunks = [Chunk(first, size)]
+        if size == first.remaining and _may_share(first) and not self.config.reproducible:
+            # What a longer prompt would get now is there for several short ones; more would
+            # keep the first waiting.
+            budget = self._chunk_size(first.cached, self.config.first_chunk, decode)
+            alike = [other for other in ordered[1:] if other.in_float == first.in_float]
+            chunks += self._pack(alike, size, budget)
+        chosen = {id(chunk.request) for chunk in chunks}
+        for request in ordered:
+            request.passed_over = 0 if id(request) in chosen else request.passed_over + 1
+        self._last_chunk = max(chunk.tokens for chunk in chunks) * len(chunks)
+        return Plan(tuple(chunks), decode)
+
+    def _chunk_size(self, cached: int, remaining: int, decoding: bool) -> int:
+        """Tokens of the next chunk of a prompt with `cached` tokens done, `remaining` to do."""
+        if self.config.reproducible:
+            return min(remaining, _BLOCK - cached % _BLOCK)
+        if decoding:
+            size = self._affordable(self._latency)
+        else:
+            size = max(self.config.first_chunk, 2 * self._last_chunk)
+        if self.config.checkpointed:
+            size = min(size, _BLOCK)
+        return min(remaining, _longest(cached), size)
+
+    def record_prefill(self, tokens: int, seconds: float, decoding: bool) -> None:
+        """A chunk of `tokens` tokens (padding included) took `seconds`."""
+        # A few tokens take as long as many.
+        if tokens >= self.config.least_chunk or self._pace.value is None:
+            self._pace.add(seconds / tokens)
+        self._owed = max(1, ceil(seconds / self._spare(self._latency))) if decoding else 0
+
+    def record_decode(self, seconds: float) -> None:
+        """A decode step took `seconds`."""
+        self._decode_seconds.add(seconds)
+        self._owed = max(0, self._owed - 1)
+
+    def prefill_ended(self) -> None:
+        """Nothing is prefilling: the next chunk grows from the start again."""
+        self._last_chunk = 0
+
+    def _spare(self, latency: float) -> float:
+        """Seconds of prefill between two decode steps that may be so far apart."""
+        step = self._decode_seconds.value or 0.0
+        return max(latency - step, self.config.patience * step)
+
+    def _latency_beside(self, first: Request, decoding: Sequence[Request]) -> float:
+        """Seconds between two decode steps while the first prompt is prefilled."""
+        target, unwatched = self.config.target_latency, self.config.unwatched_latency
+        if any(request.stream or request.priority > first.priority for request in decoding):
+            return target
+        short = first.remaining <= self._affordable(unwatched)
+        return max(target, unwatched) if short or self._waited_enough(first) else target
+
+    def _due(self, request: Request) -> int:
+        """Tokens to the next place where a chunk must end."""
+        config, cached = self.config, request.cached
+        fixed = config.checkpointed or config.reproducible
+        if fixed and cached < request.shared < request.target:
+            return request.shared - cached
+        if config.reproducible and request.decoded:
+            # A turn that begins again: what it had decoded is fed as it was then.
+            return max(1, request.prompt - 1 - cached)
+        return request.remaining
+
+    def _affordable(self, latency: float) -> int:
+        """Tokens that fit between two decode steps so far apart, in steps of the least chunk,
+        which always does."""
+        least, pace = self.config.least_chunk, self._pace.value
+        return max(least, int(self._spare(latency) / pace) // least * least) if pace else least
+
+    def _waited_enough(self, request: Request) -> bool:
+        return request.passed_over >= self.config.max_wait
+
+    def _rank(self, request: Request) -> tuple[bool, int, int, int]:
+        waited_enough = self._waited_enough(request)
+        remaining = request.arrival if waited_enough else request.remaining
+        return (not waited_enough, -request.priority, remaining, request.arrival)
+
+    def _pack(self, others: Sequence[Request], size: int, budget: int) -> list[Chunk]:
+        """Further short prompts for the same forward, padded to the longest of them."""
+        packed: list[Chunk] = []
+        width = size
+        for request in others:
+            wider = max(width, request.remaining)
+            if _may_share(request) and wider * (len(packed) + 2) <= budget:
+                packed.append(Chunk(request, request.remaining))
+                width = wider
+        return packed
+
+
+def _longest(cached: int) -> int:
+    """Tokens of the longest chunk behind so many cached ones."""
+    return next((size for below, size in _CHUNK_TABLE if cached < below), _LONGEST_CHUNK_BEYOND)
+
+
+def _may_share(request: Request) -> bool:
+    """Whether a request may begin in a batch with others: one that has begun has its own."""
+    return request.cached == request.kept and not request.suspect and not request.generated

@@ -1,0 +1,1 @@
+"""Models, tokenizers and engines for tests, public."""

@@ -1,0 +1,1 @@
+"""File formats and atomic operations; knows no agent's state."""

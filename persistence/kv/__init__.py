@@ -1,0 +1,1 @@
+"""The cache of it: manifests, segments' folders, disk limit."""

@@ -1,0 +1,1 @@
+"""The truth: frames, and the folder of ledgers."""

@@ -1,0 +1,272 @@
+"""All ledgers of a store: reading them, and the ledger part of a commit.
+
+Persistence thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kvactors.persistence.commit.steps import CommitPart, DirSyncs, WriteCounter
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.files.atomic import Files, temp_path
+from kvactors.persistence.files.encryption import Sealing
+from kvactors.persistence.files.naming import LEDGER_NAME, encode_agent_id
+from kvactors.persistence.files.reading import NotAFile, is_empty, read_file
+from kvactors.persistence.ledger.frames import (
+    Mark,
+    Scan,
+    decode_records,
+    encode_header,
+    encode_records,
+    payload_checksum,
+    read_agent_id,
+    read_key_id,
+    scan,
+)
+
+__all__ = ["LedgerPart", "LedgerState", "Ledgers"]
+
+# More than frame 0 of any ledger takes.
+_FIRST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """Where a ledger's next frame goes. Zeros: there is no ledger yet."""
+
+    length: int = 0  # bytes
+    frames: int = 0
+    checksum: int = 0  # of the last frame's payload
+
+
+class Ledgers:
+    """The folder `agents/`, at `root`, written through `files`. Persistence thread only.
+
+    `marks` gives what manifests say of an agent's ledger; `sealing`: None without encryption.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        marks: Callable[[str], list[Mark]],
+        sealing: Sealing | None,
+    ) -> None:
+        self.files = files
+        self.root = root
+        self.sealing = sealing
+        self._marks = marks
+        self._states: dict[str, LedgerState] = {}
+        # Those whose names this process has made durable.
+        self._named: set[str] = set()
+
+    def path(self, encoded: str) -> Path:
+        """The ledger file of an encoded id."""
+        return self.root / encoded / LEDGER_NAME
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Encoded ids of the agents that have a ledger; listed when it is first asked for."""
+        return {path.parent.name for path in self.root.glob(f"*/{LEDGER_NAME}")}
+
+    def load(self, encoded: str) -> Scan | None:
+        """Read and check one ledger; None if it never was. Raises LedgerUnreadable, NewerFormat,
+        OSError.
+
+        What lies behind what this process found or made durable is a failed append that could
+        not be taken back: it is not read, and the next append cuts it.
+        """
+        known = self._states.get(encoded)
+        if known is not None and not known.frames:
+            return None
+        path = self.path(encoded)
+        marks = self._marks(encoded)
+        try:
+            data = self._read(path)
+        except FileNotFoundError:
+            for mark in marks:
+                if mark.length:
+                    reason = f"it is missing, and {mark.manifest} saw {mark.length} bytes"
+                    raise LedgerUnreadable(path, reason) from None
+            return None
+        return scan(data[: known.length] if known else data, path, marks, self.sealing)
+
+    def _read(self, path: Path, limit: int = -1) -> bytes:
+        if path.parent.is_symlink():
+            raise LedgerUnreadable(path, "its folder is a symbolic link")
+        try:
+            return read_file(path, limit)
+        except NotAFile as error:
+            raise LedgerUnreadable(path, str(error)) from error
+
+    def load_of(self, agent_id: str) -> Scan | None:
+        """`load`, and the ledger must be this agent's own."""
+        encoded = encode_agent_id(agent_id)
+        found = self.load(encoded)
+        if found is not None and found.agent_id != agent_id:
+            reason = f"it belongs to {found.agent_id!r}, not to {agent_id!r}"
+            raise LedgerUnreadable(self.path(encoded), reason)
+        return found
+
+    def records(self, found: Scan, path: Path) -> tuple[dict[str, Any], ...]:
+        """All records of a ledger. Raises LedgerUnreadable."""
+        return decode_records(found, path, self.sealing)
+
+    def key_ids(self) -> Iterator[bytes | None]:
+        """Of each readable ledger, lazily: the key that sealed it, or None."""
+        for folder in self.root.iterdir():
+            path = folder / LEDGER_NAME
+            with suppress(OSError, LedgerUnreadable, NewerFormat):
+                yield read_key_id(self._read(path, _FIRST), path)
+
+    def owner(self, encoded: str) -> str | None:
+        """The id in a ledger's first frame, however the rest is; None if it does not tell."""
+        path = self.path(encoded)
+        try:
+            return read_agent_id(self._read(path, _FIRST), path, self.sealing)
+        except (FileNotFoundError, LedgerUnreadable, NewerFormat):
+            return None
+
+    def is_named(self, agent_id: str) -> bool:
+        """Has this process written the ledger, and made its name durable?"""
+        return encode_agent_id(agent_id) in self._named
+
+    def state(self, agent_id: str) -> LedgerState:
+        """Where to append; checks the file the first time, before anything is appended that might
+        stay there unwanted. Raises LedgerUnreadable, OSError."""
+        encoded = encode_agent_id(agent_id)
+        if encoded not in self._states:
+            found = self.load_of(agent_id)
+            self._states[encoded] = LedgerState() if found is None else _state_of(found)
+        return self._states[encoded]
+
+    def remember(self, agent_id: str, state: LedgerState) -> None:
+        """Note what a commit made durable."""
+        encoded = encode_agent_id(agent_id)
+        self._states[encoded] = state
+        self._named.add(encoded)
+        if "names" in self.__dict__:
+            self.names.add(encoded)
+
+    def remove(self, agent_id: str) -> None:
+        """Delete the ledger, durably. Raises OSError; then the ledger stands or is gone."""
+        encoded = encode_agent_id(agent_id)
+        folder = self.root / encoded
+        self._states.pop(encoded, None)
+        self._named.discard(encoded)
+        if folder.is_symlink():
+            self.files.unlink(folder)
+        if not folder.is_dir():
+            return
+        for path in (self.path(encoded), temp_path(self.path(encoded))):
+            if path.exists():
+                self.files.unlink(path)
+        if "names" in self.__dict__:
+            self.names.discard(encoded)
+        self.files.sync_dir(folder)
+        if is_empty(folder):
+            self.files.rmdir(folder)
+            self.files.sync_dir(self.root)
+
+
+def _state_of(found: Scan) -> LedgerState:
+    return LedgerState(found.length, len(found.frames), found.frames[-1].checksum)
+
+
+@dataclass(slots=True)
+class LedgerPart(CommitPart):
+    """Appends one save's records as one frame. STEPS are run in order."""
+
+    ledgers: Ledgers = field(kw_only=True)
+    parents: DirSyncs = field(kw_only=True)
+    counter: WriteCounter = field(kw_only=True)
+    before: LedgerState = field(init=False, default=LedgerState())
+    after: LedgerState = field(init=False, default=LedgerState())
+
+    @property
+    def _path(self) -> Path:
+        return self.ledgers.path(encode_agent_id(self.save.agent_id))
+
+    @property
+    def _is_new(self) -> bool:
+        return self.before.frames == 0
+
+    def write(self) -> None:
+        """Append the frame, or write a new ledger under a temporary name; unsynced."""
+        self.before = self.after = self.ledgers.state(self.save.agent_id)
+        if not self.save.records:
+            return
+        number = max(1, self.before.frames)
+        sealing, agent_id = self.ledgers.sealing, self.save.agent_id
+        data = frame = encode_records(self.save.records, number, agent_id, sealing)
+        if self._is_new:
+            data = encode_header(agent_id, sealing) + frame
+            self._write_new(data)
+        else:
+            self._append(data)
+        self.counter.written += len(data)
+        length = self.before.length + len(data)
+        self.after = LedgerState(length, number + 1, payload_checksum(frame))
+
+    def _write_new(self, data: bytes) -> None:
+        files, folder = self.ledgers.files, self._path.parent
+        self.undo_actions.append(lambda: files.rmdir(folder))
+        if not folder.is_dir():
+            files.mkdir(folder)
+        temp = temp_path(self._path)
+        self.undo_actions.append(lambda: files.unlink(temp))
+        files.write_temp(temp, [data])
+
+    def _append(self, frame: bytes) -> None:
+        files, path, length = self.ledgers.files, self._path, self.before.length
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise LedgerUnreadable(path, f"it has {size} of its {length} bytes: who cut it?")
+        if size > length:
+            # A torn frame of the last crash, or of a failure that could not be taken back.
+            files.truncate(path, length)
+
+        def take_back() -> None:
+            files.truncate(path, length)
+            files.sync(path)
+
+        self.undo_actions.append(take_back)
+        files.append(path, frame)
+
+    def sync(self) -> None:
+        """Put the frame on the medium."""
+        if self.save.records:
+            path = self._path
+            self.ledgers.files.sync(temp_path(path) if self._is_new else path)
+
+    def publish(self) -> None:
+        """Give a new ledger its name."""
+        if self.save.records and self._is_new:
+            files, path = self.ledgers.files, self._path
+            self.undo_actions.append(lambda: files.unlink(path))
+            files.rename(temp_path(path), path)
+
+    def sync_folders(self) -> None:
+        """Make the ledger's name durable.
+
+        Also at the first append since opening: the process that made the ledger may have
+        been killed between its rename and this.
+        """
+        if self.save.records and not self.ledgers.is_named(self.save.agent_id):
+            self.parents.sync(self._path.parent)
+            if self._is_new:
+                self.parents.sync(self.ledgers.root)
+
+    def finish(self) -> None:
+        """Remember the new length."""
+        self.undo_actions.clear()
+        if self.save.records:
+            self.ledgers.remember(self.save.agent_id, self.after)
+
+    STEPS = (write, sync, publish, sync_folders, finish)

@@ -1,0 +1,1 @@
+"""The store as a whole: open, commit, fork, sweep, verify."""

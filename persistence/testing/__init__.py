@@ -1,0 +1,1 @@
+"""Disks that fail, hold, lie, lose power; public."""

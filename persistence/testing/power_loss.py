@@ -1,0 +1,167 @@
+"""A disk that forgets what was not synced, for tests of what a power loss leaves.
+
+One thread at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from kvactors.persistence.files.atomic import Buffer, Files
+
+__all__ = ["PowerLossFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of a directory that its sync has not made durable."""
+
+    folder: Path
+    undo: Callable[[], None]
+    removed: Path | None = None  # the directory that it removed
+
+
+class PowerLossFiles(Files):
+    """Performs everything and remembers, for each file and directory, its synced state.
+
+    `lose_power()` puts back what a power loss would leave: without a Random, all that was
+    not synced is lost; with one, any part of it is, as on a disk that writes in its own
+    order: each file keeps its new bytes, loses them, or keeps a prefix and then zeros, and
+    each directory keeps the first few of its changes. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._durable: dict[Path, bytes] = {}
+        self._changes: list[_Change] = []
+
+    def mkdir(self, path: Path) -> None:
+        super().mkdir(path)
+        self._changed(path, lambda: shutil.rmtree(path, ignore_errors=True))
+
+    def write_temp(self, path: Path, chunks: Sequence[Buffer]) -> None:
+        if path.exists():
+            self._touched(path)
+        else:
+            self._durable[path] = b""
+            self._changed(path, lambda: self._remove(path))
+        super().write_temp(path, chunks)
+
+    def append(self, path: Path, data: bytes) -> None:
+        self._touched(path)
+        super().append(path, data)
+
+    def truncate(self, path: Path, length: int) -> None:
+        self._touched(path)
+        super().truncate(path, length)
+
+    def sync(self, path: Path) -> None:
+        super().sync(path)
+        self._durable.pop(path, None)
+
+    def sync_dir(self, path: Path) -> None:
+        super().sync_dir(path)
+        self._settle([change for change in self._changes if change.folder == path])
+
+    def link(self, source: Path, target: Path) -> None:
+        super().link(source, target)
+        if source in self._durable:
+            self._durable[target] = self._durable[source]
+        self._changed(target, lambda: self._remove(target))
+
+    def rename(self, source: Path, target: Path) -> None:
+        replaced = self._save(target)
+        super().rename(source, target)
+        self._move(source, target)
+
+        def undo() -> None:
+            target.rename(source)
+            self._move(target, source)
+            replaced()
+
+        self._changed(target, undo)
+
+    def unlink(self, path: Path) -> None:
+        removed = self._save(path)
+        super().unlink(path)
+        self._durable.pop(path, None)
+        self._changed(path, removed)
+
+    def rmdir(self, path: Path) -> None:
+        super().rmdir(path)
+        self._changed(path, lambda: path.mkdir(mode=0o700), removed=path)
+
+    def lose_power(self, random: Random | None = None) -> None:
+        """Take away what was not synced; then this object starts afresh."""
+        self._settle(self._survivors(random))
+        for change in reversed(self._changes):
+            change.undo()
+        for path, durable in self._durable.items():
+            if path.exists():
+                path.write_bytes(_mix(path.read_bytes(), durable, random))
+        self._durable.clear()
+        self._changes.clear()
+
+    def _survivors(self, random: Random | None) -> list[_Change]:
+        kept: list[_Change] = []
+        if random is not None:
+            for folder in sorted({change.folder for change in self._changes}):
+                own = [change for change in self._changes if change.folder == folder]
+                kept += own[: random.randint(0, len(own))]
+        return kept
+
+    def _settle(self, durable: list[_Change]) -> None:
+        """These changes stay; what was done before in a directory that is gone is moot."""
+        for done in durable:
+            if done not in self._changes:
+                continue
+            index = self._changes.index(done)
+            before, after = self._changes[:index], self._changes[index + 1 :]
+            if done.removed is not None:
+                before = [item for item in before if not item.folder.is_relative_to(done.removed)]
+            self._changes = before + after
+
+    def _changed(
+        self, path: Path, undo: Callable[[], None], *, removed: Path | None = None
+    ) -> None:
+        self._changes.append(_Change(path.parent, undo, removed))
+
+    def _touched(self, path: Path) -> None:
+        if path not in self._durable:
+            self._durable[path] = path.read_bytes()
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._durable.pop(path, None)
+
+    def _move(self, source: Path, target: Path) -> None:
+        self._durable.pop(target, None)
+        if source in self._durable:
+            self._durable[target] = self._durable.pop(source)
+
+    def _save(self, path: Path) -> Callable[[], None]:
+        """What brings the file at `path` back as it is, synced or not."""
+        if not path.exists():
+            return lambda: None
+        data, durable = path.read_bytes(), self._durable.get(path)
+
+        def restore() -> None:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.write_bytes(data)
+            if durable is not None:
+                self._durable[path] = durable
+
+        return restore
+
+
+def _mix(written: bytes, durable: bytes, random: Random | None) -> bytes:
+    choice = random.randrange(3) if random is not None else 0
+    if random is None or choice == 0:
+        return durable
+    if choice == 1 or not written.startswith(durable):
+        return written
+    end = random.randint(len(durable), len(written))
+    return written[:end] + bytes(random.choice((0, len(written) - end)))

@@ -1,0 +1,173 @@
+"""A journal of messages, and behaviours that run on it again."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    AgentSystem,
+    InvalidConfig,
+    InvalidInput,
+    Sampling,
+    replay,
+)
+from kvactors.actors.behaviours.journal import pack, read_journal, unpack
+
+WAIT = 60
+SHORT = Sampling(max_tokens=6)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass(frozen=True)
+class Offer:
+    price: int
+    notes: tuple[str, ...] = ()
+
+
+class Buyer(AgentBehaviour):
+    """Thinks about an offer, asks the bank, answers."""
+
+    limit = 0
+
+    async def on_message(self, message: Offer, sender: Agent) -> None:
+        reply = await self.think([message.price, 1], sampling=SHORT)
+        balance = await self.ask("bank", "balance?")
+        accepted = message.price + self.limit < balance
+        await self.send(sender.agent_id, (accepted, reply.text))
+
+
+class Seller(AgentBehaviour):
+    async def on_message(self, message: Any, sender: Agent | None) -> None:
+        if message == "start":
+            for price in (10, 20, 30):
+                await self.send("buyer", Offer(price, ("new",)))
+
+
+class Bank(AgentBehaviour):
+    def on_message(self, message: Any, sender: Agent | None) -> int:
+        return 25
+
+
+@pytest.fixture
+def recorded(open_system: Callable[..., AgentSystem], tmp_path: Path) -> Path:
+    path = tmp_path / "journal"
+    system = open_system(store=False, journal=path)
+    for name, behaviour in (("bank", Bank()), ("buyer", Buyer()), ("seller", Seller())):
+        system.spawn(name, behaviour=behaviour)
+    system.spawn("seller").deliver("start")
+    assert system.wait_idle(WAIT)
+    system.stop()
+    return path
+
+
+def test_a_journal_says_who_told_whom_what_and_when(recorded: Path) -> None:
+    records = list(read_journal(recorded))
+
+    told = [(r["sender"], r["agent"]) for r in records if r["kind"] == "message"]
+    assert told.count(("seller", "buyer")) == told.count(("buyer", "seller")) == 3
+    assert told.count(("buyer", "bank")) == 3
+    assert told[0] == (None, "seller")
+    assert [r["at"] for r in records] == sorted(r["at"] for r in records)
+    assert sum(r["kind"] == "turn" and r["text"] != "" for r in records) == 3
+
+
+def test_a_replay_without_the_model_does_what_was_done(recorded: Path) -> None:
+    again = replay(recorded, {"buyer": Buyer(), "seller": Seller()}, types=[Offer])
+
+    assert (again.messages, again.turns, again.differences) == (7, 3, ())
+
+
+def test_a_replay_shows_what_another_behaviour_does_differently(recorded: Path) -> None:
+    careful = Buyer()
+    careful.limit = 10
+
+    again = replay(recorded, {"buyer": careful}, types=[Offer])
+
+    [difference] = again.differences
+    assert difference.startswith("buyer, message 4:")
+    assert "True" in difference
+    assert "False" in difference
+
+
+def test_a_replay_with_the_model_compares_the_turns(
+    recorded: Path, open_system: Callable[..., AgentSystem]
+) -> None:
+    same = open_system(store=False)
+    again = replay(recorded, {"buyer": Buyer()}, types=[Offer], system=same)
+    assert (again.turns, again.differences) == (3, ())
+
+    same.spawn("buyer").ask([77] * 40, sampling=SHORT).get(timeout=WAIT)
+    other = replay(recorded, {"buyer": Buyer()}, types=[Offer], system=same)
+    assert other.differences
+
+
+def test_classes_that_were_not_named_are_not_made(recorded: Path) -> None:
+    with pytest.raises(InvalidInput, match="Offer"):
+        replay(recorded, {"buyer": Buyer()})
+
+
+@pytest.mark.parametrize("garbage", [b"\xc1", b"\x01\x02", b"\xa3abc"])
+def test_what_is_no_journal_is_refused(tmp_path: Path, garbage: bytes) -> None:
+    (tmp_path / "x").write_bytes(garbage)
+
+    with pytest.raises(InvalidInput):
+        list(read_journal(tmp_path / "x"))
+
+
+def test_a_torn_journal_is_read_as_far_as_it_goes(recorded: Path) -> None:
+    whole = list(read_journal(recorded))
+    recorded.write_bytes(recorded.read_bytes()[:-3])
+
+    assert list(read_journal(recorded)) == whole[:-1]
+
+
+plain = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
+messages = st.recursive(
+    plain | st.just(Colour.RED),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.frozensets(st.integers())
+        | st.builds(Offer, st.integers(), st.lists(st.text()).map(tuple))
+    ),
+    max_leaves=8,
+)
+
+
+@given(messages)
+def test_messages_come_back_as_they_were(message: Any) -> None:
+    assert unpack(pack(message), [Offer, Colour]) == message
+
+
+def test_a_journal_of_an_earlier_run_is_not_written_over(
+    open_system: Callable[..., AgentSystem], tmp_path: Path
+) -> None:
+    (tmp_path / "journal").write_bytes(b"what was said")
+
+    with pytest.raises(InvalidConfig, match="exists"):
+        open_system(store=False, journal=tmp_path / "journal")
+
+    assert (tmp_path / "journal").read_bytes() == b"what was said"
+
+
+def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
+    open_system: Callable[..., AgentSystem], tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_system(journal=tmp_path / "missing" / "journal")
+
+    # The store is not locked any more.
+    system = open_system(journal=tmp_path / "journal")
+    assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)

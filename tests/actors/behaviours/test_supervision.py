@@ -1,0 +1,190 @@
+"""What becomes of behaviours that raise, and who is told."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    AgentSystem,
+    BehaviourFailed,
+    DeadLetter,
+    Sampling,
+    Supervision,
+    Terminated,
+)
+from kvactors.actors.runtime.supervision import Restarts
+from kvactors.core.errors import InvalidConfig
+
+SHORT = Sampling(max_tokens=4)
+WAIT = 60
+RESTART = Supervision("restart", backoff=0)
+
+
+class Fragile(AgentBehaviour):
+    """Counts what it gets since it was made; raises what is an exception."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    async def on_message(self, message: Any, sender: Agent | None) -> int:
+        self.seen += 1
+        if message == "think and fail":
+            await self.think([1, 2], sampling=SHORT)
+            raise ValueError("after a turn")
+        if isinstance(message, BaseException):
+            raise message
+        return self.seen
+
+
+class Watcher(AgentBehaviour):
+    """Watches whom it is told to watch; keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.told = threading.Event()
+
+    def on_message(self, message: Any, sender: Agent | None) -> None:
+        if isinstance(message, str):
+            self.watch(message)
+        else:
+            self.heard.append(message)
+            self.told.set()
+
+
+@pytest.fixture
+def system(open_system: Callable[..., AgentSystem]) -> AgentSystem:
+    return open_system(store=False)
+
+
+def fail(agent: Agent, error: Any) -> None:
+    own = type(error) if isinstance(error, Exception) else ValueError
+    with pytest.raises(BehaviourFailed if isinstance(error, SystemExit) else own):
+        agent.request(error).get(timeout=WAIT)
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(1)])
+def test_a_behaviour_that_raises_is_made_anew_and_keeps_its_memory(
+    system: AgentSystem, error: BaseException
+) -> None:
+    agent = system.spawn("a", behaviour=Fragile, supervision=RESTART)
+    agent.ask([5], sampling=SHORT).get(timeout=WAIT)
+    assert agent.request("x").get(timeout=WAIT) == 1
+    bystander = system.spawn("b", behaviour=Fragile())
+
+    fail(agent, error)
+
+    assert agent.request("x").get(timeout=WAIT) == 1
+    assert agent.request("x").get(timeout=WAIT) == 2
+    assert len(agent.transcript().turns) == 2
+    assert bystander.request("x").get(timeout=WAIT) == 1
+
+
+@pytest.mark.parametrize(("policy", "turns"), [("restart", 4), ("rewind", 2)])
+def test_a_restart_can_forget_the_turn_of_the_failed_message(
+    system: AgentSystem, policy: Any, turns: int
+) -> None:
+    supervision = Supervision(policy, backoff=0)
+    agent = system.spawn("a", behaviour=Fragile, supervision=supervision)
+    agent.ask([5], sampling=SHORT).get(timeout=WAIT)
+
+    fail(agent, "think and fail")
+    fail(agent, ValueError("without a turn"))
+
+    assert agent.request("x").get(timeout=WAIT) == 1
+    assert len(agent.transcript().turns) == turns
+
+
+def test_messages_wait_while_a_behaviour_restarts(system: AgentSystem) -> None:
+    agent = system.spawn("a", behaviour=Fragile, supervision=Supervision("restart", backoff=0.05))
+
+    failing, *others = [agent.request(m) for m in (ValueError("first"), "x", "y")]
+
+    with pytest.raises(ValueError, match="first"):
+        failing.get(timeout=WAIT)
+    assert [other.get(timeout=WAIT) for other in others] == [1, 2]
+    assert system.wait_idle(WAIT)
+
+
+def test_too_many_failures_end_a_behaviour(system: AgentSystem) -> None:
+    supervision = Supervision("restart", backoff=0, most=2)
+    agent = system.spawn("a", behaviour=Fragile, supervision=supervision)
+    ended = system.watch(agent)
+
+    for number in range(3):
+        fail(agent, ValueError(number))
+
+    terminated = ended.get(timeout=WAIT)
+    assert (terminated.agent_id, str(terminated.cause)) == ("a", "2")
+    assert agent.ask([1], sampling=SHORT).get(timeout=WAIT).token_ids
+
+
+def test_the_pause_grows_and_old_failures_are_forgotten() -> None:
+    restarts = Restarts(Supervision("restart", backoff=1, longest_backoff=3, most=3, window=10))
+
+    assert [restarts.next(now) for now in (0, 1, 2, 3, 11)] == [1, 2, 3, None, 2]
+
+
+def test_whoever_watches_is_told_and_so_are_readers_of_dead_letters(system: AgentSystem) -> None:
+    watcher, letters = Watcher(), Watcher()
+
+    class Reader(AgentBehaviour):
+        def on_start(self) -> None:
+            self.subscribe("dead letters")
+
+        def on_message(self, message: Any, sender: Agent | None) -> None:
+            letters.heard.append(message)
+
+    system.spawn("reader", behaviour=Reader())
+    agent = system.spawn("a", behaviour=Fragile())
+    system.spawn("w", behaviour=watcher).deliver("a")
+    system.find("w").deliver("nobody")  # type: ignore[union-attr]
+    assert system.wait_idle(WAIT)
+    error = ValueError("the end")
+
+    fail(agent, error)
+    assert system.wait_idle(WAIT)
+    agent.deliver(["too late"])
+    assert system.wait_idle(WAIT)
+
+    assert watcher.heard == [Terminated("nobody", None), Terminated("a", error)]
+    [letter] = letters.heard
+    assert (letter.message, letter.receiver) == (["too late"], "a")
+    assert system.dead_letters() == (letter,)
+    assert isinstance(letter, DeadLetter)
+
+
+def test_an_escalated_error_is_the_parents_and_children_end_with_it(system: AgentSystem) -> None:
+    class Parent(Fragile):
+        async def on_start(self) -> None:
+            for name, policy in (("child", "escalate"), ("sibling", "stop")):
+                await self.spawn(name, behaviour=Fragile(), supervision=Supervision(policy))  # type: ignore[arg-type]
+
+    parent = system.spawn("parent", behaviour=Parent())
+    assert parent.request("x").get(timeout=WAIT) == 1
+    ends = [system.watch(name) for name in ("child", "sibling", "parent")]
+
+    fail(system.find("child"), error := ValueError("child's"))  # type: ignore[arg-type]
+
+    causes = [end.get(timeout=WAIT).cause for end in ends]
+    assert causes == [error, None, error]
+
+
+def test_an_error_nobody_supervises_ends_only_its_own(system: AgentSystem) -> None:
+    top = system.spawn("top", behaviour=Fragile(), supervision=Supervision("escalate"))
+    other = system.spawn("other", behaviour=Fragile())
+
+    fail(top, ValueError("alone"))
+
+    assert other.request("x").get(timeout=WAIT) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"on_error": "pray"}, {"backoff": -1}, {"most": -1}, {"window": 0}]
+)
+def test_a_policy_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        Supervision(**wrong)

@@ -1,0 +1,178 @@
+"""`kvactors store verify`, `gc` and `rm`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_saves import F1, kv_save, put
+from typer.testing import CliRunner
+
+from kvactors.actors.frontends.cli.app import app
+from kvactors.persistence.store.store import Store
+from kvactors.persistence.testing.doubles import example_segment
+
+runner = CliRunner()
+F2 = "1" * 16
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A closed store of three agents."""
+    store = Store(tmp_path)
+    for n, name in enumerate(("alice", "bob", "carol")):
+        put(store, kv_save(name, example_segment(0, 8, seed=n), example_segment(8, 9, seed=n)))
+    put(store, kv_save("carol", example_segment(0, 4), fingerprint=F2))
+    store.close()
+    return tmp_path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def snapshot(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*.*") if path.name != "store.lock"}
+
+
+def test_a_sound_store_verifies(root: Path) -> None:
+    assert run("store", "verify", "--store", root)[:2] == (0, "3 agents checked: no bad files\n")
+
+
+def test_verify_names_every_bad_file_and_changes_nothing(root: Path) -> None:
+    [segment] = root.rglob("alice-*/seg-0-8-*")
+    [manifest] = root.glob(f"kv/{F2}/carol-*/manifest.msgpack")
+    [ledger] = root.rglob("bob-*/ledger.log")
+    [missing] = root.rglob("bob-*/seg-8-9-*")
+    for path in (segment, manifest, ledger):
+        flip(path)
+    missing.unlink()
+    before = snapshot(root)
+
+    code, said, _ = run("store", "verify", "--store", root)
+
+    assert code == 1
+    for path in (segment, manifest, ledger, missing):
+        assert str(path.relative_to(root)) in said
+    assert "3 agents checked: 4 bad files" in said
+    assert snapshot(root) == before
+
+
+def test_gc_deletes_what_was_set_aside_and_what_a_crash_left(root: Path) -> None:
+    [segment] = root.rglob("alice-*/seg-8-9-*")
+    flip(segment)
+    store = Store(root)
+    store.read_kv("alice", F1)
+    store.close()
+    orphan = segment.with_name(f"seg-9-10-{'0' * 32}.safetensors")
+    orphan.write_bytes(b"left by a crash")
+    assert list(root.rglob("*.bad"))
+
+    code, said, _ = run("store", "gc", "--store", root)
+
+    assert code == 0
+    assert "of KV deleted" in said
+    assert not list(root.rglob("*.bad"))
+    assert not orphan.exists()
+    assert run("store", "verify", "--store", root)[0] == 0
+
+
+def test_gc_deletes_the_kv_of_one_model(root: Path) -> None:
+    assert run("store", "gc", "--store", root, "--fingerprint", "77")[0] == 2
+
+    code, _, _ = run("store", "gc", "--store", root, "--fingerprint", "1111")
+
+    assert code == 0
+    assert [path.name for path in (root / "kv").iterdir()] == [F1]
+    store = Store(root)
+    assert len(store.read_ledger("carol") or ()) == 2
+    store.close()
+
+
+def test_rm_forgets_one_agent(root: Path) -> None:
+    assert run("store", "rm", "carol", "--store", root)[:2] == (0, "carol is forgotten.\n")
+
+    assert not list(root.rglob("carol-*"))
+    code, _, complaint = run("store", "rm", "carol", "--store", root)
+    assert code == 2
+    assert "no agent 'carol'" in complaint
+
+
+def test_agents_shows_shared_bytes(root: Path) -> None:
+    store = Store(root)
+    store.fork("alice", "child")
+    store.close()
+
+    said = run("agents", "--store", root)[1]
+
+    assert "shared" in said
+    assert "0 bytes" in next(line for line in said.splitlines() if line.startswith("bob"))
+    assert "0 bytes" not in next(line for line in said.splitlines() if line.startswith("child"))
+
+
+@pytest.mark.parametrize("command", [("verify",), ("gc",), ("rm", "alice")])
+def test_they_stop_when_another_process_has_the_store(root: Path, command: list[str]) -> None:
+    holder = Store(root)
+    code = "import sys; from kvactors.actors.cli import app; app(sys.argv[1:])"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "store", *command, "--store", str(root)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert ended.returncode == 2
+    assert f"is open in process {os.getpid()}" in ended.stderr
+    assert len(holder.read_ledger("alice") or ()) == 1
+    holder.close()
+
+
+# -- encrypted stores ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    monkeypatch.setenv("KVACTORS_KEY_FILE", str(path))
+    return path
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    root = tmp_path / "sealed"
+    store = Store(root, encryption_key=bytes(range(32)))
+    put(store, kv_save("alice", example_segment(0, 8)))
+    store.close()
+    return root
+
+
+def test_an_encrypted_store_opens_with_the_key_file(sealed: Path, key_file: Path) -> None:
+    assert run("store", "verify", "--store", sealed)[:2] == (0, "1 agents checked: no bad files\n")
+    assert "alice" in run("agents", "--store", sealed)[1]
+
+    key_file.write_text(bytes(range(32)).hex() + "\n", "ascii")
+    assert "alice" in run("agents", "--store", sealed)[1]
+
+
+def test_without_its_key_an_encrypted_store_says_what_is_missing(sealed: Path) -> None:
+    code, _, said = run("agents", "--store", sealed)
+
+    assert code == 2
+    assert "is encrypted" in said
+
+
+def test_a_key_file_of_another_length_is_refused(sealed: Path, key_file: Path) -> None:
+    key_file.write_bytes(b"short")
+
+    code, _, said = run("agents", "--store", sealed)
+
+    assert code == 2
+    assert "32 bytes or 64 hex digits; it has 5 bytes" in " ".join(said.split())

@@ -1,0 +1,172 @@
+"""`kvactors export` and `kvactors import`: files in and out, most of it without a model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors.frontends.cli.app import app
+from kvactors.core.testing.models import tiny_llama
+
+runner = CliRunner()
+SHORT = Sampling(max_tokens=4)
+WAIT = 60
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with alice, who has KV under the default model, and tom, of a random one."""
+    path = tmp_path_factory.mktemp("cli") / "store"
+    with AgentSystem("default", store=path) as system:
+        system.spawn("alice").ask("My cat is called Rex.", sampling=SHORT).get(timeout=WAIT)
+    with AgentSystem(tiny_llama(), store=path) as system:
+        system.spawn("tom").ask("hello", sampling=SHORT).get(timeout=WAIT)
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def one_line(status: int, err: str) -> str:
+    assert status == 2
+    assert "Traceback" not in err
+    (line,) = err.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_exports_and_archives_load_no_model_library(store: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from kvactors.actors.cli import app
+def run(*arguments):
+    app([*arguments, '--store', {str(store)!r}], standalone_mode=False)
+for form in ('archive', 'q4-flat', 'q4-blocks', 'fp16-flat', 'mlx-lm'):
+    run('export', 'alice', {str(tmp_path)!r} + f'/{{form}}.safetensors', '--format', form)
+run('import', {str(tmp_path)!r} + '/archive.safetensors', '--agent', 'moved')
+loaded = {{'mlx', 'mlx_lm', 'transformers'}} & set(sys.modules)
+sys.exit(str(loaded) if loaded else 0)
+"""
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.splitlines()) == 6
+    assert (
+        run("inspect", "moved", "--store", store)[1] == run("inspect", "alice", "--store", store)[1]
+    )
+
+
+def test_an_archive_moves_an_agent_to_another_store(store: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "alice.kva", tmp_path / "other"
+
+    exported = run("export", "alice", file, "--store", store)
+    imported = run("import", file, "--agent", "bob", "--store", other)
+
+    assert (exported[0], imported[0]) == (0, 0)
+    assert f"alice: {file}, archive, " in exported[1]
+    assert f"bob: imported into {other}" in imported[1]
+    with AgentSystem("default", store=other) as system:
+        reply = system.spawn("bob").ask("What is it called?", sampling=SHORT).get(timeout=WAIT)
+    assert reply.cache == "warm"
+
+
+def test_kv_is_imported_by_a_model_and_found_warm(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alice.safetensors"
+
+    exported = run("export", "alice", file, "--format", "q4-flat", "--store", store)
+    imported = run("import", file, "--agent", "copy", "--store", store)
+
+    assert (exported[0], imported[0]) == (0, 0), imported[2]
+    with AgentSystem("default", store=store) as system:
+        copy, alice = system.spawn("copy"), system.spawn("alice")
+        assert copy.transcript().token_ids == alice.transcript().token_ids
+        assert copy.ask("And now?", sampling=SHORT).get(timeout=WAIT).cache == "warm"
+
+
+def test_without_a_tokenizer_the_text_is_that_of_the_turns(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tom.safetensors"
+
+    run("export", "tom", file, "--format", "q4-flat", "--model", "tiny", "--store", store)
+
+    with safe_open(file, framework="numpy") as opened:
+        metadata = opened.metadata()
+    assert metadata["prompt_text"].startswith("hello")
+    assert metadata["model_id"] == "tiny"
+    assert len(json.loads(metadata["token_sequence"])) == 9
+
+
+def test_token_ids_come_from_a_file_and_are_checked(store: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    file = tmp_path / "alice.safetensors"
+    run("export", "alice", file, "--format", "q4-blocks", "--store", store)
+    command = ["import", file, "--agent", "told", "--tokens", tokens, "--store", store]
+
+    for text, expected in (
+        ("[1, 2", "is no JSON"),
+        ('{"a": 1}', "no JSON list"),
+        ("[1, 2, 99999999]", "tokens[2]"),
+    ):
+        tokens.write_text(text)
+        status, _, err = run(*command)
+        assert expected in one_line(status, err)
+
+
+def test_what_goes_wrong_is_one_line_and_status_2(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alice.kva"
+    run("export", "alice", file, "--store", store)
+    where = ("--store", store)
+
+    for command, expected in (
+        (["export", "alice", file, *where], "exists"),
+        (["export", "nobody", tmp_path / "n", *where], "no agent 'nobody'"),
+        (["export", "alice", tmp_path / "n", "--store", tmp_path / "none"], "no agents are stored"),
+        (["export", "alice", tmp_path / "n", "--format", "gguf", *where], "must be one of"),
+        (
+            [
+                "export",
+                "alice",
+                tmp_path / "n",
+                "--format",
+                "q4-flat",
+                "--fingerprint",
+                "x",
+                *where,
+            ],
+            "no KV of 'alice'",
+        ),
+        (["import", file, "--agent", "alice", *where], "agent 'alice' exists"),
+        (["import", tmp_path / "missing", "--agent", "bob", *where], "No such file"),
+        (["import", file, "--agent", "", *where], "1 to 255 characters"),
+        (["import", store / "store.lock", "--agent", "bob", *where], "too short for a header"),
+    ):
+        status, _, err = run(*command)
+        assert expected in one_line(status, err)
+    assert not (tmp_path / "n").exists()
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_agent_of_several_models_is_exported_by_fingerprint(store: Path, tmp_path: Path) -> None:
+    with AgentSystem(tiny_llama(seed=1), store=store, model_name="one") as system:
+        first = system.info.fingerprint
+        system.spawn("both").ask("hello", sampling=SHORT).get(timeout=WAIT)
+    with AgentSystem(tiny_llama(seed=2), store=store, model_name="two") as system:
+        second = system.info.fingerprint
+        system.spawn("both").ask("hello", sampling=SHORT).get(timeout=WAIT)
+    command = ["export", "both", tmp_path / "both", "--format", "q4-flat", "--store", store]
+
+    status, _, err = run(*command)
+    named = run(*command, "--fingerprint", second[:8])
+
+    assert first in one_line(status, err)
+    assert second in err
+    assert named[0] == 0
+    with safe_open(tmp_path / "both", framework="numpy") as opened:
+        assert opened.metadata()["fingerprint"] == second

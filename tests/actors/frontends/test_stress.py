@@ -1,0 +1,118 @@
+"""The stress test finds what it is there for, and the system withstands a little of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvactors.actors.frontends.cli.app import app
+from kvactors.actors.frontends.cli.stress import explore
+from kvactors.actors.frontends.stress.oracle import replay_alone
+from kvactors.actors.frontends.stress.table import as_markdown
+from kvactors.actors.frontends.stress.workload import Stress
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import InvalidConfig
+
+
+@pytest.mark.slow
+def test_a_short_run_with_every_fault_violates_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["--agents", "6", "--minutes", "1", "--faults", "all", "--seed", "3"]
+
+    ended = CliRunner().invoke(app, ["stress", *arguments, "--report", str(report)])
+
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(report.read_text())
+    assert found["violations"] == []
+    assert found["replayed_turns"] > 0
+    assert found["kills"] >= 1
+    assert f"| turns taken again alone | {found['replayed_turns']} |" in as_markdown(found)
+
+
+@pytest.mark.slow
+def test_interleavings_of_some_seeds_violate_nothing() -> None:
+    assert explore("1..3")
+
+
+def test_a_report_is_a_table_too() -> None:
+    report = {"minutes": 1, "agents": 6, "seed": 3, "kills": 2, "replayed_turns": 4}
+    report |= {"most_memory": 0.9, "worst_wait": 1.26, "violations": ["x"]}  # type: ignore[dict-item]
+
+    lines = as_markdown({**report, "counts": {"ask": 5, "observe": 2, "stop": 7}}).splitlines()
+
+    rows = ("seed | 3", "asked and observed | 7", "ended: stop | 7", "worst wait, s | 1.3")
+    assert {f"| {row} |" for row in (*rows, "**violations** | 1")} <= set(lines)
+
+
+def test_the_oracle_notices_a_token_that_was_not_said_alone() -> None:
+    def answer(*tokens: int) -> Turn:
+        return Turn("assistant", "", tokens, "", True, "length")
+
+    prompt = Turn("user", "", (5, 6, 7), "", True)
+    _, [wrong] = replay_alone([("a", (prompt, answer(1, 1, 1, 1)))])
+    said = tuple(map(int, wrong.split("alone is (")[1].rstrip(")").split(", ")))
+
+    assert replay_alone([("a", (prompt, answer(*said)))]) == (1, [])
+
+
+def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path) -> None:
+    stress = Stress(1, 2, frozenset(), tmp_path / "store")
+    agent, other = (stress.system.spawn(f"agent {number}") for number in range(2))
+    stress.ask(agent)
+    stress.settle()
+    stress.check_transcripts()
+    assert stress.violations == []
+
+    first = agent.transcript().turns[0]
+    agent.ask(list(first.token_ids)).get(timeout=60)
+    other.ask(list(first.token_ids)).get(timeout=60)
+    stress.check_transcripts()
+    stress.close()
+
+    assert [violation.split(":")[0] for violation in stress.violations] == ["agent 0", "agent 1"]
+
+
+def test_an_agent_that_began_anew_lost_nothing(tmp_path: Path) -> None:
+    stress = Stress(1, 1, frozenset(), tmp_path / "store", tmp_path / "log")
+    agent = stress.system.spawn("agent 0")
+    for _ in range(3):
+        stress.ask(agent)
+    stress.settle()
+    stress.forget(agent)
+
+    stress.check_log(tmp_path / "log")
+    stress.close()
+
+    assert stress.violations == []
+
+
+def test_a_durable_turn_that_is_gone_is_a_violation(tmp_path: Path) -> None:
+    stress = Stress(1, 2, frozenset(), tmp_path / "store", tmp_path / "log")
+    for _ in range(30):
+        stress.act()
+    stress.settle()
+    stress.check_log(tmp_path / "log")
+    assert stress.violations == []
+    assert (tmp_path / "log").read_text()
+
+    agent = stress.system.spawn("agent 0")
+    stress.ask(agent)
+    stress.settle()
+    agent.rewind(1).get(timeout=60)
+    stress.check_log(tmp_path / "log")
+    stress.close()
+
+    assert stress.violations == ["agent 0: lost a durable turn"]
+
+
+@pytest.mark.parametrize("seeds", ["a", "1..b", ".."])
+def test_seeds_that_are_no_numbers_are_refused(seeds: str) -> None:
+    with pytest.raises(InvalidConfig):
+        explore(seeds)
+
+
+def test_faults_that_nobody_knows_are_refused() -> None:
+    ended = CliRunner().invoke(app, ["stress", "--faults", "water"])
+
+    assert ended.exit_code == 2

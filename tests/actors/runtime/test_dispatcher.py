@@ -1,0 +1,450 @@
+"""Pooled actors: pykka's semantics on few threads, two lanes, and no message left waiting."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pykka
+import pytest
+
+from kvactors.actors.runtime import dispatcher as module
+from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor, SystemActor, handles
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.mailbox import Envelope, LanePolicy, Mailbox
+from kvactors.actors.runtime.timer import Timer
+from kvactors.core.errors import BlockingCall, InvalidConfig, MailboxFull
+
+WAIT = 30
+
+
+@dataclass(frozen=True)
+class Work:
+    number: int
+    in_prompt_lane: bool = True
+
+
+class Recorder(SystemActor):
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()
+        self.dispatcher = dispatcher
+        self.seen: list[Any] = []
+        self.events: list[str] = []
+
+    def on_start(self) -> None:
+        self.events.append("start")
+
+    def on_stop(self) -> None:
+        self.events.append("stop")
+
+    def on_failure(self, *_info: Any) -> None:
+        self.events.append("failure")
+
+    def on_receive(self, message: Any) -> Any:
+        if isinstance(message, BaseException):
+            raise message
+        if callable(message):
+            return message(self)
+        self.seen.append(message)
+        return list(self.seen)
+
+
+@pytest.fixture
+def pool() -> Iterator[Dispatcher]:
+    dispatcher = Dispatcher("test", 2)
+    yield dispatcher
+    dispatcher.close(WAIT)
+
+
+def test_messages_are_handled_in_order(pool: Dispatcher) -> None:
+    ref = Recorder.start(pool)
+
+    for number in range(500):
+        ref.tell(number)
+
+    assert ref.ask("last", timeout=WAIT) == [*range(500), "last"]
+
+
+def test_an_exception_goes_to_the_asker_and_the_actor_lives(pool: Dispatcher) -> None:
+    ref = Recorder.start(pool)
+
+    with pytest.raises(ValueError, match="mine"):
+        ref.ask(ValueError("mine"), timeout=WAIT)
+
+    assert ref.ask("alive", timeout=WAIT) == ["alive"]
+
+
+@pytest.mark.parametrize("error", [ValueError("told"), SystemExit(3)])
+def test_an_exception_nobody_asked_for_ends_that_actor_alone(
+    pool: Dispatcher, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = Recorder(pool)
+    ref, bystander = actor.begin(), Recorder.start(pool)
+
+    ref.tell(error)
+    future = ref.ask("late", block=False)
+
+    with pytest.raises(pykka.ActorDeadError):
+        future.get(timeout=WAIT)
+    assert actor.events == ["start", "failure"]
+    assert bystander.ask("here", timeout=WAIT) == ["here"]
+
+
+def test_stop_handles_what_came_before_and_answers_what_came_after(pool: Dispatcher) -> None:
+    actor = Recorder(pool)
+    ref = actor.begin()
+    gate = threading.Event()
+    ref.tell(lambda _actor: gate.wait(WAIT))
+    before = ref.ask("before", block=False)
+    stopped = ref.stop(block=False)
+    after = ref.ask("after", block=False)
+    gate.set()
+
+    assert before.get(timeout=WAIT) == ["before"]
+    assert stopped.get(timeout=WAIT)
+    with pytest.raises(pykka.ActorDeadError):
+        after.get(timeout=WAIT)
+    assert actor.events == ["start", "stop"]
+    assert ref.stop(timeout=WAIT) is False
+
+
+def test_every_one_of_200_000_asks_that_race_stop_is_answered(pool: Dispatcher) -> None:
+    refs = [Recorder.start(pool) for _ in range(2000)]
+    unanswered = threading.Semaphore(0)
+
+    def ask_all() -> None:
+        for _ in range(50):
+            for ref in refs:
+                future: Any = ref.ask(None, block=False)
+                future.on_done(lambda _: unanswered.release())
+
+    askers = [threading.Thread(target=ask_all) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    stops = [ref.stop(block=False) for ref in refs]
+    for asker in askers:
+        asker.join()
+    for stop in stops:
+        stop.get(timeout=WAIT)
+
+    for _ in range(200_000):
+        assert unanswered.acquire(timeout=WAIT)
+    assert not unanswered.acquire(blocking=False)
+
+
+def test_a_message_that_comes_after_the_mailbox_was_closed_is_answered(pool: Dispatcher) -> None:
+    actor = Recorder(pool)
+    ref = actor.begin()
+    ref.ask("handled", timeout=WAIT)
+    future: ReplyFuture[Any] = ReplyFuture()
+    ref.stop(timeout=WAIT)
+
+    # As from a sender that saw the actor alive.
+    actor.actor_inbox.put(Envelope("late", reply_to=future))
+
+    with pytest.raises(pykka.ActorDeadError):
+        future.get(timeout=WAIT)
+
+
+def test_a_message_that_comes_while_the_actor_goes_to_sleep_wakes_it(pool: Dispatcher) -> None:
+    inbox, woken = Mailbox(), []
+
+    class Sneaks(deque[Any]):
+        """A lane that gets a message just after it was found empty for the last time."""
+
+        looks = 0
+
+        def __len__(self) -> int:
+            self.looks += 1
+            if self.looks == 2:
+                self.append("late")
+                woken.append(not inbox._scheduled)
+                return 0
+            return super().__len__()
+
+    inbox.bind(Recorder(pool))
+    inbox._system = Sneaks()
+
+    assert inbox.get() is None
+    # So `put` wakes the actor, and nothing is left lying.
+    assert woken == [True]
+
+
+def test_a_flooded_mailbox_delays_others_by_at_most_a_batch() -> None:
+    one = Dispatcher("one", 1)
+    actor = Recorder(one)
+    flooded, other = actor.begin(), Recorder.start(one)
+    assert other.ask("started", timeout=WAIT) == ["started"]
+    gate, entered = threading.Event(), threading.Event()
+
+    def hold(_: Recorder) -> None:
+        entered.set()
+        gate.wait(WAIT)
+
+    flooded.tell(hold)
+    assert entered.wait(WAIT)
+    for number in range(1000):
+        flooded.tell(number)
+    seen = other.ask(lambda _other: len(actor.seen), block=False)
+    gate.set()
+
+    # The message that held it up was the first of its batch.
+    assert seen.get(timeout=WAIT) == module.BATCH - 1
+    one.close(WAIT)
+
+
+def test_the_system_lane_overtakes_prompts_and_passes_a_shut_prompt_lane(
+    pool: Dispatcher,
+) -> None:
+    actor = Recorder(pool)
+    ref = actor.begin()
+
+    def shut(me: Recorder) -> None:
+        me.actor_inbox.open_to_prompts = False
+
+    ref.ask(shut, timeout=WAIT)
+    ref.tell(Work(1))
+    assert ref.ask("system", timeout=WAIT) == ["system"]
+
+    def reopen(me: Recorder) -> None:
+        me.actor_inbox.open_to_prompts = True
+
+    ref.tell(reopen)
+    assert ref.ask(Work(2), timeout=WAIT) == ["system", Work(1), Work(2)]
+
+
+def blocked(capacity: int, policy: Any, timeout: float | None = None) -> Any:
+    """An actor whose full prompt lane waits behind a gate, the gate, and the last answer."""
+    actor = Recorder(pool := Dispatcher("blocked", 1))
+    actor.actor_inbox.lane = LanePolicy(capacity, policy, timeout)
+    ref, gate, entered = actor.begin(), threading.Event(), threading.Event()
+
+    def hold(_: Recorder) -> None:
+        entered.set()
+        gate.wait(WAIT)
+
+    ref.tell(hold)
+    assert entered.wait(WAIT)
+    for number in range(capacity - 1):
+        ref.tell(Work(number))
+    return actor, ref, gate, ref.ask(Work(capacity - 1), block=False), pool
+
+
+def test_the_prompt_lane_refuses_and_the_system_lane_does_not() -> None:
+    _, ref, gate, last, pool = blocked(3, "refuse")
+
+    with pytest.raises(MailboxFull, match="3 prompts wait"):
+        ref.tell(Work(3))
+    for number in range(100):
+        ref.tell(number)
+    gate.set()
+
+    # The system lane goes first.
+    assert last.get(timeout=WAIT)[100:] == [Work(0), Work(1), Work(2)]
+    pool.close(WAIT)
+
+
+def test_a_full_lane_can_drop_its_oldest_prompt_and_says_so() -> None:
+    actor, ref, gate, first, pool = blocked(1, "drop_oldest")
+
+    second = ref.ask(Work(1), block=False)
+    gate.set()
+
+    with pytest.raises(MailboxFull, match="gave way"):
+        first.get(timeout=WAIT)
+    assert second.get(timeout=WAIT) == [Work(1)]
+    assert actor.actor_inbox.dropped == 1
+    pool.close(WAIT)
+
+
+def test_a_full_lane_can_let_its_senders_wait_in_order() -> None:
+    actor, ref, gate, _, pool = blocked(1, "block")
+    answers: list[Any] = []
+
+    accepted = [actor.actor_inbox.offer(Envelope(Work(number))) for number in (1, 2)]
+    sender = threading.Thread(target=lambda: answers.append(ref.ask(Work(3), timeout=WAIT)))
+    sender.start()
+    assert [future.done for future in accepted] == [False, False]
+    gate.set()
+    sender.join(WAIT)
+
+    for future in accepted:
+        assert future.get(timeout=WAIT) is None
+    assert answers == [list(map(Work, range(4)))]
+    pool.close(WAIT)
+
+
+def test_a_sender_waits_no_longer_than_the_policy_says() -> None:
+    _, ref, gate, last, pool = blocked(1, "block", 0.01)
+
+    with pytest.raises(MailboxFull):
+        ref.tell(Work(1))
+    gate.set()
+
+    assert last.get(timeout=WAIT) == [Work(0)]
+    pool.close(WAIT)
+
+
+def test_a_sender_that_waits_for_an_actor_that_stops_is_answered() -> None:
+    actor, ref, gate, _, pool = blocked(1, "block")
+    future: Any = ReplyFuture()
+
+    accepted = actor.actor_inbox.offer(Envelope(Work(1), reply_to=future))
+    stopping = ref.stop(block=False)
+    gate.set()
+
+    assert stopping.get(timeout=WAIT)
+    assert accepted.get(timeout=WAIT) is None
+    with pytest.raises(pykka.ActorDeadError):
+        future.get(timeout=WAIT)
+    pool.close(WAIT)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"capacity": 0}, {"when_full": "explode"}, {"timeout": 0}, {"capacity": "many"}]
+)
+def test_a_lane_policy_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        LanePolicy(**wrong)
+
+
+def test_a_blocking_get_is_refused_on_every_pool_thread_at_once() -> None:
+    pool, never = Dispatcher("pair", 2), ReplyFuture[int]()
+    together = threading.Barrier(2)
+
+    def get(_: Recorder) -> Any:
+        together.wait(WAIT)
+        return never.get(timeout=WAIT)
+
+    answers = [Recorder.start(pool).ask(get, block=False) for _ in range(2)]
+
+    for answer in answers:
+        with pytest.raises(BlockingCall, match="await the future"):
+            answer.get(timeout=WAIT)
+    pool.close(WAIT)
+
+
+def test_blocking_is_allowed_on_threads_meant_for_it(pool: Dispatcher) -> None:
+    slow = Dispatcher("slow", 1, blocking=True)
+    helper = Recorder.start(pool)
+
+    answer = Recorder.start(slow).ask(lambda _: helper.ask("hello", timeout=WAIT), timeout=WAIT)
+
+    assert answer == ["hello"]
+    slow.close(WAIT)
+
+
+def test_an_answer_that_is_a_future_reaches_the_asker_as_its_value(pool: Dispatcher) -> None:
+    ref, inner = Recorder.start(pool), ReplyFuture[str]()
+    foreign: pykka.Future[str] = pykka.ThreadingFuture()
+
+    answer = ref.ask(lambda _: inner, block=False)
+    other = ref.ask(lambda _: foreign, block=False)
+    assert ref.ask("not held up", timeout=WAIT) == ["not held up"]
+    inner.resolve("value")
+    foreign.set("another")
+
+    assert answer.get(timeout=WAIT) == "value"
+    assert other.get(timeout=WAIT) == "another"
+
+
+def test_a_registered_actor_that_exits_stops_the_others_as_in_pykka(pool: Dispatcher) -> None:
+    class Exits(PooledActor):
+        dispatcher = pool
+
+        def on_receive(self, message: Any) -> Any:
+            raise SystemExit(message)
+
+    bystander, system_actor = Exits.start(), Recorder.start(pool)
+
+    with pytest.raises(SystemExit):
+        Exits.start().ask(1, timeout=WAIT)
+
+    assert bystander.actor_stopped.wait(WAIT)
+    assert system_actor.ask("here", timeout=WAIT) == ["here"]
+
+
+def test_a_future_settles_once_and_says_who_was_first() -> None:
+    future: ReplyFuture[int] = ReplyFuture()
+
+    assert not future.done
+    assert future.resolve(1)
+    assert not future.resolve(2)
+    assert not future.reject(ValueError())
+    assert future.get(timeout=0) == 1
+
+
+def test_registered_actors_keep_pykkas_registry(pool: Dispatcher) -> None:
+    class Registered(PooledActor):
+        dispatcher = pool
+
+    ref = Registered.start()
+    assert pykka.ActorRegistry.get_by_urn(ref.actor_urn) == ref
+
+    ref.stop(timeout=WAIT)
+
+    assert pykka.ActorRegistry.get_by_urn(ref.actor_urn) is None
+
+
+def test_a_timer_calls_back_in_the_order_of_the_moments() -> None:
+    timer, called, done = Timer(), [], threading.Event()
+
+    timer.after(0.03, done.set)
+    timer.after(0.02, lambda: called.append("second"))
+    timer.after(0.001, lambda: called.append("first"))
+
+    assert done.wait(WAIT)
+    assert called == ["first", "second"]
+    timer.close()
+
+
+def test_a_message_that_comes_while_an_actor_is_bound_queues_it_once() -> None:
+    class Sender:
+        """A lock that is taken by somebody else first, who sends a message."""
+
+        def __init__(self) -> None:
+            self.inner, self.sent = threading.Lock(), False
+
+        def __enter__(self) -> None:
+            if not self.sent:
+                self.sent = True
+                mailbox.put(Envelope("early"))
+            self.inner.acquire()
+
+        def __exit__(self, *_: Any) -> None:
+            self.inner.release()
+
+    queued, mailbox = list[Any](), Mailbox()
+    actor: Any = SimpleNamespace(dispatcher=SimpleNamespace(schedule=queued.append))
+    lock: Any = Sender()
+    mailbox._lock = lock
+
+    mailbox.bind(actor)
+
+    assert queued == [actor]
+    assert mailbox.get().message == "early"
+
+
+def test_a_message_goes_to_the_method_that_is_marked_with_its_type(pool: Dispatcher) -> None:
+    class Base(SystemActor):
+        dispatcher = pool
+
+        @handles(str)
+        def take_text(self, message: str) -> str:
+            return f"text {message}"
+
+        @handles(Work)
+        def take_work(self, message: Work) -> int:
+            return message.number
+
+    class Derived(Base):
+        @handles(Work)
+        def take_work_otherwise(self, message: Work) -> int:
+            return -message.number
+
+    base, derived = Base.start(), Derived.start()
+
+    assert (base.ask("a"), base.ask(Work(1))) == ("text a", 1)
+    assert (derived.ask("b"), derived.ask(Work(2))) == ("text b", -2)

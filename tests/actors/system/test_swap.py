@@ -1,0 +1,392 @@
+"""Another model under running agents: what waits, what is kept, and what comes back warm."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from small_tokenizers import chat_format
+from swap_models import (
+    ANSWER,
+    FIRST,
+    SECOND,
+    STORY,
+    WAIT,
+    Background,
+    Grid,
+    Held,
+    ask,
+    computed_alone,
+    swapping,
+)
+
+from kvactors.actors import AgentSystem, ContextExceeded, Reply, SwapFailed, SystemStopped
+from kvactors.actors.system.export import export_stored
+from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.turns.messages_gpu import Restored, SwapModel
+from kvactors.actors.turns.messages_store import WithStore
+from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.errors import KvactorsError
+from kvactors.persistence.errors import ExportRejected
+from kvactors.persistence.store.store import Store
+
+OpenSystem = Callable[..., AgentSystem]
+
+
+# -- there and back ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["with a store", "without"])
+def test_agents_go_on_under_another_model_and_are_warm_when_the_first_is_back(
+    open_grid: OpenSystem, kept: bool
+) -> None:
+    system = open_grid(FIRST, **({} if kept else {"store": False}))
+    alice = system.spawn("alice", "Be brief.")
+    ask(alice, STORY)
+    told = alice.transcript()
+
+    system.swap_model(SECOND)
+    assert [turn.text for turn in alice.transcript().turns] == [turn.text for turn in told.turns]
+    assert "Be brief." in alice.transcript().text
+    retokenized = len(alice.transcript().token_ids)
+    other = ask(alice, "be calm")
+    assert (other.cache, other.usage.reused_tokens) == ("cold", 0)
+    assert other.usage.retokenized_tokens == retokenized
+    assert computed_alone(system, alice, other)
+    assert ask(alice).cache == "hot"
+
+    system.swap_model(FIRST)
+    assert alice.transcript().token_ids[: len(told.token_ids)] == told.token_ids
+    again = ask(alice, "world")
+    assert again.cache == ("warm" if kept else "cold")
+    assert again.usage.reused_tokens == (len(told.token_ids) - 1 if kept else 0)
+    assert 0 < again.usage.retokenized_tokens < again.usage.prompt_tokens - len(told.token_ids)
+    assert computed_alone(system, alice, again)
+    assert system.spawn("alice") is alice
+
+
+def test_one_tokenizer_under_two_models_keeps_every_token_and_shares_no_kv(
+    open_grid: OpenSystem,
+) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+    tokens = alice.transcript().token_ids
+
+    system.swap_model(Grid("bytes", seed=9))
+
+    assert alice.transcript().token_ids == tokens
+    reply = ask(alice)
+    assert (reply.cache, reply.usage.retokenized_tokens) == ("cold", 0)
+    assert computed_alone(system, alice, reply)
+
+
+@pytest.mark.parametrize("model", [FIRST, SECOND], ids=["first", "second"])
+def test_after_a_restart_either_model_finds_its_kv(open_grid: OpenSystem, model: Grid) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+    system.swap_model(SECOND)
+    ask(alice)
+    if model is FIRST:
+        system.swap_model(FIRST)
+    turns = alice.transcript().turns
+    system.stop(timeout=WAIT)
+
+    again = open_grid(model)
+    restored = again.spawn("alice")
+
+    assert restored.transcript().turns == turns
+    reply = ask(restored)
+    assert reply.cache == "warm"
+    assert computed_alone(again, restored, reply)
+
+
+def test_forks_and_rewinds_after_a_swap(open_grid: OpenSystem) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+    ask(alice)
+    system.swap_model(SECOND)
+
+    bob = system.spawn("bob", from_="alice")
+    assert bob.transcript() == alice.transcript()
+    alice.rewind().get(timeout=WAIT)
+    bob.rewind(to_token=50).get(timeout=WAIT)
+    replies = {agent: ask(agent, "be calm") for agent in (alice, bob)}
+    for agent, reply in replies.items():
+        assert computed_alone(system, agent, reply)
+
+    system.swap_model(FIRST)
+    for agent in replies:
+        reply = ask(agent, "world")
+        assert reply.usage.retokenized_tokens > 0
+        assert computed_alone(system, agent, reply)
+    turns = [agent.transcript().turns for agent in replies]
+    assert ask(alice).cache == "hot"
+    assert alice.rewind().get(timeout=WAIT).turns == len(turns[0])
+    system.stop(timeout=WAIT)
+    again = open_grid(FIRST)
+    assert [again.spawn(name).transcript().turns for name in ("alice", "bob")] == turns
+
+
+def test_an_export_after_a_swap_is_of_the_model_that_is_loaded(
+    open_grid: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+    system.swap_model(SECOND)
+    ask(alice)
+
+    system.export_agent("alice", tmp_path / "alice.q4", format="q4-flat")
+
+    bob = system.import_agent(tmp_path / "alice.q4", "bob")
+    assert bob.transcript().token_ids == alice.transcript().token_ids
+    reply = ask(bob)
+    assert reply.cache == "warm"
+    assert computed_alone(system, bob, reply)
+    # Without the model nobody knows its tokens of the other one's turns.
+    fingerprint = system.info.fingerprint
+    system.stop(timeout=WAIT)
+    store = Store(tmp_path / "store")
+    with pytest.raises(ExportRejected, match="several models"):
+        export_stored(store, "alice", tmp_path / "a", "q4-flat", model="?", fingerprint=fingerprint)
+    store.close()
+
+
+def test_what_a_swap_does_not_name_stays_and_what_depends_on_the_model_is_found_anew(
+    open_grid: OpenSystem,
+) -> None:
+    system = open_grid(FIRST, store=False, kv_bits=8, max_batch=3, memory_budget="40MB")
+    ask(system.spawn("alice"), STORY)
+    before = system.info
+
+    system.swap_model(SECOND, context=64)
+
+    info, stats = system.info, system.stats()
+    assert (info.name, system.chat, system.spec) == (SECOND.name, info.chat, info.spec)
+    assert info.spec.vocab_size != before.spec.vocab_size
+    assert {layer.bits for layer in info.spec.layers} == {8}
+    assert stats["budget_bytes"] == info.memory_budget == 40_000_000
+    assert (stats["misses"], stats["hot_agents"], stats["hot_bytes"]) == (0, 0, 0)
+    with pytest.raises(ContextExceeded, match="exceed the context of 64 tokens"):
+        ask(system.spawn("alice"))
+    system.swap_model(FIRST, kv_bits=4, context=None)
+    assert {layer.bits for layer in system.spec.layers} == {4}
+    assert system.spec.context == before.spec.context
+    assert ask(system.spawn("alice")).cache == "cold"
+
+
+def test_the_old_models_memory_is_free_before_the_new_one_is_loaded(
+    open_grid: OpenSystem,
+) -> None:
+    system = open_grid(FIRST)
+    for number in range(4):
+        ask(system.spawn(str(number)), STORY)
+    weights = mx.get_active_memory() - FIRST.memory[-1]
+    second = Grid("unigram")
+
+    system.swap_model(second)
+
+    assert second.memory[-1] - FIRST.memory[-1] < 0.05 * weights
+
+
+def test_what_the_old_model_computed_is_written_before_it_goes(
+    open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, asked = list[str](), threading.Event()
+    commit, true = Store.commit, Lifecycle.ask
+
+    def late(self: Store, *args: Any, **kwargs: Any) -> None:
+        asked.wait(WAIT)
+        commit(self, *args, **kwargs)
+        order.append("saved")
+
+    def noted(self: Lifecycle, actor: Any, message: Any) -> Any:
+        if isinstance(message, WithStore | SwapModel):
+            asked.set()
+        return true(self, actor, message)
+
+    def other() -> Any:
+        order.append("loaded")
+        return Grid("unigram")()
+
+    monkeypatch.setattr(Store, "commit", late)
+    monkeypatch.setattr(Lifecycle, "ask", noted)
+    system = open_grid(FIRST)
+    reply = system.spawn("alice").ask(STORY, sampling=ANSWER).get(timeout=WAIT)
+
+    system.swap_model(other)
+
+    assert order == ["saved", "loaded"]
+    assert reply.cached.get(timeout=WAIT) is True
+    assert system.stats()["backlog_bytes"] == 0
+
+
+# -- turns meanwhile -----------------------------------------------------------------------
+
+
+def test_turns_that_run_end_first_and_those_that_wait_are_the_new_models(
+    open_grid: OpenSystem, pauses: threading.Semaphore
+) -> None:
+    held = Held()
+    system = open_grid(held)
+    alice, bob = system.spawn("alice"), system.spawn("bob")
+    held.hold()
+    running = alice.stream("Hello", sampling=ANSWER)
+    assert held.model.reached.wait(WAIT)
+    waiting = alice.stream("world", sampling=ANSWER)
+    swap = swapping(system, SECOND)
+    for _ in range(2):
+        assert pauses.acquire(timeout=WAIT)
+    late = bob.ask("again", sampling=ANSWER)
+    carol = system.spawn("carol")
+    new = carol.ask([5, 6, 7], sampling=ANSWER)
+    fork = Background(lambda: system.spawn("dan", from_="bob"))
+    held.gate.set()
+
+    assert (swap.end(), fork.end()) == (None, None)
+
+    assert "".join(piece.text for piece in running) == running.reply.text
+    assert "".join(piece.text for piece in waiting) == waiting.reply.text
+    assert running.reply.usage.retokenized_tokens == 0
+    assert waiting.reply.usage.retokenized_tokens > 0
+    assert [bool(turn.source) for turn in alice.transcript().turns] == [True, True, False, False]
+    assert computed_alone(system, alice, waiting.reply)
+    assert computed_alone(system, bob, late.get(timeout=WAIT))
+    assert computed_alone(system, carol, new.get(timeout=WAIT))
+    assert system.spawn("dan").transcript() == bob.transcript()
+    # Token ids of the old tokenizer are the new one's of the same text.
+    assert carol.transcript().turns[0].text == chat_format("bytes").decode([5, 6, 7])
+    assert carol.transcript().turns[0].token_ids != (5, 6, 7)
+
+
+def test_turns_that_take_too_long_go_on_and_the_model_stays(
+    open_grid: OpenSystem, pauses: threading.Semaphore
+) -> None:
+    held = Held()
+    system = open_grid(held)
+    alice = system.spawn("alice")
+    held.hold()
+    running, waiting = [alice.ask(text, sampling=ANSWER) for text in ("Hello", "world")]
+    assert held.model.reached.wait(WAIT)
+
+    with pytest.raises(SwapFailed, match=r"1 turns still ran after 0\.1 s.*bytes chatml"):
+        system.swap_model(SECOND, timeout=0.1)
+    held.gate.set()
+
+    assert running.get(timeout=WAIT).usage.retokenized_tokens == 0
+    assert waiting.get(timeout=WAIT).cache == "hot"
+    system.swap_model(SECOND, timeout=WAIT)
+    assert ask(alice).cache == "cold"
+
+
+def test_asks_that_race_with_swaps_each_end_in_a_reply_or_an_error(
+    open_grid: OpenSystem,
+) -> None:
+    system = open_grid(FIRST)
+    done = threading.Event()
+    ended: list[Reply | KvactorsError] = []
+
+    def talk(name: str) -> None:
+        agent = system.spawn(name)
+        while not done.is_set():
+            try:
+                ended.append(agent.ask("Hello world", sampling=ANSWER).get(timeout=WAIT))
+            except KvactorsError as error:
+                ended.append(error)
+
+    talkers = [Background(partial(talk, name)) for name in "abc"]
+    for model in (SECOND, FIRST, Grid("wordpiece", "none"), FIRST):
+        system.swap_model(model)
+    done.set()
+
+    assert [talker.end() for talker in talkers] == [None] * 3
+    assert {type(end) for end in ended} == {Reply}
+    assert system.wait_idle(WAIT)
+    turns = {}
+    for agent in system.agents():
+        assert computed_alone(system, agent, ask(agent))
+        turns[agent.agent_id] = agent.transcript().turns
+    system.stop(timeout=WAIT)
+    again = open_grid(FIRST)
+    assert {name: again.spawn(name).transcript().turns for name in "abc"} == turns
+
+
+def test_an_agent_may_be_forgotten_while_its_turn_holds_a_swap_up(
+    open_grid: OpenSystem, pauses: threading.Semaphore
+) -> None:
+    held = Held()
+    system = open_grid(held)
+    alice = system.spawn("alice")
+    held.hold()
+    running, waiting = [alice.ask(text, sampling=ANSWER) for text in ("Hello", "world")]
+    assert held.model.reached.wait(WAIT)
+    swap = swapping(system, SECOND)
+    assert pauses.acquire(timeout=WAIT)
+    forgetting = Background(lambda: system.forget("alice"))
+    held.gate.set()
+
+    assert (swap.end(), forgetting.end()) == (None, None)
+    for future in (running, waiting):
+        if future.done:
+            continue
+        with pytest.raises(KvactorsError):
+            future.get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+    assert ask(system.spawn("alice")).usage.retokenized_tokens == 0
+
+
+def test_a_stop_ends_a_swap_that_waits_and_every_turn(
+    open_grid: OpenSystem, pauses: threading.Semaphore
+) -> None:
+    held = Held()
+    system = open_grid(held)
+    alice = system.spawn("alice")
+    held.hold()
+    running, waiting = [alice.ask(text, sampling=ANSWER) for text in ("Hello", "world")]
+    assert held.model.reached.wait(WAIT)
+    swap = swapping(system, SECOND)
+    assert pauses.acquire(timeout=WAIT)
+
+    stopping = Background(system.stop)
+    assert isinstance(swap.end(), SystemStopped)
+    held.gate.set()
+
+    assert stopping.end() is None
+    assert [future.get(timeout=WAIT).finish_reason for future in (running, waiting)] == [
+        "length"
+    ] * 2
+    with pytest.raises(SystemStopped):
+        system.swap_model(SECOND)
+
+
+def test_kv_that_was_asked_for_under_the_old_model_is_not_the_new_ones(
+    open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+    old, twin = system.info.fingerprint, Grid("bytes", seed=9)
+    true = Store.read_kv
+
+    def late(self: Store, agent_id: str, fingerprint: str) -> Any:
+        if fingerprint != old:
+            stored = [
+                ExportedKV(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
+                for part in true(self, agent_id, old)
+            ]
+            assert stored
+            system.parts.lifecycle.gpu.tell(Restored(agent_id, old, stored))
+        return true(self, agent_id, fingerprint)
+
+    monkeypatch.setattr(Store, "read_kv", late)
+    system.swap_model(twin)
+
+    reply = ask(alice)
+    assert (reply.cache, reply.usage.reused_tokens) == ("cold", 0)
+    assert computed_alone(system, alice, reply)

@@ -1,0 +1,182 @@
+"""Swaps that fail or are cut short: the old model goes on, or everybody is told."""
+
+import threading
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from swap_models import (
+    ANSWER,
+    FIRST,
+    SECOND,
+    STORY,
+    WAIT,
+    Background,
+    Grid,
+    Held,
+    ask,
+    computed_alone,
+    swapping,
+)
+
+from kvactors.actors import AgentSystem, BlockingCall, EngineDied, SwapFailed, SystemStopped
+from kvactors.actors.runtime.futures import mark_pool_thread
+from kvactors.core.errors import InvalidConfig, KvactorsError, ModelNotFound, TemplateError
+from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+
+OpenSystem = Callable[..., AgentSystem]
+
+
+# -- when it fails -------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_there_is_refused_before_the_old_one_goes(
+    open_grid: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+
+    with pytest.raises(SwapFailed, match=f"goes on with {FIRST.name}") as failure:
+        system.swap_model(tmp_path / "nowhere")
+
+    assert isinstance(failure.value.__cause__, ModelNotFound)
+    assert ask(alice).cache == "hot"
+
+
+def test_when_the_new_model_cannot_be_loaded_the_old_one_goes_on_warm(
+    open_grid: OpenSystem,
+) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice", "Be brief.")
+    ask(alice, STORY)
+    weights = mx.get_active_memory() - FIRST.memory[-1]
+
+    def half() -> Any:
+        model = tiny_model(vocab_size=4000)
+        raise RuntimeError(f"out of luck with {model}")
+
+    with pytest.raises(SwapFailed, match=r"half cannot be loaded .*RuntimeError: out of luck"):
+        system.swap_model(half)
+
+    assert FIRST.memory[-1] - FIRST.memory[-2] < 0.05 * weights
+    assert system.info.name == FIRST.name
+    reply = ask(alice)
+    assert (reply.cache, reply.usage.retokenized_tokens) == ("warm", 0)
+    assert computed_alone(system, alice, reply)
+    system.swap_model(SECOND)
+    assert ask(alice).cache == "cold"
+
+
+def test_when_the_old_model_cannot_be_loaded_again_every_future_says_so(
+    open_grid: OpenSystem, pauses: threading.Semaphore
+) -> None:
+    held = Held()
+
+    def once() -> Any:
+        if held.model is not None:
+            raise OSError("unplugged")
+        return held()
+
+    def broken() -> Any:
+        raise RuntimeError("broken")
+
+    system = open_grid(once)
+    alice = system.spawn("alice")
+    told = ask(alice, STORY)
+    held.hold()
+    running = alice.ask("Hello", sampling=ANSWER)
+    assert held.model.reached.wait(WAIT)
+    swap = swapping(system, broken)
+    assert pauses.acquire(timeout=WAIT)
+    waiting = alice.ask("world", sampling=ANSWER)
+    held.gate.set()
+
+    error = swap.end()
+
+    assert isinstance(error, SwapFailed)
+    assert "broken cannot be loaded, nor once again" in str(error)
+    assert "OSError: unplugged" in str(error)
+    assert running.get(timeout=WAIT).finish_reason == "length"
+    with pytest.raises(EngineDied):
+        waiting.get(timeout=WAIT)
+    with pytest.raises(EngineDied):
+        alice.ask("again")
+    with pytest.raises((SwapFailed, EngineDied)):
+        system.swap_model(SECOND)
+    turns = alice.transcript().turns
+    system.stop(timeout=WAIT)
+    held.model = None
+    restored = open_grid(once).spawn("alice")
+    assert restored.transcript().turns == turns
+    assert told.text == turns[1].text
+    assert ask(restored).cache == "warm"
+
+
+def test_an_agent_that_the_new_template_cannot_render_waits_for_the_next_model(
+    open_grid: OpenSystem,
+) -> None:
+    def strict() -> Any:
+        model, tokenizer = Grid("unigram")()
+        tokenizer = copy(tokenizer)
+        tokenizer.chat_template = (
+            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+            "{% endif %}{% endfor %}" + tokenizer.chat_template
+        )
+        return model, tokenizer
+
+    system = open_grid(FIRST)
+    alice, bob = system.spawn("alice"), system.spawn("bob")
+    alice.observe("3 degrees", role="tool").get(timeout=WAIT)
+    ask(bob)
+
+    system.swap_model(strict)
+
+    with pytest.raises(TemplateError, match="no tools"):
+        ask(alice)
+    assert ask(bob).cache == "cold"
+    system.swap_model(FIRST)
+    assert ask(alice).cache == "warm"
+
+
+def test_what_cannot_be_a_swap_is_refused_and_changes_nothing(open_grid: OpenSystem) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice)
+
+    for wrong, options in [(3, {}), (lambda: None, {}), (SECOND, {"kv_bits": 5})]:
+        with pytest.raises(InvalidConfig):
+            system.swap_model(wrong, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="max_batch"):
+        system.swap_model(SECOND, max_batch=2)  # type: ignore[call-arg]
+    with pytest.raises(SystemStopped):
+        AgentSystem(FIRST, store=False).swap_model(SECOND)
+
+    def on_a_pool_thread() -> None:
+        mark_pool_thread(shared=True)
+        system.swap_model(SECOND)
+
+    assert isinstance(Background(on_a_pool_thread).end(), BlockingCall)
+    assert system.info.name == FIRST.name
+    assert ask(alice).cache == "hot"
+
+
+def test_token_ids_beyond_the_new_models_embedding_end_in_an_error(
+    open_grid: OpenSystem,
+) -> None:
+    def large() -> Any:
+        return snap_to_grid(tiny_model(seed=3)), PlainTokenizer(128)
+
+    def small() -> Any:
+        return snap_to_grid(tiny_model(seed=3, vocab_size=96)), PlainTokenizer(128)
+
+    system = open_grid(large)
+    alice = system.spawn("alice")
+    ask(alice, [100, 101])
+    system.swap_model(small)
+
+    with pytest.raises(KvactorsError, match="outside the vocabulary of the model, 0 <= id < 96"):
+        ask(alice, [1])

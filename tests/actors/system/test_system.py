@@ -1,0 +1,479 @@
+"""The public interface: asking, streaming, observing, restoring, ending."""
+
+import logging
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
+from kvactors.core.errors import KvactorsError, SystemStopped
+from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+
+OpenSystem = Callable[..., AgentSystem]
+SHORT = Sampling(max_tokens=8)
+WAIT = 60
+
+
+def grid_model() -> tuple[Any, PlainTokenizer]:
+    return snap_to_grid(tiny_model(seed=3)), PlainTokenizer()
+
+
+class FaultyModel:
+    """A callable model whose Faulty wrapper the test can reach."""
+
+    name = "faulty"
+
+    def __init__(self) -> None:
+        self.model: Any = None
+
+    def __call__(self) -> tuple[Any, PlainTokenizer]:
+        self.model = Faulty(snap_to_grid(tiny_model(seed=3)))
+        return self.model, PlainTokenizer()
+
+
+def test_a_turn_appends_prompt_and_answer_to_the_transcript(open_system: OpenSystem) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+
+    reply = alice.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+
+    assert alice.transcript().token_ids == (1, 2, 3, *reply.token_ids)
+    assert [turn.role for turn in alice.transcript().turns] == ["user", "assistant"]
+    assert reply.usage.prompt_tokens == 3
+    assert reply.usage.generated_tokens == len(reply.token_ids)
+    assert reply.cache == "cold"
+
+
+def test_a_second_turn_reuses_all_but_the_last_token(open_system: OpenSystem) -> None:
+    alice = open_system().spawn("alice")
+    alice.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+    known = len(alice.transcript().token_ids)
+
+    reply = alice.ask([4, 5], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.cache == "hot"
+    assert reply.usage.reused_tokens == known - 1
+    assert reply.usage.prefilled_tokens == 3
+    assert reply.usage.prompt_tokens == known + 2
+
+
+def test_a_restored_agent_is_warm_and_goes_on_as_if_it_had_never_stopped(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    options = {"model": grid_model, "attention": "packed"}
+    never_stopped = open_system(**options, store=False).spawn("alice")
+    never_stopped.ask("a long beginning " * 20, sampling=SHORT).get(timeout=WAIT)
+    expected = never_stopped.ask("and then?", sampling=SHORT).get(timeout=WAIT)
+
+    first = open_system(**options)
+    first.spawn("alice").ask("a long beginning " * 20, sampling=SHORT).get(timeout=WAIT)
+    first.stop()
+    alice = open_system(**options).spawn("alice")
+    reply = alice.ask("and then?", sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.cache == "warm"
+    assert reply.usage.reused_tokens == expected.usage.reused_tokens > 300
+    assert reply.token_ids == expected.token_ids
+
+
+TALK = """
+import sys
+from kvactors.core import blas; blas.preload()
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+
+def grid_model():
+    return snap_to_grid(tiny_model(seed=3)), PlainTokenizer()
+
+with AgentSystem(grid_model, store=sys.argv[1], attention="packed") as system:
+    for prompt in sys.argv[2:]:
+        reply = system.spawn("alice").ask(prompt, sampling=Sampling(max_tokens=8)).get()
+        print(reply.cache, *reply.token_ids)
+"""
+
+
+@pytest.mark.slow
+def test_a_new_process_goes_on_as_if_the_old_one_had_never_stopped(tmp_path: Path) -> None:
+    def talk(store: str, *prompts: str) -> list[str]:
+        command = [sys.executable, "-c", TALK, str(tmp_path / store), *prompts]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return done.stdout.splitlines()
+
+    first, second = "a long beginning " * 20, "and then?"
+    expected = talk("one", first, second)
+    parted = [*talk("two", first), *talk("two", second)]
+
+    assert [line.split()[1:] for line in parted] == [line.split()[1:] for line in expected]
+    assert [line.split()[0] for line in parted] == ["cold", "warm"]
+
+
+def test_a_reproducible_run_repeats_bit_for_bit(open_system: OpenSystem) -> None:
+    def run() -> list[tuple[int, ...]]:
+        alice = open_system(store=False, reproducible=True).spawn("alice")
+        return [
+            alice.ask("a long text " * 50, sampling=SHORT).get(timeout=WAIT).token_ids
+            for _ in range(3)
+        ]
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize("change", [{"kv_bits": 8}, {"model": "other"}])
+def test_a_changed_model_or_precision_leaves_the_agent_cold_not_lost(
+    open_system: OpenSystem, change: dict[str, Any]
+) -> None:
+    def other() -> tuple[Any, PlainTokenizer]:
+        return tiny_model(seed=77), PlainTokenizer()
+
+    first = open_system(grid_model)
+    first.spawn("alice").ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+    transcript = first.spawn("alice").transcript()
+    first.stop()
+
+    changed = {"model": grid_model, **change}
+    if changed["model"] == "other":
+        changed["model"] = other
+    alice = open_system(**changed).spawn("alice")
+    restored = alice.transcript()
+    reply = alice.ask([4], sampling=SHORT).get(timeout=WAIT)
+
+    assert restored == transcript
+    assert reply.cache == "cold"
+    assert reply.usage.prefilled_tokens == reply.usage.prompt_tokens
+
+
+def test_durable_and_cached_resolve_true_with_a_store_and_false_without(
+    open_system: OpenSystem,
+) -> None:
+    kept = open_system().spawn("a").ask([1], sampling=SHORT).get(timeout=WAIT)
+    lost = open_system(store=False).spawn("a").ask([1], sampling=SHORT).get(timeout=WAIT)
+
+    assert (kept.durable.get(timeout=WAIT), kept.cached.get(timeout=WAIT)) == (True, True)
+    assert (lost.durable.get(timeout=WAIT), lost.cached.get(timeout=WAIT)) == (False, False)
+
+
+def test_prompts_to_one_agent_are_answered_in_order(open_system: OpenSystem) -> None:
+    alice = open_system().spawn("alice")
+
+    replies = [
+        future.get(timeout=WAIT)
+        for future in [alice.ask([i], sampling=Sampling(max_tokens=3)) for i in range(1, 9)]
+    ]
+
+    said = [token for i, reply in enumerate(replies, 1) for token in (i, *reply.token_ids)]
+    assert list(alice.transcript().token_ids) == said
+
+
+def test_many_agents_share_the_batch_and_say_what_each_says_alone(
+    open_system: OpenSystem,
+) -> None:
+    options: dict[str, Any] = {"model": grid_model, "attention": "packed", "store": False}
+    together = open_system(**options, max_batch=8)
+    futures = [
+        together.spawn(f"{i}").ask([1 + i] * (1 + 17 * i), sampling=SHORT) for i in range(20)
+    ]
+    replies = [future.get(timeout=WAIT).token_ids for future in futures]
+
+    apart = open_system(**options, max_batch=1)
+    alone = [
+        apart.spawn(f"{i}").ask([1 + i] * (1 + 17 * i), sampling=SHORT).get(timeout=WAIT).token_ids
+        for i in range(20)
+    ]
+    assert replies == alone
+
+
+def test_the_same_seed_draws_the_same_tokens_whoever_shares_the_batch(
+    open_system: OpenSystem,
+) -> None:
+    sampling = Sampling(max_tokens=12, temperature=1.5, top_k=40, min_p=0.01, seed=5)
+    options: dict[str, Any] = {"model": grid_model, "attention": "packed", "store": False}
+    alone = open_system(**options).spawn("a").ask([1, 2], sampling=sampling).get(timeout=WAIT)
+
+    system = open_system(**options)
+    crowd = [system.spawn(f"b{i}").ask([i + 3] * 30) for i in range(4)]
+    again = system.spawn("a").ask([1, 2], sampling=sampling).get(timeout=WAIT)
+    other = system.spawn("c").ask([1, 2], sampling=sampling).get(timeout=WAIT)
+    for future in crowd:
+        future.get(timeout=WAIT)
+
+    assert again.token_ids == alone.token_ids
+    assert other.token_ids != alone.token_ids
+
+
+def test_stream_pieces_add_up_to_the_replys_text(open_system: OpenSystem) -> None:
+    alice = open_system().spawn("alice")
+
+    stream = alice.stream("hello", sampling=Sampling(max_tokens=20))
+    pieces = list(stream)
+
+    assert "".join(piece.text for piece in pieces) == stream.reply.text
+    assert tuple(t for piece in pieces for t in piece.token_ids) == stream.reply.token_ids
+
+
+def test_a_stop_string_ends_the_turn_across_token_borders_and_is_cut_from_the_text(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(store=False)
+    whole = system.spawn("a").ask("x", sampling=Sampling(max_tokens=24)).get(timeout=WAIT)
+    stop = whole.text[9:12]
+    assert len(stop) == 3
+
+    stream = system.spawn("b").stream("x", sampling=Sampling(max_tokens=24, stop=(stop,)))
+    text = "".join(piece.text for piece in stream)
+
+    assert text == stream.reply.text == whole.text[: whole.text.index(stop)]
+    assert stream.reply.finish_reason == "stop"
+    end = whole.text.index(stop) + len(stop)
+    assert stream.reply.token_ids == whole.token_ids[:end]
+
+
+def test_closing_a_stream_early_cancels_the_turn(open_system: OpenSystem) -> None:
+    alice = open_system().spawn("alice")
+
+    stream = alice.stream("hello", sampling=Sampling(max_tokens=2000))
+    next(stream)
+    stream.close()
+
+    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply.usage.generated_tokens < 2000
+
+
+def test_cancel_keeps_what_was_decoded(open_system: OpenSystem) -> None:
+    alice = open_system().spawn("alice")
+    stream = alice.stream("hello", sampling=Sampling(max_tokens=2000))
+    next(stream)
+
+    alice.cancel()
+    reply = stream.reply
+
+    assert reply.finish_reason == "cancelled"
+    assert alice.transcript().token_ids[-len(reply.token_ids) :] == reply.token_ids
+    assert alice.ask("go on", sampling=SHORT).get(timeout=WAIT).cache == "hot"
+
+
+def test_observed_text_is_remembered_and_prefilled_without_an_answer(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+
+    alice.observe("it rains")
+    assert system.wait_idle(WAIT)
+
+    assert [turn.role for turn in alice.transcript().turns] == ["user"]
+    reply = alice.ask("and?", sampling=SHORT).get(timeout=WAIT)
+    assert reply.cache == "hot"
+    assert reply.usage.reused_tokens == len("it rains")
+
+
+def test_tell_takes_a_turn_that_nobody_waits_for(open_system: OpenSystem) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+
+    alice.tell("hello", sampling=SHORT)
+    assert system.wait_idle(WAIT)
+
+    assert len(alice.transcript().turns) == 2
+
+
+def test_a_timeout_undoes_the_turn_and_its_neighbours_go_on(open_system: OpenSystem) -> None:
+    faulty = FaultyModel()
+    system = open_system(faulty)
+    alice, bob = system.spawn("alice"), system.spawn("bob")
+    alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
+    before = alice.transcript()
+    gate = threading.Event()
+    faulty.model.arm(hold=gate)
+
+    late = alice.ask([3, 4], sampling=SHORT, timeout=0.2)
+    queued = alice.ask([5, 6], sampling=SHORT, timeout=0.2)
+    other = bob.ask([1, 2], sampling=SHORT)
+    assert faulty.model.reached.wait(WAIT)
+    # Both end on time, though the GPU is in the middle of a step.
+    for future in (queued, late):
+        with pytest.raises(TurnTimeout, match=r"0\.2 s"):
+            future.get(timeout=WAIT)
+    gate.set()
+
+    assert other.get(timeout=WAIT).finish_reason in ("stop", "length")
+    assert alice.transcript() == before
+    assert alice.ask([3], sampling=SHORT).get(timeout=WAIT).cache == "hot"
+
+
+def test_a_poisoned_prompt_fails_alone_with_its_traceback(open_system: OpenSystem) -> None:
+    options = {"attention": "packed", "store": False}
+    clean = open_system(FaultyModel(), **options)
+    expected = [
+        clean.spawn(f"{i}").ask([i + 1] * 9, sampling=SHORT).get(timeout=WAIT) for i in range(4)
+    ]
+    faulty = FaultyModel()
+    system = open_system(faulty, **options)
+    agents = [system.spawn(f"{i}") for i in range(4)]
+    victim = system.spawn("victim")
+    victim.ask([2, 3], sampling=SHORT).get(timeout=WAIT)
+    before = victim.transcript()
+    faulty.model.arm(poison=99)
+
+    futures = [agent.ask([i + 1] * 9, sampling=SHORT) for i, agent in enumerate(agents)]
+    with pytest.raises(TurnFailed, match="poisoned token 99") as caught:
+        victim.ask([5, 99, 6], sampling=SHORT).get(timeout=WAIT)
+
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert "__call__" in "".join(traceback.format_tb(cause.__traceback__))
+    for future, want in zip(futures, expected, strict=True):
+        if 99 not in want.token_ids:
+            assert future.get(timeout=WAIT).token_ids == want.token_ids
+    faulty.model.arm()
+    assert victim.transcript() == before
+    assert victim.ask([5], sampling=SHORT).get(timeout=WAIT).cache == "hot"
+
+
+def test_a_failing_decode_step_fails_only_its_guilty_row(open_system: OpenSystem) -> None:
+    options: dict[str, Any] = {"attention": "packed", "store": False}
+    clean = open_system(FaultyModel(), **options)
+    long = Sampling(max_tokens=20)
+    alone = [
+        clean.spawn(f"{i}").ask([i + 1] * 9, sampling=long).get(timeout=WAIT) for i in range(5)
+    ]
+    guilty = alone[2].token_ids[10]
+    innocent = [i for i in range(5) if guilty not in alone[i].token_ids[:-1] and guilty != i + 1]
+    assert 2 not in innocent
+    assert len(innocent) >= 2
+    faulty = FaultyModel()
+    system = open_system(faulty, **options)
+    agents = [system.spawn(f"{i}") for i in range(5)]
+    faulty.model.arm(poison=guilty)
+
+    futures = [agent.ask([i + 1] * 9, sampling=long) for i, agent in enumerate(agents)]
+
+    with pytest.raises(TurnFailed, match="poisoned"):
+        futures[2].get(timeout=WAIT)
+    for i in innocent:
+        assert futures[i].get(timeout=WAIT).token_ids == alone[i].token_ids
+
+
+def test_leaving_the_system_finishes_queued_turns_and_saves(tmp_path: Path) -> None:
+    with AgentSystem(grid_model, store=tmp_path / "s") as system:
+        alice = system.spawn("alice")
+        futures = [alice.ask([i + 1], sampling=SHORT) for i in range(4)]
+
+    assert [future.get().durable.get() for future in futures] == [True] * 4
+    assert futures[-1].get().cached.get() is True
+    with pytest.raises(SystemStopped):
+        alice.ask([1])
+
+
+def test_an_interrupt_cancels_what_runs_and_saves_what_is_finished(tmp_path: Path) -> None:
+    system = AgentSystem(grid_model, store=tmp_path / "s")
+    system.start()
+    alice = system.spawn("alice")
+    done = alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
+    stream = alice.stream([3], sampling=Sampling(max_tokens=5000))
+    queued = alice.ask([4], sampling=SHORT)
+    next(stream)
+
+    system.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+    assert done.durable.get() is True
+    assert stream.reply.finish_reason == "cancelled"
+    with pytest.raises(SystemStopped):
+        queued.get(timeout=WAIT)
+    with AgentSystem(grid_model, store=tmp_path / "s") as system:
+        kept = system.spawn("alice").transcript()
+        assert kept.token_ids == (1, 2, *done.token_ids, 3, *stream.reply.token_ids)
+
+
+def test_the_same_id_is_the_same_agent_and_forget_deletes_it_everywhere(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(grid_model)
+    alice = system.spawn("alice")
+    alice.ask([1], sampling=SHORT).get(timeout=WAIT)
+    assert system.spawn("alice") is alice
+    assert system.agents() == [alice]
+
+    system.forget("alice")
+
+    with pytest.raises(SystemStopped):
+        alice.ask([1])
+    assert system.agents() == []
+    assert system.spawn("alice").transcript().token_ids == ()
+    system.stop()
+    again = open_system(grid_model).spawn("alice")
+    assert again.transcript().token_ids == ()
+
+
+def test_spawning_writes_nothing_and_many_agents_are_cheap(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_system()
+    before = sorted(tmp_path.rglob("*"))
+
+    for i in range(500):
+        system.spawn(f"agent {i}")
+
+    assert sorted(tmp_path.rglob("*")) == before
+    assert system.stats()["agents"] == 500
+
+
+def test_idle_agents_are_evicted_under_the_budget_and_come_back_warm(
+    open_system: OpenSystem,
+) -> None:
+    block = 320 * 256  # bytes of KV per block of this model
+    system = open_system(partial(named_grid_model), attention="packed", memory_budget=6 * block)
+    agents = [system.spawn(f"{i}") for i in range(10)]
+    first = [a.ask([i + 1] * 200, sampling=SHORT).get(timeout=WAIT) for i, a in enumerate(agents)]
+    assert system.wait_idle(WAIT)
+    assert system.stats()["hot_agents"] < 10
+
+    again = [agent.ask([7], sampling=SHORT).get(timeout=WAIT) for agent in agents]
+
+    assert {reply.cache for reply in again} <= {"warm", "hot"}
+    assert again[0].cache == "warm"
+    assert again[0].usage.reused_tokens == 200 + len(first[0].token_ids) - 1
+
+
+def named_grid_model() -> tuple[Any, PlainTokenizer]:
+    return grid_model()
+
+
+def test_progress_reports_long_prefills_on_the_way(open_system: OpenSystem) -> None:
+    seen: list[tuple[str, int, int]] = []
+    system = open_system(store=False, progress=lambda *args: seen.append(args))
+
+    system.spawn("a").ask([1] * 3000, sampling=SHORT).get(timeout=WAIT)
+
+    assert seen[-1] == ("a", 2999, 2999)
+    assert len(seen) > 1
+
+
+def test_a_progress_callback_that_raises_does_not_hurt_the_turn(
+    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: Any) -> None:
+        raise ValueError("no")
+
+    system = open_system(store=False, progress=broken)
+
+    assert system.spawn("a").ask([1] * 10, sampling=SHORT).get(timeout=WAIT).token_ids
+
+
+def test_a_full_context_is_refused_with_the_numbers_and_warned_of_before(
+    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice = open_system(context=40).spawn("alice")
+
+    with caplog.at_level(logging.WARNING, logger="kvactors"):
+        alice.ask([1] * 26, sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(KvactorsError, match=r"context of 40 tokens"):
+        alice.ask([1] * 3, sampling=SHORT).get(timeout=WAIT)
+
+    assert "of 40 tokens of context" in caplog.text

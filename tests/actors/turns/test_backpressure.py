@@ -1,0 +1,230 @@
+"""Bounded queues, priorities, deadlines and cancels wherever a turn is; nothing is left behind."""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvactors.actors import (
+    AdmissionFull,
+    Agent,
+    AgentSystem,
+    InvalidInput,
+    LanePolicy,
+    MailboxFull,
+    Sampling,
+    TurnTimeout,
+)
+from kvactors.actors.testing import FaultyModel
+from kvactors.core.engine.engine import Engine, EngineConfig
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.events import Aborted, Finished, KVNeeded
+from kvactors.core.schedule.request import Request
+from kvactors.core.testing.engines import make_request
+
+WAIT = 60
+SHORT = Sampling(max_tokens=6)
+OpenSystem = Callable[..., AgentSystem]
+
+
+def hold(system: AgentSystem, held: FaultyModel) -> tuple[Agent, threading.Event]:
+    """An agent whose turn holds the engine in the middle of a step, until the event is set."""
+    first, gate = system.spawn("first"), held.hold()
+    first.ask([1], sampling=SHORT)
+    assert held.reached.wait(WAIT)
+    return first, gate
+
+
+# -- where a turn can be when its end comes --------------------------------------------
+
+
+def at(engine: Engine, state: str) -> Request:
+    """A turn of "a" that is queued, restoring, prefilling or decoding."""
+    sampling = Sampling(max_tokens=50)
+    if state == "queued":
+        engine.submit(make_request("other", [], [1, 2], Sampling(max_tokens=500)))
+        engine.step()
+    known = [3] * 40 if state == "restoring" else []
+    length = 900 if state == "prefilling" else 10
+    request = make_request("a", known, [5] * length, sampling, serial=7)
+    engine.submit(request)
+    for _ in range(4 if state == "decoding" else 1):
+        events = engine.step()
+    if state == "restoring":
+        assert KVNeeded("a") in events
+    return request
+
+
+@pytest.mark.parametrize("state", ["queued", "restoring", "prefilling", "decoding"])
+@pytest.mark.parametrize("error", [None, TurnTimeout("late")])
+def test_a_turn_ends_within_one_step_wherever_it_is(
+    load_grid: Callable[..., LoadedModel], state: str, error: Exception | None
+) -> None:
+    engine = Engine(load_grid(), EngineConfig(1, 1 << 30, stored=True))
+    request = at(engine, state)
+    prefilled = 0 < request.cached < request.target
+    assert (state == "prefilling") == prefilled
+    assert (state == "decoding") == (request.decoded > 0)
+
+    engine.cancel("a", 7, error)
+    events = engine.step()
+
+    [end] = [e for e in events if isinstance(e, Finished | Aborted)]
+    if isinstance(end, Aborted):
+        assert (end.agent_id, end.error) == ("a", error)
+    else:
+        assert (error, end.reason, end.request) == (None, "cancelled", request)
+    engine.provide("a", ())
+    engine.check()
+    engine.forget("a")
+    assert engine.stats()["waiting"] == 0
+
+
+# -- who goes first --------------------------------------------------------------------
+
+
+def ends(engine: Engine) -> list[str]:
+    """Who ended in the next step."""
+    return [event.request.agent_id for event in engine.step() if isinstance(event, Finished)]
+
+
+def test_a_higher_priority_goes_first_and_nobody_waits_for_ever(
+    load_grid: Callable[..., LoadedModel],
+) -> None:
+    engine = Engine(load_grid(), EngineConfig(1, 1 << 30, stored=False))
+    engine.submit(make_request("patient", [], [2], SHORT))
+    order: list[str] = []
+    for number in range(60):
+        urgent = make_request(f"urgent {number}", [], [3], Sampling(max_tokens=1))
+        urgent.priority = 1
+        engine.submit(urgent)
+        order += ends(engine)
+
+    # Passed over eight times it is as urgent as those that come later.
+    assert order[0] == "urgent 0"
+    assert 8 <= order.index("patient") <= 10
+
+
+def test_priorities_of_asks_reach_the_engine(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, int] = {}
+    submit = Engine.submit
+
+    def watched(self: Engine, request: Request) -> None:
+        seen[request.agent_id] = request.priority
+        submit(self, request)
+
+    monkeypatch.setattr(Engine, "submit", watched)
+    system = open_system(store=False)
+
+    turns = [
+        system.spawn("a").ask([2], sampling=SHORT, priority=5),
+        system.spawn("b").ask([2], sampling=SHORT),
+        system.spawn("c").observe("x"),
+    ]
+
+    for turn in turns:
+        turn.get(timeout=WAIT)
+    assert seen == {"a": 5, "b": 0, "c": -1}
+    with pytest.raises(InvalidInput):
+        system.spawn("a").ask([2], priority=1.5)  # type: ignore[arg-type]
+
+
+# -- bounds ----------------------------------------------------------------------------
+
+
+def test_a_full_admission_queue_refuses_with_the_numbers(
+    load_grid: Callable[..., LoadedModel],
+) -> None:
+    engine = Engine(load_grid(), EngineConfig(1, 1 << 30, stored=False, max_waiting=2))
+    for number in range(2):
+        engine.submit(make_request(f"{number}", [], [1], SHORT))
+
+    with pytest.raises(AdmissionFull, match="2 turns wait"):
+        engine.submit(make_request("2", [], [1], SHORT))
+
+    order: list[str] = []
+    while engine.busy:
+        order += ends(engine)
+    assert order == ["0", "1"]
+
+
+def test_what_the_engine_refuses_fails_that_turn_alone(open_system: OpenSystem) -> None:
+    held = FaultyModel(seed=3)
+    system = open_system(held, store=False, max_batch=1, max_waiting=1)
+    _, gate = hold(system, held)
+    futures = [system.spawn(f"{n}").ask([1], sampling=SHORT) for n in range(4)]
+    gate.set()
+
+    refused = 0
+    for future in futures:
+        try:
+            future.get(timeout=WAIT)
+        except AdmissionFull:
+            refused += 1
+    assert 1 <= refused < 4
+    assert system.wait_idle(WAIT)
+    system.check()
+
+
+@pytest.mark.parametrize("when_full", ["refuse", "drop_oldest", "block"])
+def test_an_agents_lane_holds_what_its_policy_says(open_system: OpenSystem, when_full: Any) -> None:
+    held = FaultyModel(seed=3)
+    lane = LanePolicy(2, when_full, timeout=0.01)
+    system = open_system(held, store=False, prompt_lane=lane)
+    first, gate = hold(system, held)
+    futures = [first.ask([number], sampling=SHORT) for number in (2, 3)]
+
+    if when_full == "drop_oldest":
+        futures.append(first.ask([4], sampling=SHORT))
+        with pytest.raises(MailboxFull, match="gave way"):
+            futures.pop(0).get(timeout=WAIT)
+    else:
+        with pytest.raises(MailboxFull, match="2 prompts wait"):
+            first.ask([4], sampling=SHORT)
+    gate.set()
+
+    for future in futures:
+        assert future.get(timeout=WAIT).token_ids
+    assert system.wait_idle(WAIT)
+    system.check()
+
+
+def test_after_any_mix_nothing_is_left(open_system: OpenSystem) -> None:
+    system = open_system(
+        memory_budget=24 * 256 * 320, max_batch=3, prompt_lane=LanePolicy(3), max_waiting=8
+    )
+    rng = random.Random(5)
+    agents = [system.spawn(f"{number}") for number in range(12)]
+    outcomes: dict[str, int] = {}
+
+    def note(outcome: str) -> None:
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+    futures = []
+    for _ in range(200):
+        agent = rng.choice(agents)
+        prompt = [rng.randrange(1, 128) for _ in range(rng.choice((1, 30, 300)))]
+        options: dict[str, Any] = {"sampling": Sampling(max_tokens=rng.randrange(1, 12))}
+        if rng.random() < 0.3:
+            options["timeout"] = rng.choice((0.001, 0.05, 10))
+        try:
+            futures.append(agent.ask(prompt, priority=rng.randrange(-1, 3), **options))
+        except MailboxFull:
+            note("MailboxFull")
+        if rng.random() < 0.2:
+            agent.cancel()
+        if rng.random() < 0.05:
+            system.check()
+    for future in futures:
+        try:
+            note(future.get(timeout=WAIT).finish_reason)
+        except Exception as error:
+            note(type(error).__name__)
+
+    assert system.wait_idle(WAIT)
+    system.check()
+    assert outcomes.keys() >= {"length", "TurnTimeout"}, outcomes

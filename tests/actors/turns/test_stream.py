@@ -1,0 +1,79 @@
+"""The text of a stream: equal to the reply's, whatever the tokenizer does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvactors.actors.turns.stream import _Text
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.request import StopMatcher
+from kvactors.core.testing.models import PlainTokenizer
+
+
+class Pieces(PlainTokenizer):
+    """Tokens are given pieces of text; like sentencepiece, decoding strips a first space."""
+
+    def __init__(self, pieces: list[str], strip: bool = True) -> None:
+        super().__init__()
+        self.pieces = [piece.encode() for piece in pieces]
+        self.strip = strip
+        self.eos_token_ids = set()
+
+    def decode(self, tokens: list[int]) -> str:
+        text = b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
+        return text.removeprefix(" ") if self.strip else text
+
+
+def streamed(pieces: list[str], stop: tuple[str, ...] = (), strip: bool = True) -> tuple[str, str]:
+    """(what a stream showed before its end, the reply's text). A stop string ends both."""
+    chat = ChatFormat(Pieces(pieces, strip))
+    text, shown = _Text(chat, stop), ""
+    matcher = StopMatcher(stop, chat.decode)
+    tokens: list[int] = []
+    while len(tokens) < len(pieces) and not matcher.matches(tokens):
+        tokens.append(len(tokens))
+        stable = text.add(tokens[-1:])
+        assert stable.startswith(shown)
+        shown = stable
+    return shown, chat.reply_text(tokens, stop)
+
+
+@given(st.lists(st.text(st.sampled_from(" abé\n🦊"), min_size=1, max_size=3), max_size=12))
+def test_what_is_shown_is_a_beginning_of_the_reply(pieces: list[str]) -> None:
+    shown, reply = streamed(pieces)
+
+    assert reply.startswith(shown)
+    assert shown == reply
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab "), min_size=1, max_size=4), max_size=10),
+    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=9), min_size=1, max_size=2),
+)
+def test_no_stop_string_is_ever_shown(pieces: list[str], stop: list[str]) -> None:
+    shown, reply = streamed(pieces, tuple(stop), strip=False)
+
+    assert reply.startswith(shown)
+    assert not any(string in shown for string in stop)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "expected"),
+    [
+        (["Hello", ".\n\n"], ("\n",), "Hello."),
+        (["a", "END and more"], ("END",), "a"),
+        (["A\n", " B", " C"], (), "A\n B C"),
+    ],
+)
+def test_the_text_ends_where_the_reply_ends(
+    pieces: list[str], stop: tuple[str, ...], expected: str
+) -> None:
+    assert streamed(pieces, stop) == (expected, expected)
+
+
+def test_a_character_of_several_tokens_shows_once_it_is_whole() -> None:
+    tokenizer = Pieces([])
+    tokenizer.pieces = [bytes([byte]) for byte in "🦊".encode()]
+    text = _Text(ChatFormat(tokenizer), ())
+
+    assert [text.add([token]) for token in range(4)] == ["", "", "", "🦊"]

@@ -1,0 +1,259 @@
+"""How rows go from a prefill to the decoding ones: uncopied where it can be, and never late."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.wire import to_raw
+from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch, new_arena
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.events import Tokens
+from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.testing.engines import make_request, run_engine
+
+MakeEngine = Callable[..., Engine]
+LoadGrid = Callable[..., LoadedModel]
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(1, 128, length).tolist()
+    return tokens
+
+
+def filled(loaded: LoadedModel, length: int) -> Arena:
+    """An arena with one row of this length."""
+    arena = new_arena(loaded)
+    arena.add_row(0, length)
+    arena.forward(loaded.model, mx.array([prompt_of(length)]))
+    arena.evaluate()
+    return arena
+
+
+def logits(loaded: LoadedModel, arena: Arena, token: int) -> list[np.ndarray]:
+    rows = len(arena)
+    return list(np.array(arena.forward(loaded.model, mx.array([[token]] * rows))[:, -1]))
+
+
+# -- a row that is taken -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [4, None])
+def test_a_row_that_gets_a_slab_of_its_own_is_not_copied(
+    load_grid: LoadGrid, bits: int | None
+) -> None:
+    loaded = load_grid(bits)
+    source, target = filled(loaded, 300), new_arena(loaded)
+    mx.synchronize()
+    before, needed = mx.get_active_memory(), target.take_bytes(source, 0)
+
+    target.take(source, 0)
+    target.evaluate()
+
+    assert (needed, mx.get_active_memory()) == (0, before)
+    assert target.table.lengths == [300]
+
+
+@pytest.mark.parametrize("bits", [4, None])
+def test_both_arenas_go_on_by_themselves(load_grid: LoadGrid, bits: int | None) -> None:
+    loaded = load_grid(bits)
+    source, target = filled(loaded, 300), new_arena(loaded)
+    target.take(source, 0)
+
+    there = [logits(loaded, target, token) for token in (5, 6)]
+    here = [logits(loaded, source, token) for token in (9, 6)]
+
+    apart = filled(loaded, 300)
+    assert np.array_equal(here, [logits(loaded, apart, token) for token in (9, 6)])
+    apart.cut(0, 300)
+    assert np.array_equal(there, [logits(loaded, apart, token) for token in (5, 6)])
+    assert not np.array_equal(here, there)
+
+
+def test_a_row_among_others_is_copied_and_its_neighbours_stay(load_grid: LoadGrid) -> None:
+    loaded = load_grid()
+    prefill = PrefillBatch(loaded)
+    requests = [make_request(f"{i}", [], prompt_of(9 + i, i), Sampling()) for i in range(3)]
+    for request in requests:
+        prefill.add(request, ())
+    target = new_arena(loaded)
+
+    assert len(prefill.arena.table.slabs) == 1
+    assert target.take_bytes(prefill.arena, 1) > 0
+    target.take(prefill.arena, 1)
+    assert [len(prefill.arena), len(target)] == [3, 1]
+
+
+def test_slots_of_rows_that_left_are_not_taken_over(load_grid: LoadGrid) -> None:
+    loaded = load_grid()
+    prefill = PrefillBatch(loaded)
+    requests = [make_request(f"{i}", [], prompt_of(30, i), Sampling()) for i in range(4)]
+    for request in requests:
+        prefill.add(request, ())
+    for request in requests[:3]:
+        prefill.remove(request)
+    target = new_arena(loaded)
+
+    target.take(prefill.arena, 0)
+
+    assert target.nbytes * 4 == prefill.arena.nbytes
+
+
+# -- room to decode ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "room"), [(1, 64), (90, 128), (10_000, 320)])
+def test_a_row_has_room_for_its_first_tokens(load_grid: LoadGrid, most: int, room: int) -> None:
+    prefill = PrefillBatch(load_grid())
+
+    prefill.add(make_request("a", [], prompt_of(31), Sampling(max_tokens=most)), (), spare=True)
+
+    assert prefill.arena.table.slabs[0].capacity == room
+
+
+def test_room_to_decode_does_not_part_rows_of_one_length(load_grid: LoadGrid) -> None:
+    """What is spare is not read: it once made new slabs, and a step launches by slab."""
+    prefill = PrefillBatch(load_grid())
+    for index in range(12):
+        request = make_request(f"{index}", [], prompt_of(40, index), Sampling(max_tokens=256))
+        prefill.add(request, (), spare=True)
+
+    assert [len(slab.rows) for slab in prefill.arena.table.slabs] == [12]
+
+
+def test_room_to_decode_is_given_only_where_it_fits(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    memory, request = engine.memory, make_request("a", [], prompt_of(31), Sampling())
+    spare = memory.bytes_of(SPARE_TOKENS, in_float=False)
+    memory.expected = 1 << 20
+
+    for room, given in ((spare + memory.expected, True), (spare + memory.expected - 1, False)):
+        # The rest of the budget waits to be written.
+        memory.backlog += memory.room - room
+        assert engine.execution.preemption.can_spare([request]) == given
+
+
+# -- tokens on time ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The agents of each decode step that was launched."""
+    seen: list[list[str]] = []
+    launch = DecodeBatch._launch
+
+    def noted(batch: DecodeBatch, *rest: object) -> None:
+        seen.append([request.agent_id for request in batch.requests])
+        launch(batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DecodeBatch, "_launch", noted)
+    return seen
+
+
+def test_after_a_chunk_the_token_in_flight_does_not_wait_for_another_step(
+    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
+) -> None:
+    engine = make_engine(load_grid())
+    decoder = make_request("decoder", [], prompt_of(8), Sampling(max_tokens=200))
+    decoder.stream = True
+    engine.submit(decoder)
+    while not decoder.generated:
+        engine.step()
+    engine.submit(make_request("reader", [], prompt_of(700), Sampling(max_tokens=1)))
+    told: list[tuple[int, int]] = []
+    prefills = engine.memory.running.prefills
+    while not told or any(request.agent_id == "reader" for request in prefills):
+        before = len(launches)
+        tokens = [event for event in engine.step() if isinstance(event, Tokens)]
+        told.append((len(tokens), len(launches) - before))
+
+    # A chunk's tick passes one token on and launches nothing; another launches the next step.
+    assert (1, 0) in told
+    assert (0, 1) in told
+
+
+def test_a_long_row_with_its_last_token_in_flight_is_not_fed_once_more(
+    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
+) -> None:
+    loaded = load_grid()
+    long = 4 * loaded.policy.launch_tokens + 100
+    for length, surplus in ((long, 0), (50, 1)):
+        engine = make_engine(loaded)
+        ends = make_request("ends", [], prompt_of(length), Sampling(max_tokens=3))
+        stays = make_request("stays", [], prompt_of(20), Sampling(max_tokens=300))
+        launches.clear()
+
+        run_engine(engine, [(0, ends), (0, stays)])
+
+        assert sum("ends" in step for step in launches) == 3 + surplus
+
+
+def test_batches_of_both_forms_get_a_token_for_each_chunk(
+    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
+) -> None:
+    """One launched while the other was only read, and they took turns from then on."""
+    engine = make_engine(load_grid(float_tokens=60))
+    decoders = [
+        make_request(name, [], prompt_of(length), Sampling(max_tokens=400))
+        for name, length in (("float", 8), ("bits", 90))
+    ]
+    for request in decoders:
+        engine.submit(request)
+        while not request.generated:
+            engine.step()
+    reader = make_request("reader", [], prompt_of(900), Sampling(max_tokens=1))
+    engine.submit(reader)
+    launches.clear()
+    while reader.remaining or not launches:
+        engine.step()
+
+    steps = [name for step in launches for name in step]
+    assert abs(steps.count("float") - steps.count("bits")) <= 1
+
+
+def test_a_batch_whose_rows_all_ended_is_idle_again(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    """The step that ran ahead of a stop token is nobody's: the next row may be adopted at once."""
+    engine = make_engine(load_grid())
+    request = make_request("a", [], prompt_of(20), Sampling(max_tokens=8))
+    answer = run_engine(engine, [(0, request)])["a"].request.generated
+    stopped = make_request("b", [], prompt_of(20), Sampling(max_tokens=8), stop_tokens=[answer[2]])
+
+    end = run_engine(engine, [(0, stopped)])["b"]
+
+    assert end.reason == "stop"
+    assert engine.memory.running.common[0].idle
+
+
+# -- bytes for the store -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [4, None])
+def test_bytes_for_the_store_are_a_view_that_later_steps_do_not_change(
+    load_grid: LoadGrid, bits: int | None
+) -> None:
+    loaded = load_grid(bits)
+    arena = filled(loaded, 300)
+    piece = arena.export(0, 0, 256)
+    before = mx.get_active_memory()
+
+    tensors = to_raw(piece)
+    copies = [bytes(data) for *_, data in tensors]
+    del piece
+    logits(loaded, arena, 7)
+    arena.cut(0, 0)
+    arena.forward(loaded.model, mx.array([prompt_of(290, 5)]))
+    arena.evaluate()
+
+    assert all(isinstance(data, memoryview) for *_, data in tensors)
+    assert [bytes(data) for *_, data in tensors] == copies
+    arena.leave(0)
+    held = mx.get_active_memory()
+    del tensors
+    assert mx.get_active_memory() < held < before + sum(map(len, copies))

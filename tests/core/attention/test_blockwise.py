@@ -1,0 +1,114 @@
+"""Attention in blocks on the CPU is attention: against NumPy in float64."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kvactors.core.attention import blockwise_cpu
+from kvactors.core.attention.blockwise_cpu import attend_in_blocks
+from kvactors.core.quant.device import on_cpu
+
+SCALE = 0.3
+
+pytestmark = pytest.mark.skipif(not on_cpu(), reason="blocks are for the CPU")
+
+
+def attention(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    mask: np.ndarray | None,
+    sinks: np.ndarray | None,
+) -> np.ndarray:
+    """What it must be, head by head."""
+    rows, heads, tokens, _ = queries.shape
+    out = np.zeros((rows, heads, tokens, values.shape[-1]))
+    for row in range(rows):
+        for head in range(heads):
+            kv_head = head * keys.shape[1] // heads
+            scores = SCALE * queries[row, head].astype("d") @ keys[row, kv_head].astype("d").T
+            if mask is not None:
+                scores = np.where(mask[row, 0], scores, -np.inf)
+            weights = np.exp(scores)
+            total = weights.sum(-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(float(sinks[head]))
+            out[row, head] = weights / total @ values[row, kv_head].astype("d")
+    return out
+
+
+def a_mask(kind: str, rows: int, tokens: int, extent: int) -> np.ndarray | None:
+    """True where a query sees a key; rows end at different keys."""
+    if kind == "none":
+        return None
+    ends = extent - np.arange(rows)[:, None, None] - tokens + 1 + np.arange(tokens)[:, None]
+    keys = np.arange(extent)
+    seen = keys < ends
+    if kind == "window":
+        seen &= keys >= ends - 5
+    return seen[:, None]
+
+
+@pytest.mark.parametrize("sunk", [False, True], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("kind", ["none", "causal", "window"])
+@pytest.mark.parametrize("block", [1, 4000, 8 << 20])
+@pytest.mark.parametrize(("rows", "heads", "kv_heads"), [(1, 4, 4), (3, 6, 2), (2, 4, 1)])
+def test_blocks_of_any_size_are_one_attention(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    block: int,
+    kind: str,
+    sunk: bool,
+) -> None:
+    monkeypatch.setattr(blockwise_cpu, "_BLOCK", block)
+    tokens, extent, dim, value_dim = 7, 40, 16, 8
+    rng = np.random.default_rng(rows)
+    queries = rng.standard_normal((rows, heads, tokens, dim), dtype="f")
+    keys = rng.standard_normal((rows, kv_heads, extent, dim), dtype="f")
+    values = rng.standard_normal((rows, kv_heads, extent, value_dim), dtype="f")
+    mask = a_mask(kind, rows, tokens, extent)
+    sinks = rng.standard_normal(heads, dtype="f") if sunk else None
+
+    found = attend_in_blocks(
+        mx.array(queries),
+        mx.array(keys),
+        mx.array(values),
+        SCALE,
+        None if mask is None else mx.array(mask),
+        None if sinks is None else mx.array(sinks),
+    )
+
+    expected = attention(queries, keys, values, mask, sinks)
+    np.testing.assert_allclose(np.array(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_in_float64_it_is_exact_to_float64() -> None:
+    """NumPy's sums once came back to MLX as float32, which the exact tests then compared."""
+    rng = np.random.default_rng(3)
+    queries, keys, values = (rng.normal(size=(1, 2, n, 8)) for n in (2, 30, 30))
+    q, k, v = (mx.array(array, mx.float64) for array in (queries, keys, values))
+
+    out = np.array(attend_in_blocks(q, k, v, SCALE))
+
+    assert np.abs(out - attention(queries, keys, values, None, None)).max() < 1e-14
+
+
+def test_large_scores_do_not_overflow() -> None:
+    queries = mx.full((1, 1, 2, 4), 100.0)
+    keys = mx.concatenate([mx.full((1, 1, 1, 4), 100.0), mx.full((1, 1, 1, 4), -100.0)], axis=2)
+    values = mx.array([[[[1.0], [2.0]]]])
+
+    assert attend_in_blocks(queries, keys, values, 1.0).tolist() == [[[[1.0], [1.0]]]]
+
+
+def test_a_query_that_sees_no_key_is_not_a_number_and_its_neighbours_are_as_alone() -> None:
+    queries, keys = mx.ones((1, 1, 2, 4)), mx.ones((1, 1, 3, 4))
+    values = mx.array([[[[1.0], [2.0], [6.0]]]])
+    mask = mx.array([[[[False, False, False], [True, True, False]]]])
+
+    blind, seeing = np.array(attend_in_blocks(queries, keys, values, 1.0, mask))[0, 0, :, 0]
+
+    assert np.isnan(blind)
+    assert seeing == 1.5

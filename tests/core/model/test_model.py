@@ -1,0 +1,282 @@
+"""Loading: what is derived, what is refused, and models as people have them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.core.errors import ProbeFailed, UnsupportedLayer
+from kvactors.core.model.load import load_model
+from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
+from kvactors.core.testing.families import build
+from kvactors.core.testing.models import PlainTokenizer, tiny_model
+
+SHORT = Sampling(max_tokens=6)
+WAIT = 60
+
+
+def load(model: Any, **options: Any) -> Any:
+    return load_model(lambda: (model, PlainTokenizer()), ModelOptions(**options))
+
+
+def test_the_spec_is_derived_from_the_models_own_caches() -> None:
+    loaded = load(tiny_model(num_key_value_heads=1, head_dim=96, hidden_size=384))
+
+    assert [layer.kv_heads for layer in loaded.spec.layers] == [1, 1]
+    assert [layer.head_dim for layer in loaded.spec.layers] == [96, 96]
+    assert [layer.group_size for layer in loaded.spec.layers] == [32, 32]
+    assert loaded.spec.vocab_size == 128
+    assert loaded.spec.context == 8192
+
+
+def test_a_head_dim_that_no_group_divides_stays_float() -> None:
+    loaded = load(tiny_model(head_dim=80, hidden_size=320))
+
+    assert [(layer.bits, layer.group_size) for layer in loaded.spec.layers] == [(None, None)] * 2
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+def test_full_attention_families_pass_the_probe(kind: str, heads: tuple[int, int]) -> None:
+    model = tiny_model(
+        kind, num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=256
+    )
+
+    loaded = load(model)
+
+    assert loaded.spec.batched
+
+
+def refused_cache(kind: str) -> Any:
+    from mlx_lm.models.cache import (
+        ArraysCache,
+        CacheList,
+        ConcatenateKVCache,
+        KVCache,
+        RotatingKVCache,
+    )
+
+    made: dict[str, Callable[[], Any]] = {
+        "concatenating": ConcatenateKVCache,
+        "keeping": lambda: RotatingKVCache(64, keep=4),
+        "unused": lambda: CacheList(KVCache(), KVCache()),
+        "growing": lambda: ArraysCache(1),
+    }
+    return made[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("concatenating", "layer 1 caches with ConcatenateKVCache: supported are full attention"),
+        ("keeping", r"layer 1 caches with RotatingKVCache\(keep=4\): .* would need them stored"),
+        ("unused", r"layer 1\[1\] does not use its cache, one of several"),
+        ("growing", "layer 1 has states .* that grow with the tokens"),
+    ],
+)
+def test_a_layer_cache_of_another_kind_is_refused_with_the_layer_and_the_reason(
+    kind: str, reason: str
+) -> None:
+    from mlx_lm.models.cache import KVCache
+
+    class Odd(PlainModel):
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            keys = mx.zeros((inputs.shape[0], 1, inputs.shape[1], 64))
+            cache[0].update_and_fetch(keys, keys)
+            if kind == "growing":
+                cache[1][0] = keys
+            if kind == "unused":
+                cache[1][0].update_and_fetch(keys, keys)
+            return mx.zeros((*inputs.shape, 8))
+
+        def make_cache(self) -> list[Any]:
+            return [KVCache(), refused_cache(kind)]
+
+    with pytest.raises(UnsupportedLayer, match=reason):
+        load(Odd())
+
+
+def test_the_context_is_that_of_the_arguments_or_of_the_text_models() -> None:
+    for family in ("gemma3_text", "gemma3", "gpt2", "qwen3_5"):
+        assert load(build(family)).spec.context == 4096
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_every_head_size_is_kept_in_groups_that_divide_it_or_in_float(head_dim: int) -> None:
+    loaded = load(tiny_model(head_dim=head_dim, hidden_size=4 * head_dim))
+
+    groups = {64: 64, 80: None, 96: 32, 128: 64, 192: 64, 256: 64}
+    assert {layer.group_size for layer in loaded.spec.layers} == {groups[head_dim]}
+    assert {layer.bits for layer in loaded.spec.layers} == {4 if groups[head_dim] else None}
+
+
+class PlainModel:
+    """As little of a model as load_model needs."""
+
+    args = None
+
+    def parameters(self) -> dict[str, Any]:
+        return {}
+
+    def named_modules(self) -> list[Any]:
+        return []
+
+    def set_dtype(self, _dtype: Any) -> None:
+        pass
+
+
+def test_a_model_that_is_wrong_with_per_row_offsets_runs_row_by_row() -> None:
+    from mlx_lm.models import llama
+
+    class OffByRow(llama.Model):  # type: ignore[misc]
+        """Uses the first row's position for all, as some families do."""
+
+        def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
+            firsts = cache and [FirstOffset(c) for c in cache]
+            logits: mx.array = super().__call__(inputs, firsts, **kwargs)
+            return logits
+
+    class FirstOffset:
+        def __init__(self, cache: Any) -> None:
+            self.inner = cache
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        @property
+        def offset(self) -> Any:
+            offset = self.inner.offset
+            return offset if isinstance(offset, int) else mx.broadcast_to(offset[:1], offset.shape)
+
+    model = tiny_model(rope_theta=100.0)
+    model.__class__ = OffByRow
+
+    loaded = load(model)
+
+    assert not loaded.spec.batched
+
+
+def test_a_model_that_agrees_with_no_cache_is_refused() -> None:
+    from mlx_lm.models import llama
+    from mlx_lm.models.cache import KVCache
+
+    class Rewriting(llama.Model):  # type: ignore[misc]
+        """Reads more of its cache than any but mlx-lm's own has."""
+
+        def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
+            if cache is not None and not isinstance(cache[0], KVCache):
+                raise TypeError("it reads step")
+            logits: mx.array = super().__call__(inputs, cache, **kwargs)
+            return logits
+
+    model = tiny_model()
+    model.__class__ = Rewriting
+
+    with pytest.raises(ProbeFailed, match="not even row by row: TypeError: it reads step"):
+        load(model)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_half_precision_weights_are_cast_to_float32_on_the_cpu_only_by_default(half: str) -> None:
+    model = tiny_model()
+    model.set_dtype(getattr(mx, half))
+
+    assert load(model, dtype=half).spec.layers[0].dtype == half
+    automatic = load(model).spec.layers[0].dtype
+    assert automatic == ("float32" if mx.default_device() == mx.Device(mx.cpu) else half)
+
+
+def save_model_directory(path: Path, *, quantize: bool) -> Path:
+    """A llama with random weights and the default model's tokenizer, as mlx-lm saves it."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import quantize_model
+
+    vocab = json.loads((DEFAULT_MODEL / "config.json").read_text())["vocab_size"]
+    model = tiny_model(vocab_size=vocab)
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": vocab,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    }
+    if quantize:
+        model, config = quantize_model(model, config, group_size=64, bits=4)
+    path.mkdir(parents=True)
+    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    (path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (path / name).write_bytes((DEFAULT_MODEL / name).read_bytes())
+    return path
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_a_directory_with_float_or_4_bit_weights_loads_and_answers(
+    open_system: Callable[..., AgentSystem], tmp_path: Path, quantize: bool
+) -> None:
+    path = save_model_directory(tmp_path / "model", quantize=quantize)
+
+    reply = open_system(path).spawn("a").ask("Hello.", sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.usage.generated_tokens >= 1
+
+
+def test_a_hub_name_loads_from_the_local_cache_without_a_network(
+    open_system: Callable[..., AgentSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    save_model_directory(repository / "snapshots" / "abc", quantize=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(
+        "mlx_lm.utils.snapshot_download",
+        lambda name, **options: str(cached_snapshot(name, tmp_path / "hub")),
+    )
+
+    system = open_system("someone/tiny")
+
+    assert system.info.name == "someone/tiny"
+    assert system.spawn("a").ask("Hello.", sampling=SHORT).get(timeout=WAIT).token_ids
+
+
+def cached_snapshot(name: str, cache: Path) -> str:
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(name, cache_dir=cache, local_files_only=True)
+
+
+def test_the_fingerprint_tells_weights_precision_and_template_apart() -> None:
+    first = load(tiny_model(seed=0))
+
+    assert load(tiny_model(seed=0)).fingerprint == first.fingerprint
+    others = {
+        load(tiny_model(seed=1)).fingerprint,
+        load(tiny_model(seed=0), kv_bits=8).fingerprint,
+        load(tiny_model(seed=0), kv_bits=None).fingerprint,
+        load(tiny_model(seed=0), template_kwargs={"a": 1}).fingerprint,
+        load(tiny_model(seed=0), name="another").fingerprint,
+    }
+    assert len(others | {first.fingerprint}) == 6
+
+
+def test_paths_and_slabs_are_weighed_by_measurement_at_load() -> None:
+    measured = load(tiny_model()).policy
+    pinned = load(tiny_model(), attention="packed").policy
+
+    assert measured.threshold in (1, 2, 4, 8, 16)
+    assert 64 <= measured.launch_tokens <= 8192
+    assert pinned.packed(width=4096, repeats=8)

@@ -1,0 +1,248 @@
+"""Opening a store: hostile ids, permissions, locks, and what cannot be one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import unicodedata
+from pathlib import Path
+
+import pytest
+from store_saves import F1, RECORD, kv_save, put
+
+from kvactors.persistence import (
+    Files,
+    LedgerUnreadable,
+    Save,
+    Store,
+    StoreAlreadyOpen,
+    StoreClosed,
+    StoreLocked,
+    StoreNotWritable,
+)
+from kvactors.persistence.files import atomic
+from kvactors.persistence.files.naming import encode_agent_id
+from kvactors.persistence.kv import folders
+from kvactors.persistence.testing.doubles import FailingFiles, example_segment
+
+HOSTILE = [
+    "../../etc/passwd", "a/b", "/", "..", ".", "", "CON", "Alice", "alice", "ALICE", "a\0b",
+    "a\nb", "\ud800", unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é"),
+    "🦊", "x" * 255, "x" * 5000, "~", "a" * 40, "ledger.log", "store.lock", "日本", "-rf",
+]  # fmt: skip
+
+
+def test_any_unicode_id_has_its_own_place_inside_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "store"
+    store = Store(root)
+    saves = [Save(name, ({"id": name},), F1, (example_segment(0, 2, seed=n),))
+             for n, name in enumerate(HOSTILE)]  # fmt: skip
+    outcomes = put(store, *saves)
+    store.close()
+
+    again = Store(root)
+
+    assert not outcomes.failed
+    assert {agent.agent_id for agent in again.agents()} == set(HOSTILE)
+    for save in saves:
+        assert again.read_ledger(save.agent_id) == save.records
+        assert again.read_kv(save.agent_id, F1) == save.segments
+    names = [path.name for path in (root / "agents").iterdir()]
+    assert len({name.casefold() for name in names}) == len(HOSTILE)
+    assert all(name.isascii() and len(name) <= 73 for name in names)
+    assert {path.name for path in root.iterdir()} == {"agents", "kv", "store.lock"}
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["store"]
+    again.close()
+
+
+def test_an_agent_whose_name_hashes_like_anothers_is_refused(store: Store) -> None:
+    put(store, Save("a", (RECORD,), None, ()))
+    folder = store.root / "agents"
+    (folder / encode_agent_id("a")).rename(folder / encode_agent_id("b"))
+
+    with pytest.raises(LedgerUnreadable, match="belongs to 'a', not to 'b'"):
+        store.read_ledger("b")
+
+
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store(tmp_path / "s")
+        put(store, kv_save("a", example_segment(0, 8)))
+        store.close()
+    finally:
+        os.umask(before)
+
+    for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_store_open_in_this_process_says_so(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s")
+    (tmp_path / "link").symlink_to(tmp_path / "s")
+
+    with pytest.raises(StoreAlreadyOpen, match="notebook"):
+        Store(tmp_path / "link")
+
+    store.close()
+    store.close()
+    Store(tmp_path / "link").close()
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.close()
+
+    with pytest.raises(StoreClosed):
+        store.read_ledger("a")
+
+
+def run_child(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *args],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_store_open_in_another_process_names_its_pid(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    child = run_child(
+        """
+        import sys
+        from kvactors.persistence import Store, StoreLocked
+        try:
+            Store(sys.argv[1])
+        except StoreLocked as error:
+            print(error.pid)
+        """,
+        str(tmp_path),
+    )
+
+    assert child.stdout.strip() == str(os.getpid()), child.stderr
+    store.close()
+    assert issubclass(StoreLocked, Exception)
+
+
+def test_neither_a_killed_process_nor_its_forked_child_leaves_a_lock(tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from kvactors.persistence import Store, StoreClosed
+        store = Store(sys.argv[1])
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            try:
+                store.read_ledger("a")
+            except StoreClosed:
+                store.close()
+            os.write(writing, b"lives")
+            sys.stdin.read()
+            os._exit(0)
+        os.read(reading, 5)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], stdin=subprocess.PIPE
+    ) as child:
+        # The grandchild lives until stdin is closed at the end of this block.
+        assert child.wait(timeout=60) == -signal.SIGKILL
+
+        Store(tmp_path).close()
+
+
+def test_a_path_that_cannot_be_a_store_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(StoreNotWritable, match="directory"):
+        Store(tmp_path / "file")
+    with pytest.raises(StoreNotWritable, match="directory"):
+        Store(tmp_path / "file" / "below")
+
+
+def test_a_directory_that_cannot_be_written_is_a_clear_error_and_stays_unlocked(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles(name="mkdir", code=errno.EROFS)
+
+    with pytest.raises(StoreNotWritable, match="Read-only file system"):
+        Store(tmp_path, files=files)
+    with pytest.raises(StoreNotWritable, match="Read-only file system"):
+        Store(tmp_path / "new", files=files)
+
+    Store(tmp_path).close()
+
+
+def test_a_sync_is_a_full_one_where_there_is_one_and_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def full_sync(fd: int, command: int) -> None:
+        calls.append("full")
+        raise OSError(errno.ENOTSUP, "not here")
+
+    monkeypatch.setattr(atomic, "_FULL_SYNC", 51)
+    monkeypatch.setattr(fcntl, "fcntl", full_sync)
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("plain"))
+
+    Files().sync_dir(tmp_path)
+
+    assert calls == ["full", "plain"]
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: calls.append("full alone"))
+    Files().sync_dir(tmp_path)
+    assert calls[2:] == ["full alone"]
+
+
+def test_importing_the_store_loads_neither_mlx_nor_numpy_nor_pykka() -> None:
+    child = run_child(
+        """
+        import sys
+        import kvactors.persistence, kvactors.persistence.testing.doubles
+        heavy = {"mlx", "mlx_lm", "numpy", "pykka", "kvactors.actors"}
+        core = {name for name in sys.modules if name.startswith("kvactors.core.")}
+        print(sorted(heavy & set(sys.modules) | core - {"kvactors.core.errors"}))
+        """
+    )
+
+    assert child.stdout.strip() == "[]", child.stderr
+
+
+def test_a_store_needs_no_file_at_its_top_level(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    put(store, kv_save("a", example_segment(0, 8)))
+    store.close()
+    (tmp_path / "store.lock").unlink()
+
+    again = Store(tmp_path)
+
+    assert again.kv_extent("a", F1) == 8
+    again.close()
+
+
+def test_opening_looks_into_no_agents_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    put(store, *(kv_save(f"agent {n}", example_segment(0, 4, seed=n)) for n in range(50)))
+    store.close()
+    looked, scandir = [], os.scandir
+
+    def look(path: str) -> object:
+        looked.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
+    monkeypatch.setattr(folders, "read_manifest", lambda path: pytest.fail(f"read {path}"))
+
+    again = Store(tmp_path)
+
+    assert {Path(path).name for path in looked} == {"kv", F1}
+    monkeypatch.undo()
+    assert again.kv_extent("agent 7", F1) == 4
+    again.close()

@@ -1,0 +1,154 @@
+"""max_disk: what it evicts, what it never does, what does not fit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from store_saves import F1, kv_save, put
+
+from kvactors.persistence import MaxDiskExceeded, Store
+from kvactors.persistence.testing.doubles import Outcomes, example_segment
+
+
+def test_the_cap_evicts_the_least_recently_used_kv_and_never_a_ledger(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_disk=10_000)
+    for seed, name in enumerate("abc"):
+        put(store, kv_save(name, example_segment(0, 256, seed=seed)))
+    size = store.kv_size // 3
+    for age, name in enumerate("abc"):
+        store.read_kv(name, F1)
+        assert 2500 < size < 3333, age
+    store.read_kv("a", F1)
+
+    outcomes = put(store, kv_save("d", example_segment(0, 256, seed=3)))
+
+    assert not outcomes.failed
+    assert [store.kv_extent(name, F1) for name in "abcd"] == [256, 0, 256, 256]
+    assert store.read_ledger("b") == ({"n": 256},)
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "kv").rglob("*") if path.is_file())
+    assert on_disk == store.kv_size <= 10_000
+    store.close()
+
+
+def test_kv_that_cannot_fit_fails_with_the_numbers_and_evicts_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_disk=5_000)
+    put(store, kv_save("a", example_segment(0, 256)))
+
+    outcomes = put(store, kv_save("b", example_segment(0, 1000)))
+
+    [(_, part, error)] = outcomes.failed
+    assert part == "kv"
+    assert isinstance(error, MaxDiskExceeded)
+    assert error.needed > error.limit == 5_000
+    assert "5000 bytes" in str(error)
+    assert store.kv_extent("a", F1) == 256
+    assert store.read_ledger("b") == ({"n": 1000},)
+    store.close()
+
+
+def test_saves_of_one_group_never_evict_each_other(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_disk=4_000)
+    first, second = (kv_save(n, example_segment(0, 256, seed=ord(n))) for n in "ab")
+
+    outcomes = put(store, first, second)
+
+    assert outcomes.durable == [first, second]
+    assert outcomes.cached == [first]
+    assert [(save, type(error)) for save, _, error in outcomes.failed] == [
+        (second, MaxDiskExceeded)
+    ]
+    assert store.read_kv("a", F1) == first.segments
+    store.close()
+
+
+def test_the_cap_counts_again_after_reopening(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    put(store, kv_save("a", example_segment(0, 256)), kv_save("b", example_segment(0, 256)))
+    size = store.kv_size
+    store.close()
+
+    again = Store(tmp_path, max_disk=size)
+
+    assert again.kv_size == size
+    put(again, kv_save("c", example_segment(0, 8)))
+    assert again.kv_size <= size
+    assert again.kv_extent("c", F1) == 8
+    again.close()
+
+
+def filled(root: Path, names: str, room: int) -> Store:
+    """A store whose agents, oldest first, leave room for `room` more of their size."""
+    store = Store(root)
+    for name in names:
+        put(store, kv_save(name, example_segment(0, 256, seed=ord(name))))
+    size = store.kv_size // len(names)
+    store.close()
+    return Store(root, max_disk=size * (len(names) + room) + size // 2)
+
+
+def test_busy_agents_are_evicted_last(tmp_path: Path) -> None:
+    store = filled(tmp_path, "abcd", 0)
+    outcomes, evicted = Outcomes(), list[tuple[str, str]]()
+
+    def save(name: str) -> None:
+        store.commit(
+            [kv_save(name, example_segment(0, 256, seed=ord(name)))],
+            durable=outcomes.durable.append,
+            cached=outcomes.cached.append,
+            failed=lambda *failure: outcomes.failed.append(failure),
+            evicted=lambda agent, fingerprint: evicted.append((agent, fingerprint)),
+            busy=lambda: ["b"],
+        )
+
+    for name in "efgh":
+        save(name)
+
+    assert not outcomes.failed
+    assert evicted == [("a", F1), ("c", F1), ("d", F1), ("e", F1)]
+    assert store.kv_extent("b", F1) == 256
+    store.close()
+
+
+def test_an_eviction_is_logged_with_the_agents_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = filled(tmp_path, "ab", 0)
+
+    with caplog.at_level(logging.WARNING, "kvactors"):
+        put(store, kv_save("c", example_segment(0, 256)))
+
+    assert "the KV of 'a'" in caplog.text
+    assert "max_disk" in caplog.text
+    store.close()
+
+
+def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
+    filled(tmp_path, "abc", 0).close()
+    store = Store(tmp_path)
+    store.read_kv("a", F1)
+    limit = store.kv_size + 100
+    store.close()
+
+    again = Store(tmp_path, max_disk=limit)
+    put(again, kv_save("d", example_segment(0, 256)))
+
+    assert [again.kv_extent(name, F1) for name in "abcd"] == [256, 0, 256, 256]
+    again.close()
+
+
+def test_evicting_shared_segments_goes_on_until_it_frees_something(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    shared = example_segment(0, 256)
+    put(store, *(kv_save(name, shared) for name in "abc"))
+    limit = store.kv_size + 1000
+    store.close()
+    again = Store(tmp_path, max_disk=limit)
+
+    outcomes = put(again, kv_save("d", example_segment(0, 256, seed=1)))
+
+    assert not outcomes.failed
+    assert [again.kv_extent(name, F1) for name in "abcd"] == [0, 0, 0, 256]
+    assert again.kv_size <= limit
+    again.close()

@@ -1,0 +1,314 @@
+"""Forks and shared segments: one file, several agents, and no harm from one to another."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from store_saves import F1, RECORD, kv_save, put
+
+from kvactors.persistence import AgentExists, AgentNotStored, Save, Store
+from kvactors.persistence.testing.doubles import (
+    CountingFiles,
+    FailingFiles,
+    PowerLossFiles,
+    example_segment,
+)
+
+F2 = "1" * 16
+FULL = bool(os.environ.get("KVACTORS_FULL"))
+SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
+OTHER_MODEL = example_segment(0, 40, seed=7)
+
+
+def with_parent(root: Path, **options: object) -> Store:
+    """A store whose agent "parent" has two turns and KV under two models."""
+    store = Store(root, **options)  # type: ignore[arg-type]
+    put(
+        store,
+        Save("parent", (RECORD,), F1, SEGMENTS),
+        Save("parent", ({"turn": 2}, {"turn": 3}), F2, (OTHER_MODEL,)),
+    )
+    return store
+
+
+def check_whole(store: Store, agent: str) -> None:
+    assert store.read_ledger(agent) == (RECORD, {"turn": 2}, {"turn": 3})
+    assert store.read_kv(agent, F1) == SEGMENTS
+    assert store.read_kv(agent, F2) == (OTHER_MODEL,)
+
+
+def inodes(root: Path) -> set[int]:
+    return {path.stat().st_ino for path in root.rglob("seg-*")}
+
+
+def test_a_fork_has_all_of_the_parents_memory_and_no_segment_of_its_own(tmp_path: Path) -> None:
+    store = with_parent(tmp_path)
+    before, written = store.kv_size, store.bytes_written
+
+    store.fork("parent", "child")
+
+    check_whole(store, "child")
+    assert len(inodes(tmp_path)) == 3
+    assert len(list(tmp_path.rglob("seg-*"))) == 6
+    assert store.kv_size - before < 1000
+    assert store.bytes_written - written < 1500
+    segments = sum(path.stat().st_size for path in tmp_path.rglob("parent-*/seg-*"))
+    assert {agent.shared_bytes for agent in store.agents()} == {segments}
+    store.close()
+    again = Store(tmp_path)
+    check_whole(again, "parent")
+    check_whole(again, "child")
+    assert again.kv_size - before < 1000
+    again.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [("parent", "child"), ("child", "parent")])
+def test_either_may_be_forgotten_first(tmp_path: Path, first: str, second: str) -> None:
+    store = with_parent(tmp_path)
+    store.fork("parent", "child")
+
+    store.forget(first)
+
+    check_whole(store, second)
+    assert store.read_ledger(first) is None
+    assert [agent.shared_bytes for agent in store.agents()] == [0]
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "kv").rglob("*") if path.is_file())
+    assert store.kv_size == on_disk
+    store.forget(second)
+    assert not list((tmp_path / "kv").iterdir())
+    assert store.kv_size == 0
+    store.close()
+
+
+def test_parent_and_child_go_separate_ways(tmp_path: Path) -> None:
+    store = with_parent(tmp_path)
+    store.fork("parent", "child")
+    mine, its = example_segment(256, 400, seed=1), example_segment(256, 310, seed=2)
+
+    put(store, Save("parent", ({"mine": 1},), F1, (mine,)))
+    put(store, Save("child", ({"its": 1},), F1, (its,)))
+
+    assert store.read_kv("parent", F1) == (SEGMENTS[0], mine)
+    assert store.read_kv("child", F1) == (SEGMENTS[0], its)
+    assert (store.read_ledger("parent") or ())[-1] == {"mine": 1}
+    assert (store.read_ledger("child") or ())[-1] == {"its": 1}
+    assert not list(tmp_path.rglob("seg-256-300-*"))
+    store.close()
+
+
+def test_a_fork_of_nobody_or_onto_somebody_is_refused(tmp_path: Path) -> None:
+    store = with_parent(tmp_path)
+    put(store, kv_save("child", example_segment(0, 4)))
+
+    with pytest.raises(AgentExists, match="'child' exists, and forks"):
+        store.fork("parent", "child")
+    with pytest.raises(AgentExists, match="'parent' exists, and forks"):
+        store.fork("parent", "parent")
+    with pytest.raises(AgentNotStored, match="'nobody' is not stored"):
+        store.fork("nobody", "new")
+
+    assert store.read_kv("child", F1) == (example_segment(0, 4),)
+    assert {agent.agent_id for agent in store.agents()} == {"parent", "child"}
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.EMLINK])
+def test_where_a_file_cannot_be_linked_it_is_copied(tmp_path: Path, code: int) -> None:
+    store = with_parent(tmp_path, files=FailingFiles(name="link", code=code))
+
+    store.fork("parent", "child")
+    put(store, kv_save("stranger", *SEGMENTS))
+
+    check_whole(store, "child")
+    assert store.read_kv("stranger", F1) == SEGMENTS
+    assert len(inodes(tmp_path)) == 8
+    store.forget("parent")
+    check_whole(store, "child")
+    store.close()
+
+
+def test_a_fork_that_max_disk_has_no_room_for_is_cold(tmp_path: Path) -> None:
+    store = with_parent(tmp_path)
+    size = store.kv_size
+    store.close()
+    full = Store(tmp_path, max_disk=size)
+
+    full.fork("parent", "child")
+
+    assert len(full.read_ledger("child") or ()) == 3
+    assert full.kv_extent("child", F1) == 0
+    check_whole(full, "parent")
+    full.close()
+
+
+def operations_of_a_fork(root: Path) -> int:
+    files = CountingFiles()
+    store = with_parent(root, files=files)
+    before = len(files.operations)
+    store.fork("parent", "child")
+    store.close()
+    return len(files.operations) - before
+
+
+def test_an_error_at_any_operation_of_a_fork_leaves_no_child(tmp_path: Path) -> None:
+    for at in range(operations_of_a_fork(tmp_path / "count")):
+        root = tmp_path / str(at)
+        files = FailingFiles(at=at, code=errno.EIO)
+        files.armed = False
+        store = with_parent(root, files=files)
+        files._index, files.armed = 0, True
+
+        with pytest.raises(OSError, match="Input/output"):
+            store.fork("parent", "child")
+
+        assert store.read_ledger("child") is None
+        check_whole(store, "parent")
+        store.fork("parent", "child")
+        check_whole(store, "child")
+        store.close()
+
+
+def test_a_power_loss_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    for at in range(operations_of_a_fork(tmp_path / "count") + 1):
+        disk = PowerLossFiles()
+        files = FailingFiles(disk, at=at, sticky=True, code=errno.EIO)
+        files.armed = False
+        store = with_parent(tmp_path / str(at), files=files)
+        files._index, files.armed = 0, True
+        done = False
+        with suppress(OSError):
+            store.fork("parent", "child")
+            done = True
+        store.close()
+        disk.lose_power(Random(at) if at % 3 else None)
+
+        again = Store(tmp_path / str(at))
+
+        check_whole(again, "parent")
+        check_forked(again, done=done)
+        again.close()
+
+
+def check_forked(store: Store, *, done: bool) -> None:
+    """The child is not there, or has the ledger and, under each model, all KV or none."""
+    records = store.read_ledger("child")
+    warm = [store.read_kv("child", fingerprint) for fingerprint in (F1, F2)]
+    assert records in ([(RECORD, {"turn": 2}, {"turn": 3})] if done else [
+        None, (RECORD, {"turn": 2}, {"turn": 3}),
+    ])  # fmt: skip
+    assert warm[0] in ((SEGMENTS,) if done else ((), SEGMENTS))
+    assert warm[1] in (((OTHER_MODEL,),) if done else ((), (OTHER_MODEL,)))
+    assert records is not None or warm == [(), ()]
+    store.sweep()
+    assert not list(store.root.rglob("*.tmp"))
+    store.forget("child")
+    store.fork("parent", "child")
+    check_whole(store, "child")
+
+
+CHILD = """
+    import sys
+    sys.path[:0] = sys.argv[3:]
+    from pathlib import Path
+    from test_persistence_fork import with_parent
+    from kvactors.persistence import Store
+    from kvactors.persistence.testing.doubles import KillAt
+    with_parent(Path(sys.argv[1])).close()
+    store = Store(sys.argv[1], files=KillAt(int(sys.argv[2])))
+    store.fork("parent", "child")
+    store.close()
+    print("end")
+"""
+
+
+@pytest.mark.parametrize("at", range(0, 40, 1 if FULL else 7))
+def test_a_kill_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
+    tmp_path: Path, at: int
+) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path), str(at)]
+    child = subprocess.run(
+        [*command, str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode in (0, -9), child.stderr
+
+    store = Store(tmp_path)
+
+    check_whole(store, "parent")
+    check_forked(store, done="end" in child.stdout)
+    store.close()
+
+
+def test_agents_with_the_same_beginning_share_its_segments(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    head = example_segment(0, 256, token_bytes=64)
+    tails = {name: example_segment(256, 260, seed=n) for n, name in enumerate("abcdefgh")}
+    put(store, *(kv_save(name, head, tail) for name, tail in list(tails.items())[:4]))
+    put(store, *(kv_save(name, head, tail) for name, tail in list(tails.items())[4:]))
+
+    files = {path.stat().st_ino for path in tmp_path.rglob("seg-0-256-*")}
+    assert len(files) == 1
+    assert store.bytes_written < 2 * 256 * 64 * 1.5
+    for name, tail in tails.items():
+        assert store.read_kv(name, F1) == (head, tail)
+    for name in "abcdefg":
+        store.forget(name)
+    assert store.read_kv("h", F1) == (head, tails["h"])
+    store.close()
+
+
+def test_a_store_that_shares_nothing_writes_each_agents_own_segments(tmp_path: Path) -> None:
+    store = Store(tmp_path, share_segments=False)
+
+    put(store, kv_save("a", SEGMENTS[0]), kv_save("b", SEGMENTS[0]))
+    put(store, kv_save("c", SEGMENTS[0]))
+
+    assert len(inodes(tmp_path)) == 3
+    store.fork("a", "child")
+    assert len(inodes(tmp_path)) == 3
+    store.close()
+
+
+def test_a_segment_read_by_this_process_is_shared_and_a_damaged_one_is_not_trusted(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path)
+    put(store, kv_save("a", SEGMENTS[0]))
+    store.close()
+    again = Store(tmp_path)
+    assert again.read_kv("a", F1) == SEGMENTS[:1]
+
+    put(again, kv_save("b", SEGMENTS[0]))
+    [path] = (tmp_path / "kv").rglob("a-*/seg-0-256-*")
+    assert path.stat().st_nlink == 2
+    path.unlink()
+    path.write_bytes(b"short")
+    put(again, kv_save("c", SEGMENTS[0]))
+
+    assert again.read_kv("c", F1) == SEGMENTS[:1]
+    assert again.read_kv("b", F1) == SEGMENTS[:1]
+    assert again.read_kv("a", F1) == ()
+    again.close()
+
+
+def test_a_save_outlives_the_failure_of_the_one_it_would_share_with(tmp_path: Path) -> None:
+    files = FailingFiles(name="rename", path="*/a-*/seg-*")
+    store = Store(tmp_path, files=files)
+
+    outcomes = put(store, kv_save("a", SEGMENTS[0]), kv_save("b", SEGMENTS[0]))
+
+    assert [(save.agent_id, part) for save, part, _ in outcomes.failed] == [("a", "kv")]
+    assert store.read_kv("b", F1) == SEGMENTS[:1]
+    store.close()

@@ -1,0 +1,129 @@
+"""The rooms and their arrows. The table is data: a change of the structure is a change of it."""
+
+import ast
+from graphlib import TopologicalSorter
+
+from house import FOLDERS, ROOT, allowed, arrows, files, imports, name, room, tree
+
+# room: rooms it may import, for types too. A file that stands in a folder itself is a room of its
+# own, all of bench's are one. Whoever adds an arrow says with it what it is for.
+ARROWS = """
+core/blas:
+core/errors:
+core/trace:
+persistence/errors: core/errors
+actors/runtime: core/errors
+core/cache: core/errors
+core/conversation: core/errors
+actors/errors: core/errors persistence/errors
+persistence/files: persistence/errors
+actors/dispatcher: actors/runtime
+core/schedule: core/cache core/errors
+core/quant: core/cache
+persistence/commit: persistence/errors persistence/files
+core/attention: core/cache core/errors core/quant
+persistence/ledger: persistence/commit persistence/errors persistence/files
+core/arena: core/attention core/cache core/errors core/quant
+persistence/kv: persistence/commit persistence/errors persistence/files persistence/ledger
+core/batch: core/arena
+core/model: core/arena core/attention core/cache core/conversation core/errors core/quant
+persistence/store: persistence/commit persistence/errors persistence/files persistence/kv
+    persistence/ledger
+core/engine: core/arena core/attention core/blas core/cache core/conversation core/errors
+    core/model core/schedule core/trace
+persistence: persistence/commit persistence/errors persistence/files persistence/store
+persistence/formats: persistence/commit persistence/errors persistence/files persistence/kv
+    persistence/ledger persistence/store
+persistence/testing: persistence/commit persistence/files persistence/store
+actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
+    core/model core/schedule core/trace persistence/commit persistence/store
+core/testing: core/engine core/schedule
+actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation
+    core/errors core/model core/schedule persistence/commit persistence/files persistence/store
+actors/observe: actors/turns core/errors core/trace
+actors/workers: actors/errors actors/runtime actors/turns core/arena core/cache core/engine
+    core/errors core/model core/schedule core/trace persistence/commit persistence/errors
+    persistence/store
+actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors
+    core/schedule core/trace
+actors/system: actors/agents actors/behaviours actors/errors actors/observe actors/runtime
+    actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
+    core/errors core/model core/schedule core/trace persistence/commit persistence/errors
+    persistence/files persistence/formats persistence/store
+actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
+    actors/workers core/conversation core/errors core/schedule
+actors/testing: actors/runtime actors/system core/errors core/testing persistence/files
+    persistence/testing
+bench: actors core/blas core/engine core/model core/schedule core/testing persistence
+    persistence/testing
+actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing
+    core/conversation core/errors core/schedule
+bench/quality: actors bench core/blas core/conversation core/engine core/errors core/model
+    core/model/worlds
+bench/micro: actors actors/observe actors/runtime bench core/blas core/conversation core/engine
+    core/model core/model/worlds core/testing core/trace persistence persistence/testing
+bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
+    core/schedule core/testing persistence/commit persistence/files persistence/store
+bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors
+    core/model core/quant core/schedule core/testing core/trace persistence
+actors/frontends/cli: actors/agents actors/errors actors/frontends/stress actors/observe
+    actors/system actors/turns bench bench/table core/blas core/cache core/errors core/model
+    core/model/worlds core/schedule persistence/errors persistence/files persistence/formats
+    persistence/store
+actors/cli: actors/frontends/cli
+"""
+# Arrows that are still there and go: from the table above they would make a cycle.
+TODO_CUTS: set[tuple[str, str]] = set()
+# The one module that may import bench, and only within its functions.
+MEASURES = "actors/frontends/cli/bench.py"
+PYKKA_INSIDE = {"actors/runtime"}
+
+
+def test_rooms_import_only_what_the_table_says() -> None:
+    assert sorted(arrows() - allowed(ARROWS) - TODO_CUTS) == []
+
+
+def test_every_arrow_of_the_table_is_used() -> None:
+    assert sorted((allowed(ARROWS) | TODO_CUTS) - arrows()) == []
+
+
+def test_the_arrows_make_no_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for importer, imported in allowed(ARROWS):
+        graph.setdefault(importer, set()).add(imported)
+
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_nobody_imports_benchmarks_but_the_command_that_runs_them() -> None:
+    for path in files("actors", "core", "persistence"):
+        ours = {n for n in imports(tree(path)) if n.startswith("kvactors.bench")}
+        assert not ours or name(path) == MEASURES, name(path)
+    outside = [node for node in tree(ROOT / MEASURES).body if not isinstance(node, ast.FunctionDef)]
+    assert not any(n.startswith("kvactors.bench") for node in outside for n in imports(node))
+
+
+def foreign(folder: str) -> set[str]:
+    """What the files of a folder import, by the first name; of ours by the first two."""
+    return {
+        ".".join(imported.split(".")[: 2 if imported.startswith("kvactors.") else 1])
+        for path in files(folder)
+        for imported in imports(tree(path))
+    }
+
+
+def test_the_engine_knows_no_actor_and_no_store() -> None:
+    wrong = {"pykka", "kvactors.actors", "kvactors.persistence", "kvactors.bench"}
+    assert not foreign("core") & wrong
+
+
+def test_persistence_knows_neither_tensors_nor_actors() -> None:
+    wrong = {"mlx", "mlx_lm", "pykka", "kvactors.actors", "kvactors.bench"}
+    assert not foreign("persistence") & wrong
+    ours = {n for path in files("persistence") for n in imports(tree(path)) if ".core." in n}
+    assert ours <= {"kvactors.core.errors"}
+
+
+def test_pykkas_inside_is_known_to_one_room() -> None:
+    users = {room(path) for path in files(*FOLDERS) if "pykka._envelope" in imports(tree(path))}
+    assert users <= PYKKA_INSIDE

@@ -1,0 +1,145 @@
+"""Every example runs, in a process of its own as a reader would start it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvactors.bench.micro import memory
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DRAWN = ("memory", "storage")
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_remember() -> None:
+    out = run("remember.py")
+
+    assert "Your cat is called Biscuit.  (warm" in out
+    assert "Marta lives in Lisbon." in out
+
+
+def test_many_agents() -> None:
+    out = run("many_agents.py", "--agents", "6")
+
+    assert "6 agents knew their own code" in out
+
+
+def test_staggered() -> None:
+    out = run("staggered.py", "--busy", "2", "--turns", "3", "--arrivals", "3", "--long", "20")
+
+    assert "newcomer 0" in out
+    assert "reader 1" in out
+
+
+def test_long_life() -> None:
+    out = run("long_life.py")
+
+    lives = [line.split() for line in out.splitlines()[1:5]]
+    assert [life[:2] for life in lives] == [[f"{n}", "10"] for n in (1, 2, 3, 4)]
+    cold, evictions, prefilled = ([int(life[at]) for life in lives] for at in (4, 5, 7))
+    # Only the first turn of all is cold, and what was evicted is not computed again.
+    assert cold == [1, 0, 0, 0]
+    assert evictions[-1] > 0
+    assert max(prefilled) < 150
+    assert lives[-1][-2:] == ["called", "Biscuit."]
+
+
+def test_prisoners_dilemma() -> None:
+    out = run("prisoners_dilemma.py")
+
+    again = out[out.index("4 again") :]
+    assert "marco  says: The code of the garage is 4711.  (warm)" in again
+    assert "emma   says: I do not know.  (warm)" in again
+    assert out.count("chooses: ") == 4
+    assert "the interrogator knows: The password of the office is falcon." in again
+
+
+def test_gossip(tmp_path: Path) -> None:
+    plot = tmp_path / "gossip.png"
+
+    out = run("gossip.py", "--agents", "4", "--hops", "1", "--plot", str(plot))
+
+    rows = [line.split()[2:] for line in out.splitlines() if line.startswith("agent")]
+    assert [row[n] for n, row in enumerate(rows)] == ["#"] * 4
+    assert sum(row.count("#") + row.count(".") for row in rows) >= 14
+    assert plot.stat().st_size > 1000
+
+
+def test_stress_custom() -> None:
+    out = run("stress_custom.py", "--agents", "6", "--messages", "60")
+
+    assert "nothing was made, nothing was lost" in out
+
+
+def test_mlx_lm_batch() -> None:
+    out = run("mlx_lm_batch.py")
+
+    for answer in ("called Biscuit.", "is on Friday.", "lives in Lisbon."):
+        assert answer in out
+
+
+# Which room each bench that has one of its own stands in; the others are in micro.
+BENCH_ROOMS = {"families": "families", "quality": "quality", "recall": "quality"}
+
+BENCHES = [
+    "actors",
+    "cascade",
+    "decode",
+    "families",
+    "memory",
+    "prefix",
+    "quality",
+    "recall",
+    "restore",
+    "storage",
+]
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+@pytest.mark.slow
+def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
+    plot = tmp_path / "out.png"
+    command = [
+        sys.executable,
+        "-m",
+        f"kvactors.bench.{BENCH_ROOMS.get(bench, 'micro')}.{bench}",
+        "--quick",
+    ]
+    if bench in DRAWN:
+        command += ["--plot", str(plot)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["bench"] == bench
+    assert found["rows"]
+    assert plot.exists() == (bench in DRAWN)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ratio"), [("float16", 0.28125), ("float32", 0.15625)], ids=["float16", "float32"]
+)
+def test_kv_takes_the_memory_that_the_formula_says(dtype: str, ratio: float) -> None:
+    row = memory.kv_row(dtype, 4, 512)
+
+    assert row["formula_ratio"] == ratio
+    assert row["measured_ratio"] == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.slow
+def test_an_idle_agent_takes_at_most_8_kb() -> None:
+    command = [sys.executable, "-m", "kvactors.bench.micro.actors"]
+    command += ["--only", "agents", "--agents", "20000"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    assert ended.returncode == 0, ended.stderr
+    assert 0 < json.loads(ended.stdout.splitlines()[-1])["bytes"] <= 8192

@@ -1,0 +1,67 @@
+"""pykka's own test suite over PooledActor, as `.ci/run` does it:
+
+    uv run --with pip --with pytest-mock python tests/support/pykka_suite.py [SDIST]
+
+Fetches the source of the installed pykka into a temporary folder (unless an sdist is named) and
+runs its tests with PooledActor in the place of ThreadingActor. Left out are the tests of a
+ThreadingActor's own thread. pykka's actors may block on each other, so these run on threads
+that allow it. Where the source cannot be fetched it says so, and that is no failure.
+"""
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pykka
+
+from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor
+from kvactors.actors.runtime.futures import ReplyFuture
+
+OF_ITS_THREAD = "tests/test_threading_actor.py"
+
+
+class Pooled(PooledActor):
+    """A PooledActor with enough threads for actors that wait for each other."""
+
+    dispatcher = Dispatcher("pykka-suite", 4, blocking=True)
+    use_daemon_thread = False
+
+
+def pytest_configure() -> None:
+    """As a plugin: be in place before pykka's conftest is imported."""
+    pykka.ThreadingActor = Pooled  # type: ignore[misc,assignment]
+    pykka.ThreadingFuture = ReplyFuture  # type: ignore[misc]
+
+
+def main(arguments: list[str]) -> int:
+    """Run it; pytest's exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        sdist = Path(arguments[0]) if arguments else _fetch(Path(folder))
+        if sdist is None:
+            return 0
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder, filter="data")
+        suite = next(path for path in Path(folder).glob("pykka-*") if path.is_dir())
+        paths = [str(suite), str(Path(__file__).parent), *filter(None, sys.path)]
+        plugins = ["-p", "pykka_suite", "-p", "pytest_mock"]
+        options = [*plugins, "-q", f"--ignore={OF_ITS_THREAD}", "tests"]
+        run = f"import sys, pytest; sys.path[:0] = {paths!r}; sys.exit(pytest.main({options!r}))"
+        return subprocess.run([sys.executable, "-c", run], cwd=suite).returncode
+
+
+def _fetch(folder: Path) -> Path | None:
+    """The source of the pykka that is installed, or None, with the reason printed."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download"]
+    source = [f"pykka=={version('pykka')}", "--no-deps", "--no-binary", "pykka"]
+    done = subprocess.run([*pip, *source, "--dest", str(folder)], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(f"skipped: pykka's source cannot be fetched: {done.stderr.strip()[-500:]}")
+        return None
+    return next(folder.glob("pykka-*.tar.gz"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

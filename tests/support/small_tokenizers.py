@@ -1,0 +1,119 @@
+"""The default tokenizer, and three of other algorithms, trained on a few lines when a test
+needs them."""
+
+from functools import cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
+from transformers import PreTrainedTokenizerFast
+
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.model.options import DEFAULT_MODEL
+
+ALGORITHMS = ("default", "bytes", "unigram", "wordpiece")
+UNKNOWN = "<unk>"
+
+# Combining marks, a family joined by zero-width joiners, CRLF, no-break space, wide letters.
+LETTERS = "abcdeHW é\u0301\u0308\r\n\t\u00a0.,!'0日本語🦊👩\u200d💻ßŁ"
+CORPUS = [
+    "Hello world, hello again. He said: 'be calm!'",
+    "a cab, a bed, decade by decade; abc abd abe 000 00",
+    "日本語 🦊 👩\u200d💻 é e\u0301 u\u0308 ß Ł\r\n\tWe heed.",
+]
+SPECIALS = ["<unk>", "<|start|>", "<|end|>"]
+
+CHATML = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+DEFAULT_SYSTEM = (
+    "{% if messages[0].role != 'system' %}<|start|>system\nBe helpful.<|end|>\n{% endif %}" + CHATML
+)
+# Shows an answer's thinking only until the next question.
+DROPS_THINKING = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' and not loop.last %}"
+    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+TEMPLATES = {
+    "none": None,
+    "chatml": CHATML,
+    "default system": DEFAULT_SYSTEM,
+    "drops thinking": DROPS_THINKING,
+}
+
+
+@cache
+def build(algorithm: str) -> Tokenizer:
+    """A tokenizer; the trained ones know every one of LETTERS. WordPiece loses case and spaces."""
+    if algorithm == "default":
+        return Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json"))
+    trainer: Any
+    options: dict[str, Any] = {"special_tokens": SPECIALS, "show_progress": False}
+    if algorithm == "bytes":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = BpeTrainer(vocab_size=320, initial_alphabet=alphabet, **options)
+    elif algorithm == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+        trainer = UnigramTrainer(
+            vocab_size=120, initial_alphabet=list(LETTERS), unk_token="<unk>", **options
+        )
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(cleanup=False)
+        trainer = WordPieceTrainer(vocab_size=200, initial_alphabet=list(LETTERS), **options)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    return tokenizer
+
+
+@cache
+def chat_format(algorithm: str, template: str = "none") -> ChatFormat:
+    """The tokenizer as a model would come with it."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=build(algorithm),
+        eos_token="<|end|>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = TEMPLATES[template]
+    return ChatFormat(wrapped)
+
+
+def knows(chat: ChatFormat, text: str) -> bool:
+    """Whether no part of the text is an unknown token."""
+    return UNKNOWN not in chat.tokenizer.convert_ids_to_tokens(chat.encode(text))
+
+
+def raw_turn(chat: ChatFormat, text: str) -> Turn:
+    """A prompt that no template renders."""
+    return Turn("user", text, tuple(chat.encode(text)), text, raw=True)
+
+
+def remembering(chat: ChatFormat, *turns: Turn) -> Transcript:
+    """A transcript of these turns."""
+    transcript = Transcript(chat, "test")
+    transcript.extend(turns)
+    return transcript
+
+
+def talk(chat: ChatFormat, *said: str, system: str | None = None) -> Transcript:
+    """A transcript of questions and answers in turn, as asking and decoding make it."""
+    transcript = Transcript(chat, "test", system)
+    for index, text in enumerate(said):
+        if index % 2 == 0:
+            transcript.extend([transcript.render("user", text, answer=True)])
+        else:
+            ids = (*chat.encode(text), *chat.end_of_turn)
+            transcript.extend([transcript.answer(ids, "stop")])
+    return transcript

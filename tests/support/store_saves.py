@@ -1,0 +1,42 @@
+"""What several tests of the store save, and how."""
+
+from pathlib import Path
+from typing import Any
+
+from kvactors.persistence.commit.save import Save
+from kvactors.persistence.files.atomic import Files
+from kvactors.persistence.files.segment import Segment
+from kvactors.persistence.store.store import Store
+from kvactors.persistence.testing.doubles import Outcomes
+
+__all__ = ["F1", "RECORD", "Unsynced", "kv_save", "put"]
+
+F1 = "0" * 16
+RECORD: dict[Any, Any] = {
+    "role": "user",
+    "text": "My cat is Biscuit.",
+    "ids": [1, 2, 3],
+    7: b"\x00\xff",
+}
+
+
+class Unsynced(Files):
+    """Does not wait for the disk, where only what is written matters."""
+
+    def sync(self, path: Path) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
+
+
+def put(store: Store, *saves: Save) -> Outcomes:
+    """Commit the saves; what became of each."""
+    outcomes = Outcomes()
+    outcomes.commit(store, *saves)
+    return outcomes
+
+
+def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:
+    """A save of one record and these segments."""
+    return Save(agent, ({"n": segments[-1].end},), fingerprint, segments)
