@@ -61,7 +61,7 @@ class EngineSlot:
     @property
     def hot_bytes(self) -> int:
         """Bytes of KV in memory of agents that do not run."""
-        return 0 if self._engine is None else self._engine.hot_bytes
+        return 0 if self._engine is None else self._engine.memory.hot.nbytes
 
     def load(self, launch: Launch) -> ModelInfo:
         """Load a model into the empty slot. Raises ModelError."""
@@ -111,7 +111,7 @@ class EngineSlot:
     def drop(self) -> None:
         """Free the engine and every cache of it."""
         if self._engine is not None:
-            self._engine.release()
+            self._engine.memory.release()
         self._engine, self._vitals.streaming = None, False
 
     def _let_go(self) -> None:

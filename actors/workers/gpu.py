@@ -33,6 +33,7 @@ from kvactors.actors.turns.messages_gpu import (
 from kvactors.actors.workers.engine_reports import EngineReports, OnProgress
 from kvactors.actors.workers.engine_slot import EngineSlot
 from kvactors.actors.workers.health import Vitals
+from kvactors.core.engine.status import in_memory
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Aborted
@@ -169,7 +170,7 @@ class GpuActor(SystemActor):
 
     @handles(ForkCache)
     def _fork(self, message: ForkCache) -> None:
-        self._slot.engine.fork(message.parent, message.child)
+        self._slot.engine.memory.fork(message.parent, message.child)
 
     @handles(Forget)
     def _forget(self, message: Forget) -> None:
@@ -184,7 +185,7 @@ class GpuActor(SystemActor):
 
     @handles(ReadStats)
     def _read_stats(self, _message: ReadStats) -> Any:
-        return self._slot.engine.stats(), self._slot.engine.in_memory
+        return self._slot.engine.stats(), in_memory(self._slot.engine.memory)
 
     @handles(ReadTurns)
     def _read_turns(self, _message: ReadTurns) -> Any:

@@ -72,8 +72,11 @@ class Admission:
         """Something changed that a turn may have waited for."""
         self._blocked = False
 
-    def ended(self) -> None:
-        """A turn ended: what it held is free."""
+    def ended(self, request: Request) -> None:
+        """A turn ended: it waits no more, or what it held is free."""
+        if request in self.waiting:
+            self._take(request)
+            self._transfer.withdraw(request.agent_id)
         self._ended += 1
         self.retry()
 
@@ -116,12 +119,6 @@ class Admission:
             request.gave_way_after = -1
             self.waiting.add(request)
         self.retry()
-
-    def withdraw(self, request: Request) -> None:
-        """Take a turn out of the queue, if it is in it."""
-        if request in self.waiting:
-            self._take(request)
-            self._transfer.withdraw(request.agent_id)
 
     def admit(self, running: Sequence[Request]) -> tuple[list[Request], list[str]]:
         """The waiting turns that start now, in order, beside those `running`; and the agents

@@ -102,10 +102,6 @@ class Engine:
             self._admission.promise(agent_id)
             self._events.append(KVNeeded(agent_id))
 
-    def fork(self, parent: str, child: str) -> None:
-        """Let a new agent begin with another one's cache, uncopied."""
-        self.memory.fork(parent, child)
-
     def provide(self, agent_id: str, stored: Sequence[ExportedKV]) -> None:
         """The KV that the store had for an agent, in answer to KVNeeded; maybe none."""
         waiting = self._admission.waiting.of(agent_id)
@@ -118,27 +114,22 @@ class Engine:
         self._transfer.saved(agent_id, nbytes, limit)
         self._admission.retry()
 
-    def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
-        """End a turn at the next step; with an error it fails and leaves no trace."""
-        for request in self._turns_of(agent_id):
-            if request.serial == serial and error is not None:
+    def cancel(self, agent_id: str, serial: int | None, error: Exception | None = None) -> None:
+        """End a turn at the next step, every turn of the agent if `serial` is None; with an
+        `error` it fails at once and leaves no trace."""
+        turns = [*self._admission.waiting.of(agent_id), *self.memory.running.of(agent_id)]
+        for request in turns:
+            if serial in (None, request.serial) and error is not None:
                 self._abort(request, error)
-            elif request.serial == serial:
+            elif serial in (None, request.serial):
                 self._cancelled.append(request)
 
     def forget(self, agent_id: str) -> None:
         """Drop everything in memory of an agent; a turn that still runs of it fails."""
-        for request in self._turns_of(agent_id):
-            self._abort(request, TurnFailed(f"agent {agent_id!r} was forgotten"))
+        self.cancel(agent_id, None, TurnFailed(f"agent {agent_id!r} was forgotten"))
         self._transfer.withdraw(agent_id)
         self.memory.hot.drop(agent_id)
         self._admission.retry()
-
-    def _turns_of(self, agent_id: str) -> list[Request]:
-        running = [
-            request for request in self.memory.running.active if request.agent_id == agent_id
-        ]
-        return [*self._admission.waiting.of(agent_id), *running]
 
     def abandon(self) -> tuple[list[Event], list[Request], int]:
         """After a fatal error: events that nobody saw yet, the turns that another engine is to
@@ -155,10 +146,6 @@ class Engine:
         self.memory.resume(backlog)
         self._admission.resume(turns)
 
-    def release(self) -> None:
-        """Nothing runs any more, nor will."""
-        self.memory.release()
-
     @property
     def streaming(self) -> bool:
         """Whether tokens are read as they come; not while a turn waits or memory is short."""
@@ -170,15 +157,10 @@ class Engine:
         self.memory.check()
         self._admission.waiting.check()
 
-    @property
-    def in_memory(self) -> frozenset[str]:
-        """The agents whose KV is in memory, in whole or in part: active or hot."""
-        return frozenset(self.memory.hot).union(r.agent_id for r in self.memory.running.active)
-
     def stats(self) -> dict[str, int]:
         """Counts, bytes and tokens, for AgentSystem.stats()."""
         return {
-            **status.count(self.memory, len(self._admission.waiting), self.in_memory),
+            **status.count(self.memory, len(self._admission.waiting)),
             "preemptions": self.execution.preemption.preemptions,
             **self._metrics.counts,
             **self._admission.counts,
@@ -189,11 +171,6 @@ class Engine:
         """The turns that run and some that wait, and how far they are."""
         reading = self._transfer.reading
         return status.turns(self.memory.running, self._admission.waiting, reading)
-
-    @property
-    def hot_bytes(self) -> int:
-        """Bytes of KV in memory of agents that do not run, and of those running began with."""
-        return self.memory.hot.nbytes
 
     # -- ending ------------------------------------------------------------------------
 
@@ -229,23 +206,16 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
-        exported: tuple[ExportedKV, ...] = ()
-        if request.passing:
-            self._remove(request)
-        else:
+        if not request.passing:
             self.execution.keep(request)
             self._queue_again()
-            self._remove(request)
-            exported = self._transfer.export(request)
+        self.memory.leave(request)
+        self._admission.ended(request)
+        exported = () if request.passing else self._transfer.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:
         """End a turn without a trace: the agent's cache is as before it."""
-        self._remove(request)
+        self.memory.leave(request)
+        self._admission.ended(request)
         self._events.append(Aborted(request.agent_id, request.serial, error))
-
-    def _remove(self, request: Request) -> None:
-        self.memory.running.remove(request)
-        self._admission.withdraw(request)
-        self.memory.hot.settle(request.agent_id)
-        self._admission.ended()

@@ -10,7 +10,7 @@ The budget bounds the sum. GPU thread only.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 import mlx.core as mx
@@ -21,7 +21,8 @@ from kvactors.core.engine.running import RunningBatches
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
-from kvactors.core.schedule.eviction import EvictionPolicy, IdleAgent
+from kvactors.core.schedule.eviction import EvictionPolicy, in_order
+from kvactors.core.schedule.request import Request
 from kvactors.core.trace import Evicted, Tracer
 
 __all__ = ["Memory"]
@@ -159,7 +160,8 @@ class Memory:
         """Evict idle agents in the policy's order until `done`; whether it is."""
         if done():
             return True
-        for agent in self._leaving(frozenset(busy)):
+        taken = frozenset(busy)
+        for agent in in_order(self._eviction, lambda: self.hot.idle(taken), self._clock):
             self.hot.drop(agent.agent_id)
             self.evictions += 1
             if self._tracer.on:
@@ -169,17 +171,10 @@ class Memory:
                 return True
         return False
 
-    def _leaving(self, busy: frozenset[str]) -> Iterator[IdleAgent]:
-        """Idle agents in the order in which they go; each is dropped before the next is asked
-        for. A policy of the user's own sees all of them at once."""
-        if self._eviction is None:
-            while (oldest := next(self.hot.idle(busy), None)) is not None:
-                yield oldest
-            return
-        idle = {agent.agent_id: agent for agent in self.hot.idle(busy)}
-        for agent_id in self._eviction(list(idle.values()), self._clock()):
-            if agent_id in idle:
-                yield idle.pop(agent_id)
+    def leave(self, request: Request) -> None:
+        """A turn ended: its row goes, its agent holds the blocks of what is hot."""
+        self.running.remove(request)
+        self.hot.settle(request.agent_id)
 
     def fork(self, parent: str, child: str) -> None:
         """Let a new agent begin with all that another one has in memory, uncopied."""

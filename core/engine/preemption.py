@@ -144,8 +144,7 @@ class Preemption:
         if self.make_room_to_keep(request):
             self.keep(request)
             cache.borrowed = borrowed
-        self._running.remove(request)
-        self._memory.hot.settle(request.agent_id)
+        self._memory.leave(request)
         self.preemptions += 1
         self.gave_way.append(request)
         return True

@@ -43,6 +43,10 @@ class RunningBatches:
         """The common batches, then those of suspects."""
         return [*self.common, *self.suspects]
 
+    def of(self, agent_id: str) -> list[Request]:
+        """The turns of one agent that run."""
+        return [request for request in self.active if request.agent_id == agent_id]
+
     @property
     def nbytes(self) -> int:
         """Bytes that all arenas have allocated."""

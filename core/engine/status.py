@@ -1,6 +1,6 @@
 """What an engine says of itself: counts for `stats()`, and the turns that run. GPU thread only."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvactors.core.engine.memory import Memory
     from kvactors.core.engine.running import RunningBatches
 
-__all__ = ["RunningTurn", "count", "turns"]
+__all__ = ["RunningTurn", "count", "in_memory", "turns"]
 
 # Waiting turns that are named; there may be a hundred thousand.
 MOST_WAITING = 32
@@ -50,7 +50,12 @@ def _prefilling(request: Request) -> RunningTurn:
     return RunningTurn(request.agent_id, "prefill", done, total)
 
 
-def count(memory: "Memory", waiting: int, in_memory: Collection[str]) -> dict[str, int]:
+def in_memory(memory: "Memory") -> frozenset[str]:
+    """The agents whose KV is in memory, in whole or in part: active or hot."""
+    return frozenset(memory.hot).union(request.agent_id for request in memory.running.active)
+
+
+def count(memory: "Memory", waiting: int) -> dict[str, int]:
     """Agents, tokens and bytes by tier, and of the budget."""
     running, hot = memory.running, memory.hot
     active = running.active
@@ -61,7 +66,7 @@ def count(memory: "Memory", waiting: int, in_memory: Collection[str]) -> dict[st
         "active_agents": len(active),
         "active_tokens": sum(request.cached for request in active),
         "active_bytes": running.nbytes,
-        "hot_agents": len(in_memory) - len(active),
+        "hot_agents": len(in_memory(memory)) - len(active),
         "hot_tokens": hot.tokens({request.agent_id for request in active}),
         # With what active agents began with: it stays beside their rows.
         "hot_bytes": hot.nbytes,

@@ -5,12 +5,12 @@ in the order in which they should go. It runs on the GPU thread, walks all idle 
 time memory is short, and must not block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["EvictionPolicy", "IdleAgent", "check_eviction"]
+__all__ = ["EvictionPolicy", "IdleAgent", "check_eviction", "in_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +35,23 @@ def check_eviction(policy: object) -> EvictionPolicy | None:
     if not callable(policy):
         raise InvalidConfig(f'eviction must be "lru" or a callable: {policy!r}')
     return policy
+
+
+def in_order(
+    policy: EvictionPolicy | None,
+    idle: Callable[[], Iterator[IdleAgent]],
+    clock: Callable[[], float],
+) -> Iterator[IdleAgent]:
+    """Idle agents in the order in which they go; each is gone before the next is asked for.
+
+    `idle` gives those that are left, least recently used first. Without a `policy` only the first
+    of them is looked at; one of the user's own sees all of them at once, at the time of `clock`.
+    """
+    if policy is None:
+        while (oldest := next(idle(), None)) is not None:
+            yield oldest
+        return
+    known = {agent.agent_id: agent for agent in idle()}
+    for agent_id in policy(list(known.values()), clock()):
+        if agent_id in known:
+            yield known.pop(agent_id)

@@ -11,6 +11,7 @@ from store_saves import F1, kv_save, put
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.status import in_memory
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.testing.engines import make_request
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
@@ -108,7 +109,7 @@ def test_an_agent_is_active_or_hot_never_both(
     assert (both["active_agents"], both["hot_agents"], both["hot_tokens"]) == (1, 1, 55)
     assert both["active_tokens"] > 0
     assert both["active_bytes"] >= both["active_tokens"] * BYTES_PER_TOKEN
-    assert engine.in_memory == {"alice", "bob"}
+    assert in_memory(engine.memory) == {"alice", "bob"}
 
 
 # -- the system ----------------------------------------------------------------------------

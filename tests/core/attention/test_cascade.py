@@ -273,7 +273,7 @@ def test_forks_that_decode_with_strangers_say_what_they_say_alone(
     prompts = [list(turn.tokens) for turn in turns]
     for turn in turns:
         if turn.prompt > turn.fresh:
-            engine.fork("parent", turn.agent_id)
+            engine.memory.fork("parent", turn.agent_id)
 
     def cancel_one(step: int) -> None:
         if step == 9:

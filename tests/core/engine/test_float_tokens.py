@@ -183,7 +183,7 @@ def test_a_fork_crosses_the_limit_without_its_parent() -> None:
     before = engine.stats()["hot_bytes"]
     child = Life("child", list(parent.tokens), dict(parent.stored))
 
-    engine.fork("parent", "child")
+    engine.memory.fork("parent", "child")
 
     assert engine.stats()["hot_bytes"] == before
     run(engine, [parent, child], [parent.turn([4]), child.turn([9] * 20)])
