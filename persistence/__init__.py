@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvactors.core.cache.segment import RawTensor, Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import (
     AgentExists,
@@ -21,7 +22,6 @@ from kvactors.persistence.errors import (
     WrongKey,
 )
 from kvactors.persistence.files.atomic import Files
-from kvactors.persistence.files.segment import RawTensor, Segment
 from kvactors.persistence.store.store import DEFAULT_MAX_DISK, Store, StoredAgent
 from kvactors.persistence.store.verify import Problem
 

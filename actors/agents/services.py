@@ -12,11 +12,10 @@ from kvactors.actors.turns.messages_gpu import ForkCache, Saved
 from kvactors.actors.turns.messages_store import SaveTurn, WithStore
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.actors.turns.ticket import Ticket
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.errors import SystemStopped
 from kvactors.core.model.info import ModelInfo
 from kvactors.persistence.commit.save import Save
-from kvactors.persistence.files.segment import Segment
 from kvactors.persistence.store.store import Store
 
 __all__ = ["AgentServices"]
@@ -46,7 +45,7 @@ class AgentServices:
         send(self.gpu, message)
 
     def save(
-        self, agent_id: str, record: dict[str, Any], ticket: Ticket, exported: Sequence[ExportedKV]
+        self, agent_id: str, record: dict[str, Any], ticket: Ticket, exported: Sequence[Segment]
     ) -> None:
         """Have a ledger `record` of `agent_id` and new KV, `exported`, written; settles the
         `durable` and `cached` of the `ticket`."""
@@ -54,12 +53,8 @@ class AgentServices:
             ticket.durable.resolve(False)
             ticket.cached.resolve(False)
             return
-        segments = tuple(
-            Segment(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
-            for part in exported
-        )
         nbytes = sum(part.nbytes for part in exported)
-        save = Save(agent_id, (record,), self.model.fingerprint, segments)
+        save = Save(agent_id, (record,), self.model.fingerprint, tuple(exported))
         self.outstanding.begin_save(ticket, nbytes)
         message = SaveTurn(save, ticket, nbytes, self.gpu)
         if not send(self.persistence, message):

@@ -17,6 +17,7 @@ from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
 from kvactors.actors.turns.messages_gpu import EncodeFloats
 from kvactors.actors.turns.messages_store import WithStore
+from kvactors.core.cache.segment import Segment
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.conversation.hashing import tokens_hash
 from kvactors.core.conversation.transcript import Transcript
@@ -25,7 +26,6 @@ from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.model.info import ModelInfo
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import ImportRejected
-from kvactors.persistence.files.segment import Segment
 from kvactors.persistence.formats.archive import OnStep, import_archive, is_archive
 from kvactors.persistence.formats.fields import TensorTable
 from kvactors.persistence.formats.kv_arrays import segment_tensors

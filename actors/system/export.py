@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from kvactors.core.cache.segment import Segment
 from kvactors.core.conversation.hashing import tokens_hash
 from kvactors.core.model.options import DEFAULT_MODEL
 from kvactors.persistence.errors import ExportRejected, ImportRejected
 from kvactors.persistence.files.atomic import new_file
-from kvactors.persistence.files.segment import Segment
 from kvactors.persistence.formats.archive import OnStep, export_archive
 from kvactors.persistence.formats.kv_arrays import layers_of
 from kvactors.persistence.formats.mlx_lm import SUFFIX

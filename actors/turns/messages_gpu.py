@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvactors.core.cache.exported import ExportedKV, RawTensor
+from kvactors.core.cache.segment import RawTensor, Segment
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.engine.launch import Launch
 from kvactors.core.model.info import ModelInfo
@@ -129,7 +129,7 @@ class Restored:
     """Whose."""
     fingerprint: str
     """Of which model."""
-    stored: Sequence[ExportedKV]
+    stored: Sequence[Segment]
     """Contiguous from token 0."""
 
 

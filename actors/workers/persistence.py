@@ -30,7 +30,6 @@ from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.actors.workers.pacing import Pace
 from kvactors.actors.workers.save_group import Ended, SaveGroup
 from kvactors.actors.workers.unwritten import Unwritten
-from kvactors.core.cache.exported import ExportedKV
 from kvactors.core.trace import Evicted, Fault, SaveBegan, SaveEnded, Tracer
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
@@ -113,14 +112,10 @@ class PersistenceActor(SystemActor):
     @handles(LoadKV)
     def _load(self, message: LoadKV) -> None:
         try:
-            segments = self._opened().read_kv(message.agent_id, message.fingerprint)
+            stored = tuple(self._opened().read_kv(message.agent_id, message.fingerprint))
         except Exception:
             logger.exception("the KV of %r cannot be read; it is re-prefilled", message.agent_id)
-            segments = ()
-        stored = tuple(
-            ExportedKV(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
-            for part in segments
-        )
+            stored = ()
         send(self._gpu, Restored(message.agent_id, message.fingerprint, stored))
 
     @handles(CountStored)

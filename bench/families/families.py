@@ -232,21 +232,16 @@ def leave_for_restart(loaded: "LoadedModel", family: str, folder: Path) -> None:
     import msgpack  # type: ignore[import-untyped]
 
     from kvactors.persistence.commit.save import Save
-    from kvactors.persistence.files.segment import Segment
     from kvactors.persistence.store.store import Store
 
     running = engine(loaded)
     first = ask(running, [], prompt(4))
     second = ask(running, first.request.tokens, prompt(1))
     note = {"known": first.request.tokens, "answer": second.request.generated}
-    segments = tuple(
-        Segment(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
-        for part in first.exported
-    )
     (folder / f"{family}.note").write_bytes(msgpack.packb(note))
     store = Store(folder / "store")
     try:
-        save = Save(family, ({"version": 2},), loaded.fingerprint, segments)
+        save = Save(family, ({"version": 2},), loaded.fingerprint, first.exported)
         store.commit([save], durable=_quiet, cached=_quiet, failed=_fail)
     finally:
         store.close()
@@ -264,7 +259,6 @@ def answers_again(folder: Path, family: str) -> bool:
     """In a new process: whether the second turn is answered the same, from the store's KV."""
     import msgpack
 
-    from kvactors.core.cache.exported import ExportedKV
     from kvactors.core.schedule.sampling import Sampling
     from kvactors.core.testing.engines import make_request, run_engine
     from kvactors.persistence.store.store import Store
@@ -280,10 +274,7 @@ def answers_again(folder: Path, family: str) -> bool:
     request = make_request("a", note["known"], prompt(1), Sampling(max_tokens=TOKENS))
     running.submit(request)
     running.step()
-    running.provide(
-        "a",
-        [ExportedKV(s.start, s.end, s.tokens_hash, s.layout, s.tensors) for s in stored],
-    )
+    running.provide("a", stored)
     end = run_engine(running, [])["a"]
     reused = request.cache_state == "warm" and request.kept == len(note["known"]) - 1
     return reused and end.request.generated == note["answer"]

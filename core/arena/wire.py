@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from kvactors.core.arena.pieces import Piece
-from kvactors.core.cache.exported import RawTensor
+from kvactors.core.cache.segment import RawTensor
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.quant.codec import Arrays, encode
 

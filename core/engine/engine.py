@@ -7,7 +7,7 @@ and again while it is `busy`, and passes the events on. Owned by one thread.
 import time
 from collections.abc import Callable, Sequence
 
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.engine import status
 from kvactors.core.engine.admission import Admission, EngineConfig
 from kvactors.core.engine.execution import Ended, Execution, Failed, Outcome
@@ -102,7 +102,7 @@ class Engine:
             self._admission.promise(agent_id)
             self._events.append(KVNeeded(agent_id))
 
-    def provide(self, agent_id: str, stored: Sequence[ExportedKV]) -> None:
+    def provide(self, agent_id: str, stored: Sequence[Segment]) -> None:
         """The KV that the store had for an agent, in answer to KVNeeded; maybe none."""
         waiting = self._admission.waiting.of(agent_id)
         self._transfer.provide(agent_id, stored, waiting[0] if waiting else None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.arena.wire import from_raw, to_raw
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.conversation.hashing import prefix_hashes
 from kvactors.core.engine.memory import Memory
 from kvactors.core.model.load import LoadedModel
@@ -73,7 +73,7 @@ class KVTransfer:
         self.ask(agent_id, nbytes, tokens)
         return True
 
-    def provide(self, agent_id: str, stored: Sequence[ExportedKV], request: Request | None) -> None:
+    def provide(self, agent_id: str, stored: Sequence[Segment], request: Request | None) -> None:
         """The KV that the store had for an agent, maybe none; `request` waits for it, if any."""
         if not self.reading(agent_id):
             return
@@ -99,7 +99,7 @@ class KVTransfer:
         self._memory.promised.pop(agent_id, None)
 
     def _adopt(
-        self, agent_id: str, known: list[int], stored: Sequence[ExportedKV], in_float: bool
+        self, agent_id: str, known: list[int], stored: Sequence[Segment], in_float: bool
     ) -> bool:
         """Make stored KV hot, as far as it belongs to the agent's own beginning and has the form
         that its turn needs."""
@@ -123,7 +123,7 @@ class KVTransfer:
 
     # -- to the store ------------------------------------------------------------------
 
-    def export(self, request: Request) -> tuple[ExportedKV, ...]:
+    def export(self, request: Request) -> tuple[Segment, ...]:
         """The KV of a finished turn that the store does not have, as bytes."""
         cache = self._memory.hot.get(request.agent_id)
         if not self._stored or cache is None:
@@ -131,7 +131,7 @@ class KVTransfer:
         ranges = cache.ranges_to_save()
         hashes = prefix_hashes(cache.tokens, (end for _, end in ranges))
         exported = tuple(
-            ExportedKV(piece.start, piece.end, digest, self._layouts[piece.spec], to_raw(piece))
+            Segment(piece.start, piece.end, digest, self._layouts[piece.spec], to_raw(piece))
             for piece, digest in zip(cache.slices(ranges), hashes, strict=True)
         )
         cache.mark_saved(ranges)

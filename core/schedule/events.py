@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.schedule.request import Request
 
 __all__ = ["Aborted", "Event", "Finished", "KVNeeded", "Progress", "Tokens"]
@@ -24,7 +24,7 @@ class Finished:
     request: Request
     reason: str
     finished_at: float
-    exported: tuple[ExportedKV, ...]
+    exported: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvactors.persistence.files.segment import Segment
+from kvactors.core.cache.segment import Segment
 
 __all__ = ["Save"]
 

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from kvactors.core.cache.segment import RawTensor, Segment
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, TensorFileUnreadable
 from kvactors.persistence.files.atomic import Buffer
 from kvactors.persistence.files.encryption import BrokenSeal, SealedReader, Sealing
 from kvactors.persistence.files.reading import NotAFile, open_file
-from kvactors.persistence.files.tensor_file import RawTensor, Readable, encode_tensors, read_tensors
+from kvactors.persistence.files.tensor_file import Readable, encode_tensors, read_tensors
 
 __all__ = [
-    "RawTensor",
-    "Segment",
     "decode_segment",
     "encode_segment",
     "read_segment",
@@ -35,19 +33,6 @@ __all__ = [
 
 VERSION = "1"
 _FORMAT = "kvactors-segment"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """KV of tokens [start, end), half-open. Immutable: bytes, no arrays."""
-
-    start: int
-    end: int
-    tokens_hash: str
-    """The caller's hash of the token ids [0, end): kept and given back untouched."""
-    layout: str
-    """The caller's JSON on every layer: kind, dims, bits, group size, scale dtype."""
-    tensors: tuple[RawTensor, ...]
 
 
 def encode_segment(

@@ -15,14 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
+from kvactors.core.cache.segment import RawTensor
 from kvactors.persistence.errors import TensorFileUnreadable
 from kvactors.persistence.files.atomic import Buffer
 from kvactors.persistence.files.packing import unique
 
-__all__ = ["RawTensor", "Readable", "encode_tensors", "read_tensors"]
-
-RawTensor = tuple[str, str, tuple[int, ...], Buffer]
-"""Name, safetensors dtype ("U32", "F16", "BF16", ...), shape, little-endian bytes."""
+__all__ = ["Readable", "encode_tensors", "read_tensors"]
 
 _LENGTH = struct.Struct("<Q")
 # A 64-layer segment has a header of about 50 kB; a hostile one is refused unread.

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import (
     ExportRejected,
@@ -37,7 +38,7 @@ from kvactors.persistence.files.naming import (
     check_fingerprint,
     segment_name,
 )
-from kvactors.persistence.files.segment import Segment, decode_segment, encode_segment
+from kvactors.persistence.files.segment import decode_segment, encode_segment
 from kvactors.persistence.kv.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from kvactors.persistence.ledger.frames import (
     Mark,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kvactors.core.cache.segment import RawTensor
 from kvactors.persistence.errors import ImportRejected, TokensMissing
-from kvactors.persistence.files.tensor_file import RawTensor
 from kvactors.persistence.formats.neutral import PLAIN, Target, Tensor, to_float32
 
 __all__ = ["Fields", "TensorTable"]

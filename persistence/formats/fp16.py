@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvactors.core.cache.segment import RawTensor
 from kvactors.persistence.errors import ExportRejected, ImportRejected
-from kvactors.persistence.files.tensor_file import RawTensor
 from kvactors.persistence.formats.fields import Fields, TensorTable
 from kvactors.persistence.formats.neutral import (
     Arrays,

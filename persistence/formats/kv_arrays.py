@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvactors.persistence.files.tensor_file import RawTensor
+from kvactors.core.cache.segment import RawTensor
 from kvactors.persistence.formats.fields import TensorTable
 from kvactors.persistence.formats.neutral import Arrays, LayerLayout, Tensor
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvactors.core.cache.segment import RawTensor
 from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
 from kvactors.persistence.files.atomic import Buffer
-from kvactors.persistence.files.tensor_file import RawTensor, encode_tensors, read_tensors
+from kvactors.persistence.files.tensor_file import encode_tensors, read_tensors
 from kvactors.persistence.formats import fp16, mlx_lm, q4
 from kvactors.persistence.formats.fields import Fields, TensorTable
 from kvactors.persistence.formats.neutral import Arrays, Imported, PortableMemory, Target

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.steps import DirSyncs
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, untraced
 from kvactors.persistence.files.atomic import Files, replace_file
@@ -27,7 +28,7 @@ from kvactors.persistence.files.naming import (
     encode_agent_id,
 )
 from kvactors.persistence.files.reading import is_empty, is_linked
-from kvactors.persistence.files.segment import Segment, read_segment
+from kvactors.persistence.files.segment import read_segment
 from kvactors.persistence.kv.disk_usage import DiskUsage, Key, measure_folder
 from kvactors.persistence.kv.manifest import Entry, Manifest, encode_manifest, read_manifest
 from kvactors.persistence.kv.sharing import Holders

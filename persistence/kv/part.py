@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.steps import CommitPart, DirSyncs, WriteCounter
 from kvactors.persistence.errors import KvGap
 from kvactors.persistence.files.atomic import Buffer, temp_path
@@ -21,7 +22,7 @@ from kvactors.persistence.files.naming import (
     encode_agent_id,
     segment_name,
 )
-from kvactors.persistence.files.segment import Segment, encode_segment, seal_segment
+from kvactors.persistence.files.segment import encode_segment, seal_segment
 from kvactors.persistence.kv.disk_limit import DiskLimit, Eviction
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders

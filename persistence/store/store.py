@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.commit.steps import rounds
 from kvactors.persistence.errors import StoreClosed, StoreNotWritable
@@ -23,7 +24,6 @@ from kvactors.persistence.files.atomic import Files
 from kvactors.persistence.files.encryption import EncryptionKey, Sealing
 from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.files.naming import check_fingerprint, encode_agent_id
-from kvactors.persistence.files.segment import Segment
 from kvactors.persistence.kv.disk_limit import DiskLimit
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders

@@ -25,9 +25,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
+from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.files.atomic import Buffer, Files
-from kvactors.persistence.files.segment import Segment
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.power_loss import PowerLossFiles
 

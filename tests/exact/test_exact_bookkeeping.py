@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.wire import from_raw, to_raw
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
@@ -209,10 +209,10 @@ class History:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.stored: dict[int, ExportedKV] = {}
+        self.stored: dict[int, Segment] = {}
         self.turn = 0
 
-    def keep(self, exported: tuple[ExportedKV, ...]) -> None:
+    def keep(self, exported: tuple[Segment, ...]) -> None:
         """Supersede stored segments as a store does."""
         for part in exported:
             self.stored = {s: p for s, p in self.stored.items() if s < part.start}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvactors.core.arena.arena import Arena
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
@@ -154,7 +154,7 @@ def test_a_turn_after_a_restore_equals_one_that_never_stopped(
 
 
 def restored(
-    engine: Engine, stored: tuple[ExportedKV, ...], known: list[int], new: list[int]
+    engine: Engine, stored: tuple[Segment, ...], known: list[int], new: list[int]
 ) -> Finished:
     """A turn of an agent whose KV must be read first."""
     engine.submit(make_request("a", known, new, SAMPLING))
@@ -230,7 +230,7 @@ def test_agents_that_leave_a_small_memory_and_come_back_answer_the_same(
 
     for name, engine in (("roomy", roomy), ("small", small)):
         known: list[list[int]] = [[] for _ in prompts]
-        stored: dict[str, list[ExportedKV]] = {}
+        stored: dict[str, list[Segment]] = {}
         for news in (prompts, [[5], [6, 7], [8], [9]]):
             requests = [make_request(f"{i}", known[i], new, SAMPLING) for i, new in enumerate(news)]
             run_over_store(engine, requests, stored)
@@ -243,7 +243,7 @@ def test_agents_that_leave_a_small_memory_and_come_back_answer_the_same(
 
 
 def run_over_store(
-    engine: Engine, requests: list[Request], stored: dict[str, list[ExportedKV]]
+    engine: Engine, requests: list[Request], stored: dict[str, list[Segment]]
 ) -> None:
     """Run turns to their end; what is exported is kept as a store would, and given back."""
     for request in requests:

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.turns.messages_store import WithStore
+from kvactors.core.cache.segment import Segment
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
-from kvactors.persistence.files.segment import Segment
 
 __all__ = ["SHORT", "WAIT", "is_stored", "stored_kv", "system_with_alice", "tiny_llama"]
 

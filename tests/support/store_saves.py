@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.files.atomic import Files
-from kvactors.persistence.files.segment import Segment
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import Outcomes
 

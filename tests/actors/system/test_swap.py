@@ -28,7 +28,6 @@ from kvactors.actors.system.export import export_stored
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.turns.messages_gpu import Restored, SwapModel
 from kvactors.actors.turns.messages_store import WithStore
-from kvactors.core.cache.exported import ExportedKV
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.store.store import Store
@@ -376,10 +375,7 @@ def test_kv_that_was_asked_for_under_the_old_model_is_not_the_new_ones(
 
     def late(self: Store, agent_id: str, fingerprint: str) -> Any:
         if fingerprint != old:
-            stored = [
-                ExportedKV(part.start, part.end, part.tokens_hash, part.layout, part.tensors)
-                for part in true(self, agent_id, old)
-            ]
+            stored = true(self, agent_id, old)
             assert stored
             system.parts.lifecycle.gpu.tell(Restored(agent_id, old, stored))
         return true(self, agent_id, fingerprint)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvactors.actors import AgentSystem, ExportRejected, Reply, Sampling
 from kvactors.core.arena.wire import layout
-from kvactors.core.cache.exported import ExportedKV
+from kvactors.core.cache.segment import Segment
 from kvactors.core.engine import hot_cache
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.errors import InvalidConfig, TurnFailed
@@ -79,7 +79,7 @@ class Life:
 
     name: str
     tokens: list[int] = field(default_factory=list)
-    stored: dict[int, ExportedKV] = field(default_factory=dict)
+    stored: dict[int, Segment] = field(default_factory=dict)
 
     def turn(self, new: Sequence[int], sampling: Sampling = ANSWER) -> Request:
         return make_request(self.name, self.tokens, new, sampling)
@@ -90,7 +90,7 @@ class Life:
             self.stored = {start: p for start, p in self.stored.items() if start < part.start}
             self.stored[part.start] = part
 
-    def in_store(self) -> list[ExportedKV]:
+    def in_store(self) -> list[Segment]:
         return [self.stored[start] for start in sorted(self.stored)]
 
 

@@ -1,24 +1,23 @@
-"""KV as it crosses threads and files: bytes, never arrays. No MLX."""
+"""Segment: KV as it crosses threads and stands in files, as bytes, never arrays. No MLX."""
 
 from dataclasses import dataclass
 
-__all__ = ["ExportedKV", "RawTensor"]
+__all__ = ["RawTensor", "Segment"]
 
 RawTensor = tuple[str, str, tuple[int, ...], bytes | memoryview]
 """Name, safetensors dtype name, shape, little-endian bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedKV:
-    """KV of tokens [start, end) as raw tensors.
-
-    `tokens_hash` covers the token ids [0, end); `layout` describes the layers.
-    """
+class Segment:
+    """KV of tokens [start, end), half-open. Immutable."""
 
     start: int
     end: int
     tokens_hash: str
+    """Of the token ids [0, end); the store keeps it and gives it back untouched."""
     layout: str
+    """JSON on every layer: kind, dims, bits, group size, scale dtype."""
     tensors: tuple[RawTensor, ...]
 
     @property
