@@ -143,7 +143,7 @@ def _compare(model: str, setting: dict[str, Any], plain: Read) -> Quality | None
 
 
 def _form(loaded: "LoadedModel", document: Document) -> "LoadedModel":
-    return loaded.forms[loaded.in_float(len(document.tokens))]
+    return loaded.forms[loaded.form_of(len(document.tokens)).index]
 
 
 def _bytes_per_token(loaded: "LoadedModel", documents: Sequence[Document]) -> int:

@@ -18,7 +18,16 @@ from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.errors import GroupSizeMismatch, InvalidConfig
 
-__all__ = ["DTYPE_BYTES", "UNUSED", "LayerSpec", "ModelCacheSpec", "Side", "choose_group_size"]
+__all__ = [
+    "DTYPE_BYTES",
+    "NO_FORM",
+    "UNUSED",
+    "KVForm",
+    "LayerSpec",
+    "ModelCacheSpec",
+    "Side",
+    "choose_group_size",
+]
 
 UNUSED = -1
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
@@ -205,3 +214,19 @@ def choose_group_size(head_dim: int, bits: int | None, asked: int | None) -> int
             f"group_size {asked} does not divide the head dimension {head_dim}: {advice}"
         )
     return asked
+
+
+@dataclass(frozen=True, slots=True)
+class KVForm:
+    """One way in which a model's KV is kept: quantized, or in float. `index` counts the forms."""
+
+    index: int
+    spec: ModelCacheSpec
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes of the KV of one agent that has so many tokens."""
+        return self.spec.bytes_of(tokens)
+
+
+NO_FORM = KVForm(0, ModelCacheSpec((), 0, 0))
+"""Of a turn that no engine has taken yet."""

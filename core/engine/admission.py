@@ -87,7 +87,7 @@ class Admission:
             raise AdmissionFull(
                 f"{len(self.waiting)} turns wait to be admitted, the most allowed (max_waiting)"
             )
-        need = self._memory.least(_most_tokens(request), request.in_float)
+        need = self._memory.least(_most_tokens(request), request.form)
         budget = self._memory.budget
         if need > budget:
             raise MemoryExceeded(
@@ -180,7 +180,7 @@ class Admission:
         return self._sharing.donor(request) is None and any(
             other is not request
             and other.prompt_hash == request.prompt_hash
-            and other.in_float == request.in_float
+            and other.form is request.form
             and other.cached < other.shared
             for other in running
         )
@@ -201,7 +201,7 @@ class Admission:
         memory, agent_id = self._memory, request.agent_id
         reserved = [other for other in held if other not in active and other is not request]
         busy = {agent_id, *(other.agent_id for other in held)}
-        space = memory.workspace[request.in_float]
+        space = memory.workspace[request.form.index]
         need = self._row_bytes(request) + space.least(len(request.tokens), len(active))
         # What is read for others must find room too when it arrives.
         promised = memory.promised_to_others(agent_id)
@@ -221,8 +221,8 @@ class Admission:
         tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
         unread = self._transfer.must_ask(request) or self._transfer.reading(request.agent_id)
         past = request.prompt - request.fresh if unread else 0
-        bytes_of, in_float = self._memory.bytes_of, request.in_float
-        return 2 * bytes_of(tokens + EXTENT_STEP, in_float) + bytes_of(past, in_float)
+        bytes_of = request.form.bytes_of
+        return 2 * bytes_of(tokens + EXTENT_STEP) + bytes_of(past)
 
     def note_cache(self, request: Request) -> None:
         """Note where the agent's KV is when its turn begins, or ends before it began."""

@@ -93,7 +93,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
         too many wait."""
-        request.in_float = self.loaded.in_float(request.prompt)
+        request.form = self.loaded.form_of(request.prompt)
         self._admission.submit(request)
 
     def prefetch(self, agent_id: str, tokens: list[int]) -> None:
@@ -144,6 +144,8 @@ class Engine:
     def resume(self, turns: Sequence[Request], backlog: int) -> None:
         """Take over what another engine abandoned: nothing is in memory of it."""
         self.memory.resume(backlog)
+        for request in turns:
+            request.form = self.loaded.form_of(request.prompt)
         self._admission.resume(turns)
 
     @property

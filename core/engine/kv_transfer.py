@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.arena.wire import from_raw, to_raw
 from kvactors.core.cache.segment import Segment
+from kvactors.core.cache.spec import KVForm
 from kvactors.core.conversation.hashing import prefix_hashes
 from kvactors.core.engine.memory import Memory
 from kvactors.core.model.load import LoadedModel
@@ -65,7 +66,7 @@ class KVTransfer:
         memory = self._memory
         if not self._stored or agent_id in memory.hot or self.reading(agent_id):
             return False
-        nbytes = memory.bytes_of(len(tokens), self._loaded.in_float(len(tokens)))
+        nbytes = self._loaded.form_of(len(tokens)).bytes_of(len(tokens))
         if not memory.make_room(nbytes + memory.promised_to_others(agent_id), [agent_id]):
             return False
         if not memory.make_blocks(agent_id, len(tokens), [agent_id]):
@@ -80,7 +81,7 @@ class KVTransfer:
         read = self._reads.pop(agent_id)
         if request is not None:
             past = request.tokens[: request.prompt - request.fresh]
-            if not self._adopt(agent_id, past, stored, request.in_float):
+            if not self._adopt(agent_id, past, stored, request.form):
                 read.answered = True
                 self._reads[agent_id] = read
             elif not request.preempted:
@@ -88,8 +89,8 @@ class KVTransfer:
             request.restore_seconds = self._clock() - read.at
             return
         if read.tokens is not None:
-            in_float = self._loaded.in_float(len(read.tokens))
-            self._adopt(agent_id, read.tokens, stored, in_float)
+            form = self._loaded.form_of(len(read.tokens))
+            self._adopt(agent_id, read.tokens, stored, form)
             self._memory.hot.settle(agent_id)
         self.withdraw(agent_id)
 
@@ -99,17 +100,16 @@ class KVTransfer:
         self._memory.promised.pop(agent_id, None)
 
     def _adopt(
-        self, agent_id: str, known: list[int], stored: Sequence[Segment], in_float: bool
+        self, agent_id: str, known: list[int], stored: Sequence[Segment], form: KVForm
     ) -> bool:
         """Make stored KV hot, as far as it belongs to the agent's own beginning and has the form
         that its turn needs."""
         pieces: list[Piece] = []
-        form = self._loaded.forms[in_float]
         for part, digest in zip(stored, prefix_hashes(known, (p.end for p in stored)), strict=True):
             end = pieces[-1].end if pieces else 0
-            if part.start != end or part.end > len(known) or part.layout != form.layout:
+            if part.start != end or part.end > len(known) or part.tokens_hash != digest:
                 break
-            if part.tokens_hash != digest:
+            if part.layout != self._layouts[form.spec]:
                 break
             pieces.append(from_raw(part.tensors, part.start, part.end, form.spec))
         while pieces and not pieces[-1].whole:

@@ -16,6 +16,7 @@ from time import perf_counter
 import mlx.core as mx
 
 from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool
+from kvactors.core.cache.spec import KVForm
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.engine.running import RunningBatches
 from kvactors.core.model import mlx_limit
@@ -66,7 +67,6 @@ class Memory:
         self.promised: dict[str, int] = {}
         self.backlog = self.expected = 0
         self.evictions = 0
-        self._specs = [form.spec for form in loaded.forms]
         self._eviction = eviction
         self._clock = clock
         self._tracer = tracer
@@ -111,20 +111,15 @@ class Memory:
         """Bytes that MLX itself counts above the loaded model: what `used` must agree with."""
         return int(mx.get_active_memory()) - self._baseline
 
-    def bytes_of(self, tokens: int, in_float: bool) -> int:
-        """Bytes of the KV of one agent that has so many tokens, in one of the forms."""
-        return self._specs[in_float].bytes_of(tokens)
-
-    def least(self, tokens: int, in_float: bool) -> int:
+    def least(self, tokens: int, form: KVForm) -> int:
         """Bytes that a turn takes when it runs alone: its row, the copy of it that is kept when
         it ends, and a decode step."""
-        space = self.workspace[in_float]
-        return 2 * self.bytes_of(tokens, in_float) + space.decode(1, tokens)
+        return 2 * form.bytes_of(tokens) + self.workspace[form.index].decode(1, tokens)
 
     @property
     def room(self) -> int:
         """Bytes that nobody has and nobody was promised."""
-        return self.budget - self.used - self.running.promised_bytes(self.bytes_of)
+        return self.budget - self.used - self.running.promised_bytes
 
     def promised_to_others(self, agent_id: str) -> int:
         """Bytes that are being read from the store for other agents."""

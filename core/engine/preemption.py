@@ -33,7 +33,7 @@ class Preemption:
             self._memory.expect(self._cost(chunks))
             return chunks
         tokens, request = chunks[0].tokens, chunks[0].request
-        space = self._memory.workspace[request.in_float]
+        space = self._memory.workspace[request.form.index]
         least = space.chunk(min(tokens, LEAST_CHUNK), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._running.prefills:
@@ -46,24 +46,24 @@ class Preemption:
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         """Bytes of a forward that begins several rows of a common width: of its work space,
         and of what the rows are wider than was promised to each alone."""
-        memory, in_float = self._memory, chunks[0].request.in_float
-        bytes_of, targets = memory.bytes_of, [chunk.request.target for chunk in chunks]
-        widest = bytes_of(max(targets), in_float)
-        wider = sum(widest - bytes_of(target, in_float) for target in targets)
+        form, targets = chunks[0].request.form, [chunk.request.target for chunk in chunks]
+        widest = form.bytes_of(max(targets))
+        wider = sum(widest - form.bytes_of(target) for target in targets)
         width = max(chunk.tokens for chunk in chunks)
-        return wider + memory.workspace[in_float].chunk(width, len(chunks), max(targets))
+        space = self._memory.workspace[form.index]
+        return wider + space.chunk(width, len(chunks), max(targets))
 
     def can_spare(self, requests: Sequence[Request]) -> bool:
         """Whether the chunk that is about to run leaves enough for rows with room to decode."""
-        more = sum(self._memory.bytes_of(SPARE_TOKENS, r.in_float) for r in requests)
+        more = sum(request.form.bytes_of(SPARE_TOKENS) for request in requests)
         return self._memory.fits(self._memory.expected + more)
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
-        arena, memory = self._running.common[request.in_float].arena, self._memory
+        arena = self._running.common[request.form.index].arena
         batch = self._running.prefill_batch([request])
         extent = arena.table.extent(len(request.tokens) + 1)
-        promised = memory.bytes_of(extent, request.in_float)
+        promised = request.form.bytes_of(extent)
         while request in self._running.prefills:
             if self._fits(lambda: arena.take_bytes(batch.arena, batch.row(request)) - promised):
                 return True
@@ -99,7 +99,7 @@ class Preemption:
         if batch.arena.spec.checkpointed or request.passing:
             return
         # Its row lives beside that copy, and another copy of it when it goes on to decode.
-        if memory.fits(2 * memory.bytes_of(request.target, request.in_float)):
+        if memory.fits(2 * request.form.bytes_of(request.target)):
             cache.borrowed = cache.borrowed or not cache.end
             memory.hot.take(request.agent_id, batch.arena, batch.row(request), request.tokens[:end])
 
@@ -107,16 +107,15 @@ class Preemption:
         """Room for what `keep` copies."""
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
-        bytes_of, in_float = self._memory.bytes_of, request.in_float
-        kept = max(have, request.cached)
-        return self._fits(lambda: bytes_of(kept, in_float) - bytes_of(have, in_float))
+        kept, bytes_of = max(have, request.cached), request.form.bytes_of
+        return self._fits(lambda: bytes_of(kept) - bytes_of(have))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
         longest = arena.table.extent(max(arena.table.lengths) + 1)
         shared = sum(map(arena.table.shared, range(len(arena.table.slabs))))
-        form = memory.workspace[batch.requests[0].in_float]
-        space = form.decode(len(batch), longest, shared)
+        workspace = memory.workspace[batch.requests[0].form.index]
+        space = workspace.decode(len(batch), longest, shared)
         # One step ahead: a token is in flight that `tokens` does not have yet.
         memory.expect(space)
         return all(

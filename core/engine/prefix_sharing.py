@@ -3,7 +3,6 @@
 import logging
 from collections import defaultdict
 
-from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.request import Request
@@ -21,22 +20,22 @@ class PrefixSharing:
         self._loaded = loaded
         self._hot = hot
         # By the prompt's hash and form.
-        self._donors: defaultdict[tuple[str, bool], dict[str, None]] = defaultdict(dict)
+        self._donors: defaultdict[tuple[str, int], dict[str, None]] = defaultdict(dict)
 
     def offer(self, request: Request) -> None:
         """Let others begin with this turn's system prompt, whose KV is in memory now."""
         if request.shared:
-            self._donors[request.prompt_hash, request.in_float][request.agent_id] = None
+            self._donors[request.prompt_hash, request.form.index][request.agent_id] = None
 
     def donor(self, request: Request) -> str | None:
         """An agent whose hot cache has this turn's system prompt, in its form."""
-        key = request.prompt_hash, request.in_float
+        key = request.prompt_hash, request.form.index
         if not request.shared or key not in self._donors:
             return None
         donors, beginning = self._donors[key], request.tokens[: request.shared]
         for agent_id in list(donors):
             cache = self._hot.get(agent_id)
-            fits = cache is not None and cache.in_form(self._spec(request))
+            fits = cache is not None and cache.in_form(request.form.spec)
             if cache is not None and fits and cache.tokens[: request.shared] == beginning:
                 if not self._loaded.spec.checkpointed:
                     return agent_id
@@ -52,17 +51,13 @@ class PrefixSharing:
         agent_id = request.agent_id
         cache = self._hot.get(agent_id)
         had = cache.end if cache else 0
-        common = self._hot.keep_common(agent_id, self._reusable(request), self._spec(request))
+        common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
         donor = None if common else self.donor(request)
         if donor is not None:
             cache = self._hot.share(donor, agent_id, request.tokens[: request.shared])
             self.shared_tokens += cache.end
-
-    def _spec(self, request: Request) -> ModelCacheSpec:
-        """Of the form that the turn's KV is in."""
-        return self._loaded.forms[request.in_float].spec
 
     def _reusable(self, request: Request) -> list[int]:
         """The tokens that the turn may begin with. The last one is fed by the first step, and

@@ -4,7 +4,7 @@ Turns decode together with those whose KV has the same form: a step with turns o
 two forwards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.engine.runner import DecodeBatch, PrefillBatch
@@ -53,12 +53,13 @@ class RunningBatches:
         batches = {*self.prefills.values(), *self.decoding} - {None}
         return sum(batch.arena.nbytes for batch in batches if batch)
 
-    def promised_bytes(self, bytes_of: Callable[[int, bool], int]) -> int:
+    @property
+    def promised_bytes(self) -> int:
         """Bytes of the rows that admitted turns will still take: their own, and its copy
         among the decoding ones."""
         total, extent = 0, self.common[0].arena.table.extent
         for request, batch in self.prefills.items():
-            row = bytes_of(extent(len(request.tokens) + 1), request.in_float)
+            row = request.form.bytes_of(extent(len(request.tokens) + 1))
             total += row * (2 if batch is None else 1)
         return total
 
@@ -84,7 +85,7 @@ class RunningBatches:
         with `spare`, with room to decode."""
         batch = self.prefills[requests[0]]
         if batch is None:
-            batch = PrefillBatch(self._forms[requests[0].in_float])
+            batch = PrefillBatch(self._forms[requests[0].form.index])
             for request in requests:
                 cache = self._hot.get(request.agent_id)
                 batch.add(request, cache.pieces if cache else (), spare)
@@ -93,9 +94,9 @@ class RunningBatches:
 
     def join(self, request: Request, batch: PrefillBatch) -> None:
         """A prefilled turn goes on to decode; a suspect alone."""
-        target = self.common[request.in_float]
+        target = self.common[request.form.index]
         if request.suspect:
-            target = DecodeBatch(self._forms[request.in_float])
+            target = DecodeBatch(self._forms[request.form.index])
             self.suspects.append(target)
         target.join(request, batch.arena, batch.row(request))
         del self.prefills[request]
@@ -112,7 +113,7 @@ class RunningBatches:
 
     def adopt(self, batch: PrefillBatch) -> bool:
         """Let a whole prefilled batch go on to decode without a copy, if nothing decodes."""
-        target = self.common[batch.requests[0].in_float]
+        target = self.common[batch.requests[0].form.index]
         if not target.idle:
             return False
         if any(r.remaining or r.suspect or r.choices or not r.generate for r in batch.requests):
@@ -131,7 +132,7 @@ class RunningBatches:
                 return
             row = batch.cut(request)
             request.suspect = False
-            self.common[request.in_float].join(request, batch.arena, row)
+            self.common[request.form.index].join(request, batch.arena, row)
         self.suspects.remove(batch)
 
     def remove(self, request: Request) -> None:

@@ -18,7 +18,7 @@ from mlx_lm.utils import load as mlx_load
 from kvactors.core.arena.wire import FORMAT_VERSION, layout
 from kvactors.core.attention import linear_cpu, seam
 from kvactors.core.attention.policy import AttentionPolicy, check_attention
-from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.cache.spec import KVForm, ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import InvalidConfig, ModelError, ModelNotFound
 from kvactors.core.model import fingerprint
@@ -43,7 +43,7 @@ class LoadedModel:
     name: str
     model: Any
     chat: ChatFormat
-    spec: ModelCacheSpec
+    form: KVForm
     policy: AttentionPolicy
     fingerprint: str
     tokenizer_id: str
@@ -56,11 +56,17 @@ class LoadedModel:
         """The forms that KV is kept in: as `kv_bits` says and, if there is one, in float."""
         return (self,) if self.floats is None else (self, self.floats)
 
-    def in_float(self, tokens: int) -> bool:
-        """Whether a turn that begins with so many tokens, its prompt among them, is run over KV
-        in float: which of `forms`. It depends on the ledger alone, so that an agent's KV is the
-        same whether it stayed in memory, was restored or is computed again."""
-        return self.floats is not None and tokens <= self.float_tokens
+    @property
+    def spec(self) -> ModelCacheSpec:
+        """What its layers cache, in this form."""
+        return self.form.spec
+
+    def form_of(self, tokens: int) -> KVForm:
+        """Which of `forms` a turn is run in that begins with so many tokens, its prompt among
+        them. It depends on the ledger alone, so that an agent's KV is the same whether it stayed
+        in memory, was restored or is computed again."""
+        short = self.floats is not None and tokens <= self.float_tokens
+        return self.forms[short].form
 
 
 def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
@@ -92,11 +98,15 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
         **({"float_tokens": float_tokens} if float_tokens else {}),
     )
     policy = _policy(spec, options)
-    loaded = LoadedModel(name, model, chat, spec, policy, identity, tokenizer_id, described)
+    loaded = LoadedModel(
+        name, model, chat, KVForm(0, spec), policy, identity, tokenizer_id, described
+    )
     if not float_tokens:
         return loaded
-    form = replace(loaded, spec=floats, policy=_policy(floats, options), layout=layout(floats))
-    return replace(loaded, float_tokens=float_tokens, floats=form)
+    policy = _policy(floats, options)
+    form = KVForm(1, floats)
+    in_float = replace(loaded, form=form, policy=policy, layout=layout(floats))
+    return replace(loaded, float_tokens=float_tokens, floats=in_float)
 
 
 def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvactors.core.cache.spec import NO_FORM, KVForm
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Request", "StopMatcher"]
@@ -44,7 +45,7 @@ class Request:
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
-    of them is the answer. `in_float` says in which form its KV is (LoadedModel.forms).
+    of them is the answer. `form` is how its KV is kept, set by the engine.
     `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
     which it began to wait (WaitingTurns).
     """
@@ -63,7 +64,7 @@ class Request:
     submitted_at: float = 0.0
     priority: int = 0
     passing: bool = False
-    in_float: bool = False
+    form: KVForm = NO_FORM
     shared: int = 0
     prompt_hash: str = ""
     preempted: int = 0

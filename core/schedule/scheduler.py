@@ -101,7 +101,7 @@ class Scheduler:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
             budget = self._chunk_size(first.cached, self.config.first_chunk, decode)
-            alike = [other for other in ordered[1:] if other.in_float == first.in_float]
+            alike = [other for other in ordered[1:] if other.form is first.form]
             chunks += self._pack(alike, size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:

@@ -129,7 +129,8 @@ def test_room_to_decode_is_given_only_where_it_fits(
 ) -> None:
     engine = make_engine(load_grid())
     memory, request = engine.memory, make_request("a", [], prompt_of(31), Sampling())
-    spare = memory.bytes_of(SPARE_TOKENS, in_float=False)
+    request.form = engine.loaded.form
+    spare = engine.loaded.form.bytes_of(SPARE_TOKENS)
     memory.expected = 1 << 20
 
     for room, given in ((spare + memory.expected, True), (spare + memory.expected - 1, False)):

@@ -117,7 +117,7 @@ def tell(engine: Engine, life: Life, new: Sequence[int]) -> Request:
     told = [*life.tokens, *new]
     (request,) = run(engine, [life], [life.turn(new)])
     assert request.generated == expected(told)
-    assert request.in_float == (len(told) <= LIMIT)
+    assert request.form.index == (len(told) <= LIMIT)
     return request
 
 
@@ -134,7 +134,7 @@ def test_turns_of_both_forms_together_answer_as_each_alone_over_a_cache_of_its_f
     turns = [life.turn(prompt) for life, prompt in zip(lives, asked, strict=True)]
     ended = run(new_engine(kind), lives, turns)
 
-    assert [turn.in_float for turn in ended] == [True, False, False, True, True, False]
+    assert [turn.form.index for turn in ended] == [True, False, False, True, True, False]
     for turn, prompt in zip(ended, asked, strict=True):
         assert turn.generated == expected(prompt, kind=kind)
 
@@ -145,7 +145,7 @@ def test_an_agent_that_outgrows_the_limit_begins_over_once() -> None:
     turns = [tell(engine, life, new) for new in told]
 
     # 30, 47, 64, 81, 98 tokens when they begin.
-    assert [turn.in_float for turn in turns] == [True, True, False, False, False]
+    assert [turn.form.index for turn in turns] == [True, True, False, False, False]
     assert [turn.cache_state for turn in turns] == ["cold", "hot", "cold", "hot", "hot"]
     assert [turn.kept for turn in turns] == [0, 37, 0, 71, 88]
     in_bits = layout(load().spec)
@@ -162,7 +162,7 @@ def test_an_answer_that_crosses_the_limit_stays_in_its_form_to_the_end() -> None
 
     assert turn.generated == expected(prompt, long)
     assert {part.layout for part in life.in_store()} == {layout(load().spec.in_float())}
-    assert not tell(engine, life, [7]).in_float
+    assert not tell(engine, life, [7]).form.index
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -174,7 +174,7 @@ def test_an_agent_rewound_below_the_limit_is_in_float_again(restarted: bool) -> 
 
     rewound = tell(new_engine() if restarted else engine, life, [3, 1])
 
-    assert (rewound.in_float, rewound.kept) == (True, 0)
+    assert (rewound.form.index, rewound.kept) == (True, 0)
 
 
 def test_a_fork_crosses_the_limit_without_its_parent() -> None:
@@ -427,9 +427,9 @@ def turns_of_both_forms_share_a_prefill(patch: pytest.MonkeyPatch) -> None:
     true: Any = scheduler.Scheduler.plan
 
     def plan(self: Any, prefilling: Any, decoding: Any) -> Any:
-        forms = [request.in_float for request in prefilling]
+        forms = [request.form for request in prefilling]
         for request in prefilling:
-            request.in_float = forms[0]
+            request.form = forms[0]
         return true(self, prefilling, decoding)
 
     patch.setattr(scheduler.Scheduler, "plan", plan)
