@@ -145,6 +145,26 @@ def test_every_page_is_found_from_the_readme() -> None:
     assert [page for page in PAGES[1:] if f"]({page})" not in README] == []
 
 
+def shipped(path: str) -> bool:
+    """Whether MANIFEST.in takes a file into the source archive, beside the package."""
+    for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines():
+        command, *patterns = line.split()
+        if command == "include" and path in patterns:
+            return True
+        if command in ("graft", "recursive-include") and path.startswith(f"{patterns[0]}/"):
+            return True
+    return path == "README.md"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_ship_with_the_source_and_with_what_they_show(page: str) -> None:
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", TEXT[page])
+    pictures = [(ROOT / page).parent.joinpath(picture).resolve() for picture in shown]
+
+    assert shipped(page)
+    assert [path for path in pictures if not shipped(path.relative_to(ROOT).as_posix())] == []
+
+
 def test_the_versions_on_the_page_are_those_of_the_code() -> None:
     rows = re.findall(
         r"^\| [^|]+ \| ([\d.]+) \| ([\d., ]+) \| `(\w+)` in \[`([\w/]+)\.py`\]",
