@@ -114,12 +114,14 @@ class Engine:
         self._admission.retry()
 
     def saved(self, agent_id: str, nbytes: int, limit: int | None = None) -> None:
-        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
+        """So many bytes of KV of `agent_id`, `nbytes`, no longer wait for the store, which has no
+        more than `limit` tokens of it."""
         self._transfer.saved(agent_id, nbytes, limit)
         self._admission.retry()
 
     def cancel(self, agent_id: str, serial: int, error: Exception | None = None) -> None:
-        """End a turn at the next step; with an error it fails and leaves no trace."""
+        """End the turn `serial` of `agent_id` at the next step; with an `error` it fails and leaves
+        no trace."""
         for request in self._turns_of(agent_id):
             if request.serial == serial and error is not None:
                 self._abort(request, error)

@@ -122,7 +122,8 @@ class Scheduler:
         return min(remaining, _longest(cached), size)
 
     def record_prefill(self, tokens: int, seconds: float, decoding: bool) -> None:
-        """A chunk of `tokens` tokens (padding included) took `seconds`."""
+        """A chunk of `tokens` tokens (padding included) took `seconds`, while others were
+        `decoding` or not."""
         # A few tokens take as long as many.
         if tokens >= self.config.least_chunk or self._pace.value is None:
             self._pace.add(seconds / tokens)
