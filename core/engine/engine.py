@@ -27,7 +27,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 
 class Engine:
-    """Continuous batching over agents' caches. Seed 001, 3.4; design, One turn end to end.
+    """Continuous batching over agents' caches ([paper, 3.4], [design, One turn end to end]).
 
     Args:
         loaded: the model, in all its forms.

@@ -4,7 +4,7 @@ An agent's pieces are block-aligned and end in a tail. When a turn ends, only it
 leave the arena; the old tail is replaced because its block has grown. A piece is never
 changed, so agents with a common beginning hold the same ones. What must be written is
 planned so that a closed block supersedes its partial segments: no token is written more
-than twice (design, Persistence). With windows or states, pieces end where turns did, each
+than twice [design, Persistence]. With windows or states, pieces end where turns did, each
 with a checkpoint there, and old ones lose it.
 """
 
