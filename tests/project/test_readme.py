@@ -26,6 +26,7 @@ PAGES = (
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 README, INTERFACE = TEXT["README.md"], TEXT["actors/README.md"]
 MOST_LINES = 250
+STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def test_the_ten_line_program_remembers_when_it_is_run_again(tmp_path: Path) -> None:
@@ -79,12 +80,11 @@ def test_every_parameter_and_method_is_in_the_reference() -> None:
 
 def signature(function: Callable[..., Any]) -> str:
     """As a reader sees it: no `self`, no types."""
-    shown = []
+    shown: list[str] = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in "".join(shown):
             shown.append("*")
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
-        text, default = stars.get(parameter.kind, "") + parameter.name, parameter.default
+        text, default = STARS.get(parameter.kind, "") + parameter.name, parameter.default
         if isinstance(default, str):
             text += f"={json.dumps(default)}"
         elif default is not parameter.empty:
