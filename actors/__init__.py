@@ -1,4 +1,5 @@
-"""The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads."""
+"""The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads. What is
+public may be called from any thread."""
 
 from kvactors.actors.agents.handle import Agent, TranscriptView
 from kvactors.actors.behaviours.behaviour import AgentBehaviour

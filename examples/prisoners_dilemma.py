@@ -1,4 +1,4 @@
-"""Two suspects and an interrogator, in five phases, with a restart in the middle (seed 001).
+"""Two suspects and an interrogator, in five phases, with a restart in the middle [paper, 3.5].
 
     python examples/prisoners_dilemma.py [--store DIR]
 

@@ -22,7 +22,7 @@ class AgentHost:
     """What the agents of one system have in common for their handles. `model` is the one loaded.
 
     `post` and `ask` send messages to behaviours; `require_running` raises SystemStopped where
-    nothing is accepted.
+    nothing is accepted. `outstanding` counts who waits, `after` calls back in so many seconds.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class AgentHost:
         return self._post(agent_id, message, None)
 
     def request(self, agent_id: str, message: Any, timeout: float | None) -> ReplyFuture[Any]:
-        """Send a message and wait for its answer."""
+        """Send a `message` to the behaviour of `agent_id` and wait for its answer, `timeout`
+        seconds at most."""
         self._require_running()
         check_turn(None, timeout)
         return self._ask(agent_id, message, None, timeout)
@@ -61,8 +62,9 @@ class AgentHost:
     def send(
         self, actor: AgentActor, make: MakePrompt, timeout: float | None, *, streamed: bool
     ) -> Ticket:
-        """Put a prompt into the lane of an agent of this system. Raises MailboxFull,
-        SystemStopped, EngineDied, SaveQueueFull."""
+        """Put the prompt that `make` makes of a ticket into the lane of an agent of this system, by
+        its `actor`; `timeout` in seconds bounds its turn, `streamed`: somebody reads its tokens.
+        Raises MailboxFull, SystemStopped, EngineDied, SaveQueueFull."""
         ticket = Ticket.begin(actor.agent_id, streamed=streamed)
         self._outstanding.begin_turn(ticket)
         try:

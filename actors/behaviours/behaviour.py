@@ -64,7 +64,8 @@ class AgentBehaviour:
         timeout: float | None = None,
         **options: Any,
     ) -> ReplyFuture[Reply]:
-        """A turn of the agent's own model and memory; as `Agent.ask`.
+        """A turn of the agent's own model and memory; `prompt`, `sampling`, `timeout` and further
+        options as `Agent.ask` has them.
 
         With `choices` the reply is one of these texts, and `reply.scores` has the total
         log-probability of each.
@@ -94,9 +95,9 @@ class AgentBehaviour:
     def ask(
         self, to: str | Agent, message: Any, *, timeout: float | None = None
     ) -> ReplyFuture[Any]:
-        """Send a message; the future is what the receiver's `on_message` returns or raises (its
-        Reply, for an agent without a behaviour). Fails with Undelivered, MailboxFull, and with
-        TurnTimeout after `timeout` seconds. Agents that wait for each other wait for ever
+        """Send a `message` `to` an agent; the future is what the receiver's `on_message` returns or
+        raises (its Reply, for an agent without a behaviour). Fails with Undelivered, MailboxFull,
+        and with TurnTimeout after `timeout` seconds. Agents that wait for each other wait for ever
         without one; asking oneself like that is InvalidInput, unless `reentrant`."""
         return _bound(self).ask(to, message, timeout)
 

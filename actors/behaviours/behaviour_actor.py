@@ -84,15 +84,16 @@ class Supervisor(Services, Protocol):
         """Seconds of the system's clock."""
 
     def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
-        """The behaviour has ended."""
+        """The behaviour of `agent`, a child of `parent`, has ended; `cause`: its error."""
 
     def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
-        """It leaves its error to its parent."""
+        """That of `agent_id` leaves its `error` to its `parent`."""
 
 
 class BehaviourActor(SystemActor):
-    """Runs a behaviour, as `make` makes it, under its supervision, for `supervisor`. `parent` is
-    the id of the agent that spawned it. Whoever begins it gives it a dispatcher."""
+    """Runs a behaviour, as `make` makes it, under its `supervision`, for `supervisor`; `context` is
+    what it acts through. `parent` is the id of the agent that spawned it. Whoever begins it gives
+    it a dispatcher."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class BehaviourActor(SystemActor):
         self._supervisor.ended(self._agent, self._parent, self._cause)
 
     def on_failure(self, _kind: Any, error: Any, _traceback: Any) -> None:
-        """A defect in this actor: whoever waits is told."""
+        """A defect in this actor, the `error`: whoever waits is told."""
         self._cause = error
         self.on_stop()
 

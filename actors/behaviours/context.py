@@ -56,8 +56,9 @@ class Services(Protocol):
 
 
 class Context:
-    """One agent's side of the messages. `turns` counts the turns that its behaviour took;
-    `reentrant` is what the behaviour says of itself."""
+    """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
+    besides. `turns` counts the turns that its behaviour took; `reentrant` is what the behaviour
+    says of itself."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
@@ -76,7 +77,8 @@ class Context:
         timeout: float | None,
         options: dict[str, Any],
     ) -> ReplyFuture[Reply]:
-        """A turn. Raises what `Agent.ask` raises."""
+        """A turn: `prompt`, `choices`, `sampling`, `timeout` and the other `options` of
+        `Agent.ask`. Raises what that raises."""
         sampling = with_choices(sampling, choices)
         future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
         journal, number = self.router.journal, self.turns
@@ -99,7 +101,7 @@ class Context:
         return self.router.post(_id(to), message, self.agent)
 
     def ask(self, to: str | Agent, message: Any, timeout: float | None) -> ReplyFuture[Any]:
-        """A message and its answer. Raises InvalidInput."""
+        """A `message` `to` an agent, its answer within `timeout` seconds. Raises InvalidInput."""
         check_turn(None, timeout)
         if _id(to) == self.agent.agent_id and timeout is None and not self.reentrant:
             raise InvalidInput(
@@ -141,7 +143,7 @@ class Context:
         self.router.watch(_id(agent), self.agent.agent_id)
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
-        """A child."""
+        """A child, `agent_id`, with its `system_prompt` and `options`."""
         spawn, parent = self._services.spawn, self.agent.agent_id
         return self.run_blocking(lambda: spawn(agent_id, system_prompt, parent=parent, **options))
 

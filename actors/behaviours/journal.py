@@ -42,11 +42,11 @@ class Journal:
         self._begin = time.monotonic()
 
     def message(self, agent_id: str, sender: str | None, message: Any) -> None:
-        """An agent begins to handle a message."""
+        """The agent `agent_id` begins to handle a `message` of `sender`."""
         self._write("message", agent_id, sender=sender, message=pack(message))
 
     def turn(self, agent_id: str, number: int, reply: Reply) -> None:
-        """A turn that a behaviour took ended."""
+        """Turn `number` that the behaviour of `agent_id` took ended with this `reply`."""
         self._write(
             "turn",
             agent_id,
@@ -58,16 +58,17 @@ class Journal:
         )
 
     def answer(self, agent_id: str, number: int, value: Any) -> None:
-        """Another agent answered."""
+        """Another agent answered question `number` of `agent_id` with `value`."""
         self._write("answer", agent_id, number=number, value=pack(value))
 
     def failed(self, agent_id: str, of: str, number: int, error: BaseException) -> None:
-        """A turn or an answer ended with an error."""
+        """A turn or an answer (`of`), the one of this `number`, ended for `agent_id` with an
+        `error`."""
         name = type(error).__name__
         self._write("failed", agent_id, of=of, number=number, error=name, text=str(error))
 
     def sent(self, agent_id: str, number: int, to: str, message: Any) -> None:
-        """A behaviour sent something, to an agent or a topic."""
+        """`agent_id` sent its `message` of this `number` `to` an agent or a topic."""
         self._write("sent", agent_id, number=number, to=to, message=pack(message))
 
     def close(self) -> None:

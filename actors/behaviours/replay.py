@@ -54,12 +54,12 @@ def replay(
     types: Iterable[type] = (),
     system: Spawns | None = None,
 ) -> Replayed:
-    """Run new behaviours, by agent id, on a journal. Agents without one are left out.
+    """Run new `behaviours`, by agent id, on the journal at `path`. Agents without one are left out.
 
-    `types` are the classes of the messages. What a behaviour sends is compared with the
-    journal; with a running `system` its agents take the turns, and these are compared too.
-    Timers, topics and other agents do nothing: what came of them is in the journal. Raises
-    InvalidInput, and whatever a behaviour raises.
+    `types` are the classes of the messages. What a behaviour sends is compared with the journal;
+    with a running `system` its agents take the turns, and these are compared too. Timers, topics
+    and other agents do nothing: what came of them is in the journal. Raises InvalidInput, and
+    whatever a behaviour raises.
     """
     kinds = tuple(types)
     records = [record for record in read_journal(path) if record["agent"] in behaviours]

@@ -62,7 +62,8 @@ class Deliver:
 class MessageRouter:
     """Who receives messages, and how they get there.
 
-    `find` gives the agent of an id, if it was spawned; `after` calls back in some seconds.
+    `outstanding` counts messages until they are handled; `find` gives the agent of an id, if it was
+    spawned; `after` calls back in some seconds.
     """
 
     def __init__(
@@ -127,7 +128,8 @@ class MessageRouter:
         sender: Agent | None,
         reply: ReplyFuture[Any] | None = None,
     ) -> ReplyFuture[None]:
-        """Send; the future resolves when it is in the mailbox, or a dead letter."""
+        """Send a `message` of `sender` `to` an agent, who settles `reply` if there is one; the
+        future resolves when it is in the mailbox, or a dead letter."""
         deliver = Deliver(message, sender, to, reply, self)
         self.outstanding.begin_work()
         receiver = self._receivers.get(to)
@@ -147,7 +149,8 @@ class MessageRouter:
     def ask(
         self, to: str, message: Any, sender: Agent | None, timeout: float | None
     ) -> ReplyFuture[Any]:
-        """Send and wait for what the receiver answers."""
+        """Send a `message` of `sender` `to` an agent and wait for what it answers, `timeout`
+        seconds at most."""
         reply: ReplyFuture[Any] = ReplyFuture()
         self.post(to, message, sender, reply)
         if timeout is not None:
@@ -155,7 +158,8 @@ class MessageRouter:
         return reply
 
     def post_all(self, to: Iterable[str], message: Any, sender: Agent | None) -> ReplyFuture[None]:
-        """Send to each; the future resolves when all are in, or fails as the first did."""
+        """Send a `message` of `sender` `to` each; the future resolves when all are in, or fails as
+        the first did."""
         return all_of([self.post(agent_id, message, sender) for agent_id in to])
 
     def handled(self, deliver: Deliver | None, value: Any) -> None:
@@ -208,7 +212,7 @@ class MessageRouter:
                 self._followed.pop(agent_id, None)
 
     def publish(self, topic: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
-        """Send to every subscriber but the sender."""
+        """Send a `message` to every subscriber of a `topic` but the `sender`."""
         with self._lock:
             receivers = list(self._topics.get(topic, ()))
         own = None if sender is None else sender.agent_id
@@ -249,7 +253,8 @@ class MessageRouter:
 
 
 def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Callable[[], None]:
-    """What a timer calls to fail a future that is late."""
+    """What a timer calls to fail a `future` that `agent_id` did not settle within so many
+    `seconds`."""
 
     def fire() -> None:
         future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))

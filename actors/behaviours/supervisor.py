@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 class BehaviourSupervisor:
     """Begins and ends behaviours.
 
-    `spawn` is what their `spawn` calls, and may block; `pool` gives the threads that agents
-    share; `now` and `after` are of the system's clock; `tracer` is told of errors.
+    `spawn` is what their `spawn` calls, and may block; `pool` gives the threads that agents share;
+    `now` and `after` are of the system's clock; `tracer` is told of errors; `router` knows who
+    receives. `deterministic`: no thread of their own.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class BehaviourSupervisor:
             send(actor.actor_ref, StopBehaviour())
 
     def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
-        """A behaviour ended: its watchers are told, its children end too."""
+        """The behaviour of `agent`, a child of `parent`, ended with this `cause`: its watchers are
+        told, its children end too."""
         agent_id = agent.agent_id
         with self._lock:
             watchers = self.router.remove(agent, cause)
@@ -111,7 +113,8 @@ class BehaviourSupervisor:
             own.close(0)
 
     def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
-        """Let the parent fail with a child's error; without one it is only logged."""
+        """Let the `parent` fail with the `error` of its child `agent_id`; without one it is only
+        logged."""
         supervisor = self.router.receiver(parent or "")
         if supervisor is None:
             logger.error("nobody supervises %r", agent_id, exc_info=error)

@@ -1,1 +1,1 @@
-"""What people start: the command line, and the stress run."""
+"""What people start: the command line, and the stress run. On the main thread."""

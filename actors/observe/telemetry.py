@@ -31,7 +31,8 @@ class _Turn:
 
 
 class Telemetry:
-    """Call it with events. `model` names the model that is loaded, `hot_bytes` reads a gauge."""
+    """Call it with events. `model` names the model that is loaded, `hot_bytes` reads a gauge.
+    `tracer_provider` and `meter_provider`: those that the program set up, unless given."""
 
     def __init__(
         self,

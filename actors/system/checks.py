@@ -26,10 +26,11 @@ def check_system(
     """Prove the bookkeeping of a running system; AssertionError says what is wrong.
 
     At any time: blocks, slots and lengths add up, no turn whose asker has its answer is still
-    waited for, no ended behaviour has a thread. When nothing is outstanding also: no turn is
-    left in the engine or in an agent, nothing waits to be written, every lane is open.
+    waited for, no ended behaviour has a thread. When nothing is outstanding also: no turn is left
+    in the engine or in an agent, nothing waits to be written, every lane is open.
 
-    `ask_gpu` gives the GPU actor's answer, `check_behaviours` proves those of behaviours.
+    `ask_gpu` gives the GPU actor's answer, `check_behaviours` proves those of behaviours; `agents`
+    are the actors of all agents.
     """
     ask_gpu(Check())
     check_behaviours()

@@ -44,7 +44,8 @@ __all__ = ["AgentExchange", "check_format"]
 
 
 class AgentExchange:
-    """Writes agents of one system to files, and makes agents of files."""
+    """Writes `agents` of one system to files, and makes agents of files; `lifecycle` has its
+    actors, `host` its model."""
 
     def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
         self._lifecycle = lifecycle
@@ -59,12 +60,13 @@ class AgentExchange:
         format: str = ARCHIVE,
         on_step: OnStep = unwatched,
     ) -> None:
-        """Write a stored agent to a new file: its finished turns, and their KV.
+        """Write the stored agent `agent_id` to a new file at `path`: its finished turns, and their
+        KV.
 
-        `format`: "archive" (all there is, to move the agent), "q4-flat", "q4-blocks",
-        "fp16-flat" or "mlx-lm" (tokens and KV under this model). `on_step(done, steps)` is
-        called while it is written. Saves of other agents wait meanwhile. Raises
-        ExportRejected, LedgerUnreadable, SaveFailed, InvalidInput, OSError.
+        `format`: "archive" (all there is, to move the agent), "q4-flat", "q4-blocks", "fp16-flat"
+        or "mlx-lm" (tokens and KV under this model). `on_step(done, steps)` is called while it is
+        written. Saves of other agents wait meanwhile. Raises ExportRejected, LedgerUnreadable,
+        SaveFailed, InvalidInput, OSError.
         """
         check_id(agent_id)
         check_format(format)
@@ -99,11 +101,12 @@ class AgentExchange:
         tokens: Sequence[int] | None = None,
         on_step: OnStep = unwatched,
     ) -> Agent:
-        """Make an agent of a file, stored and warm: whole, or not at all.
+        """Make an agent, `agent_id`, of the file at `path`, stored and warm: whole, or not at all.
 
-        `format` None finds it out. `tokens`: the token ids of KV whose file has none. A
-        format without turns becomes one raw turn, its text decoded from the tokens. Raises
-        AgentExists, ImportRejected (ModelMismatch, TokensMissing), InvalidInput, OSError.
+        `format` None finds it out. `tokens`: the token ids of KV whose file has none.
+        `on_step(done, steps)` is called while it is read. A format without turns becomes one raw
+        turn, its text decoded from the tokens. Raises AgentExists, ImportRejected (ModelMismatch,
+        TokensMissing), InvalidInput, OSError.
         """
         check_id(agent_id)
         check_format(format)

@@ -37,12 +37,13 @@ def export_stored(
     remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]] | None = None,
     on_step: OnStep = unwatched,
 ) -> None:
-    """Write what a store has of an agent to a new file. Persistence thread.
+    """Write what a `store` has of `agent_id` to a new file at `path`, of this `form`. Persistence
+    thread.
 
-    `fingerprint` chooses the KV, by its beginning; None is the only one there is. `remember`
-    gives the token ids and the text that a model makes of ledger records; without it the text is
-    that of the turns, without what a template adds.
-    Raises ExportRejected, LedgerUnreadable, OSError.
+    `model` and `model_type` are written into it, `on_step` is called on the way. `fingerprint`
+    chooses the KV, by its beginning; None is the only one there is. `remember` gives the token ids
+    and the text that a model makes of ledger records; without it the text is that of the turns,
+    without what a template adds. Raises ExportRejected, LedgerUnreadable, OSError.
     """
     if form == ARCHIVE:
         export_archive(store, agent_id, path, on_step)

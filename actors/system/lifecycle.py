@@ -41,10 +41,10 @@ SWITCH_INTERVAL = 0.0005
 class Lifecycle:
     """One GPU actor, at most one persistence actor, the threads that agents share.
 
-    `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the
-    store on its actor's thread, None where nothing is kept; `seed` is of deterministic mode;
-    `watchdog`: seconds that a step may take before it is reported; `timer` may be exchanged
-    before the start.
+    `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the store
+    on its actor's thread, None where nothing is kept; `seed` is of deterministic mode; `watchdog`:
+    seconds that a step may take before it is reported; `on_progress` hears of prefills;
+    `max_unsaved`: bytes that may wait for the disk; `timer` may be exchanged before the start.
     """
 
     def __init__(

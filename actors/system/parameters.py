@@ -29,7 +29,8 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 def check_parameters(
     model: Any, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
 ) -> None:
-    """Raise InvalidConfig for what no later stage checks."""
+    """Raise InvalidConfig for a `model`, `max_batch`, `target_latency`, `progress` or `max_waiting`
+    that no later stage checks."""
     for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
@@ -48,7 +49,8 @@ def check_model(model: object) -> None:
 
 
 def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
-    """Raise InvalidConfig for what the store could not be opened with."""
+    """Raise InvalidConfig for a `store`, `max_disk` or `encryption_key` that no store could be
+    opened with."""
     if store is True or not (store is None or store is False or _is_path(store)):
         raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
     if max_disk is not None and not (_is_number(max_disk) and max_disk >= 0):

@@ -41,8 +41,9 @@ R = TypeVar("R")
 class Parts:
     """What one system is made of. Nothing here is promised to stay as it is.
 
-    `launch` loads its model; `isolated`, `lane` and `log_text` are what its agents are given;
-    `journal` is the file of what behaviours are told, `store` the directory of the store.
+    `lifecycle` has its actors and threads, `launch` loads its model; `isolated`, `lane` and
+    `log_text` are what its agents are given; `journal` is the file of what behaviours are told,
+    `store` the directory of the store.
     """
 
     def __init__(

@@ -38,8 +38,9 @@ class Spawned(NamedTuple):
 class AgentRegistry:
     """The agents of one system. Any thread.
 
-    `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are
-    given `lane` if they are given none.
+    `lifecycle` has the actors that they need, `host` their model, `behaviours` begins theirs.
+    `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are given
+    `lane` if they are given none.
     """
 
     def __init__(
@@ -117,18 +118,17 @@ class AgentRegistry:
         supervision: Supervision | None = None,
         parent: str | None = None,
     ) -> Agent:
-        """The agent of this id, restored if the store knows it. Writes nothing, reads no KV.
+        """The agent `agent_id`, restored if the store knows it. Writes nothing, reads no KV.
 
-        `system_prompt` None means as stored. `from_` another agent: a new one that remembers
-        all that the other has when its turns so far are done, without a copy of its KV in
-        memory or on disk. `context_policy`: what happens at the end of the context, "refuse",
-        DropOldest() or Summarize(). `prompt_lane`: how many prompts and messages may wait for
-        it, and what then happens; by default the system's. `behaviour`: what it does with
-        messages, or what makes one anew after every restart; `supervision`: how that goes on
-        after an error, and `parent` whom it may escalate to. Raises InvalidAgentId,
-        InvalidConfig, SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for
-        that agent alone), SaveFailed (a fork, while the disk refuses what its parent was told),
-        SystemStopped.
+        `system_prompt` None means as stored. `from_` another agent: a new one that remembers all
+        that the other has when its turns so far are done, without a copy of its KV in memory or on
+        disk. `context_policy`: what happens at the end of the context, "refuse", DropOldest() or
+        Summarize(). `prompt_lane`: how many prompts and messages may wait for it, and what then
+        happens; by default the system's. `behaviour`: what it does with messages, or what makes one
+        anew after every restart; `supervision`: how that goes on after an error, and `parent` whom
+        it may escalate to. Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch, AgentExists,
+        AgentNotStored, LedgerUnreadable (for that agent alone), SaveFailed (a fork, while the disk
+        refuses what its parent was told), SystemStopped.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)

@@ -13,7 +13,8 @@ __all__ = ["read_stats"]
 
 
 def read_stats(lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> dict[str, int]:
-    """What `AgentSystem.stats` returns. Raises SystemStopped, EngineDied."""
+    """What `AgentSystem.stats` returns: the engine and the store are asked through `lifecycle`,
+    `host` names the model, `agents` are counted. Raises SystemStopped, EngineDied."""
     lifecycle.require_running()
     engine, in_memory = lifecycle.ask(lifecycle.gpu, ReadStats())
     counts = {"agents": len(agents), "outstanding_turns": len(lifecycle.outstanding.turns())}

@@ -48,7 +48,8 @@ class ModelChanges(TypedDict, total=False):
 
 
 class ModelSwap:
-    """Exchanges the model of one system, one at a time. `launch` made the one that is loaded."""
+    """Exchanges the model of one system, one at a time. `launch` made the one that is loaded.
+    `lifecycle` has the actors, `host` is told of the new one, `agents` remember under it."""
 
     def __init__(
         self, launch: Launch, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry
@@ -67,25 +68,25 @@ class ModelSwap:
         model_name: str | None = None,
         **changes: Unpack[ModelChanges],
     ) -> None:
-        """Go on with another model; returns when it is loaded and every agent remembers under
-        it. The agents, and what was asked of them, stay.
+        """Go on with another model; returns when it is loaded and every agent remembers under it.
+        The agents, and what was asked of them, stay.
 
-        Turns that run, streams included, end under the old model; the next ones wait and run
-        under the new one. The old model's KV stays on disk under its fingerprint, and its
-        memory is free before the new one is loaded. The next turn of an agent is cold, or warm
-        if this model had it before; where the tokenizer is another one, its turns are tokenized
-        again from their text (`reply.usage.retokenized_tokens`). An agent that the new chat
-        template cannot render gets TemplateError for its turns until the next swap.
+        Turns that run, streams included, end under the old model; the next ones wait and run under
+        the new one. The old model's KV stays on disk under its fingerprint, and its memory is free
+        before the new one is loaded. The next turn of an agent is cold, or warm if this model had
+        it before; where the tokenizer is another one, its turns are tokenized again from their text
+        (`reply.usage.retokenized_tokens`). An agent that the new chat template cannot render gets
+        TemplateError for its turns until the next swap.
 
-        `timeout`: seconds that running turns have to end. `changes`: kv_bits, float_tokens,
-        group_size, context, dtype, attention, reproducible, template_kwargs, as AgentSystem has
-        them; what is not given stays. The memory budget is found anew if it was not given; the
-        counts of `stats()` begin again.
+        `timeout`: seconds that running turns have to end. `model_name`: as AgentSystem has it.
+        `changes`: kv_bits, float_tokens, group_size, context, dtype, attention, reproducible,
+        template_kwargs, as AgentSystem has them; what is not given stays. The memory budget is
+        found anew if it was not given; the counts of `stats()` begin again.
 
-        Raises InvalidInput, SystemStopped, EngineDied, StorageError, and SwapFailed: then the
-        old model goes on (loaded again, agents are warm), unless that failed too, which the
-        message says; no turn is accepted then, and what was said is stored. Any thread but an
-        actor's (BlockingCall).
+        Raises InvalidInput, SystemStopped, EngineDied, StorageError, and SwapFailed: then the old
+        model goes on (loaded again, agents are warm), unless that failed too, which the message
+        says; no turn is accepted then, and what was said is stored. Any thread but an actor's
+        (BlockingCall).
         """
         check_may_block()
         self._lifecycle.require_running()

@@ -84,9 +84,9 @@ class AgentSystem:
             time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
         watchdog: seconds that a step may take before `health()` and the log say that it hangs.
         journal: a new file for what behaviours are told, think and send
-        (`kvactors.actors.behaviours.replay`). log_text: let lines of the log at level DEBUG say
-        what agents are told and answer; without
-            it the log has ids and numbers.
+            (`kvactors.actors.behaviours.replay`).
+        log_text: let lines of the log at level DEBUG say what agents are told and answer;
+            without it the log has ids and numbers.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
     what it is made of, for tests and tools: nothing there is promised to stay.

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class Watching:
-    """Who is told of a system's work: `agents` has the model, and says how many they are."""
+    """Who is told of a system's work: `lifecycle` has the tracer, `host` the model, and `agents`
+    says how many they are."""
 
     def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
         self.monitor: Monitor | None = None

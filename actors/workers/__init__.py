@@ -1,1 +1,1 @@
-"""The two actors that each system has once: GPU and persistence."""
+"""The two actors that each system has once: GPU and persistence, each on a thread of its own."""

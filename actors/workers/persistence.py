@@ -81,7 +81,8 @@ class PersistenceActor(SystemActor):
             self._store.close()
 
     def on_failure(self, kind: Any, error: Any, traceback: Any) -> None:
-        """A defect in this actor: nothing is saved any more, and everybody is told."""
+        """A defect in this actor, the `error` of this `kind` with its `traceback`: nothing is saved
+        any more, and everybody is told."""
         failure = public(error)
         self._outstanding.refuse(failure)
         for turns in self._gathered.values():

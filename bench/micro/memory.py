@@ -79,8 +79,8 @@ def small_llama() -> tuple[Any, Any]:
 
 
 def kv_row(dtype: str, bits: int | None, tokens: int) -> Row:
-    """Bytes of KV a token, for `tokens` of this `dtype` at `bits`, by the seeds' formula and as MLX
-    has them allocated."""
+    """Bytes of KV a token, for `tokens` of this `dtype` at `bits`, by the formula of [paper, 3.2]
+    and as MLX has them allocated."""
     from kvactors.core.model.load import load_model
 
     loaded = load_model(small_llama, ModelOptions(kv_bits=bits, group_size=GROUP, dtype=dtype))

@@ -228,8 +228,8 @@ def gap_target(setup: Setup) -> float:
 
 REGIMES = (
     Regime("hot-16k", "bare forward of the same tokens over the same cache", 1.1, hot),
-    Regime("cold/hot-16k", "seed: 81.6", 150, cold_over_hot, "higher"),
-    Regime("cold/warm-16k", "seed: 10.5", 100, cold_over_warm, "higher"),
+    Regime("cold/hot-16k", "[paper, 4.2]: 81.6", 150, cold_over_hot, "higher"),
+    Regime("cold/warm-16k", "[paper, 4.2]: 10.5", 100, cold_over_warm, "higher"),
     Regime("staggered-ttft-b", "both prefills back to back", 1.1, staggered_second),
     Regime("staggered-ttft-a", "A alone", 1.04, staggered_first),
     Regime("gap-p99-during-8k", "its gap alone", gap_target, gap),

@@ -1,8 +1,8 @@
 """BatchQuantizedKVCache: one layer's keys and values of many sequences, quantized.
 
-The verbs and their meaning are those of mlx-lm's batch caches; the geometry is a slot arena
-(`kvactors.core.cache.slots`): rows are left-aligned, nothing is padded on the left or rolled, and
-rows join and leave without touching the others' bytes.
+The idea is that of [paper, 3.4]; the verbs and their meaning are those of mlx-lm's batch caches;
+the geometry is a slot arena (`kvactors.core.cache.slots`): rows are left-aligned, nothing is padded
+on the left or rolled, and rows join and leave without touching the others' bytes.
 
 It is useful by itself: after `enable_in_mlx_lm()`, mlx-lm's own BatchGenerator runs on
 quantized caches. All of it belongs to the thread that owns the arrays.

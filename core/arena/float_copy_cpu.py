@@ -128,7 +128,8 @@ class KeptFloats:
         return self._prefix if tokens == self._shared else ()
 
     def note_prefix(self, floats: tuple[mx.array, ...]) -> None:
-        """Keep these, if they are what all rows begin with."""
+        """Keep these keys and values, each [1, kv_heads, tokens, dim], if they are what all rows
+        begin with."""
         tokens = floats[0].shape[2]
         if self.copy is None and tokens == self._shared and self._bytes_of(1, tokens):
             self._prefix = floats

@@ -144,7 +144,8 @@ class Pool:
         self.put(slot, slice(start, start + tokens), arrays)
 
     def put(self, slot: int, at: slice | mx.array, arrays: Arrays) -> None:
-        """Store exported tokens, `arrays` by name, in the cells `at` of a slot."""
+        """Store exported tokens, `arrays` by name, each [sides, kv_heads, tokens, width], in the
+        cells `at` (a slice, or [tokens]) of a `slot`."""
         for name, array in self._changing().items():
             array[:, slot, :, at] = arrays[name]
 

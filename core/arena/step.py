@@ -54,12 +54,12 @@ class StepGeometry:
         self._masks: list[mx.array] = []
 
     def note(self, mask: mx.array) -> mx.array:
-        """A cache gives this mask to the model."""
+        """A cache gives this mask, [..., T, keys], to the model."""
         self._masks.append(mask)
         return mask
 
     def made(self, mask: mx.array) -> bool:
-        """Whether a cache gave this very mask in this step."""
+        """Whether a cache gave this very mask, [..., T, keys], in this step."""
         return any(mask is one for one in self._masks)
 
     @property
@@ -68,7 +68,7 @@ class StepGeometry:
         return sum(map(len, self.starts))
 
     def apart(self, rows: mx.array) -> Sequence[mx.array]:
-        """An array of all rows, slab by slab."""
+        """An array of all rows, [B, ...], slab by slab: [rows of the slab, ...] each."""
         if len(self.starts) == 1:
             return [rows]
         ends = list(accumulate(map(len, self.starts)))

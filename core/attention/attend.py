@@ -3,7 +3,8 @@
 Two paths over the stored codes, both with float32 scores, softmax and sums whatever the
 model's dtype (in half precision they disagree enough to change tokens):
 
-- packed: `mx.quantized_matmul` on the codes, no float copy. For few queries. On the CPU, unless
+- packed: `mx.quantized_matmul` on the codes, no float copy [injection, Core
+  Insight]. For few queries. On the CPU, unless
   the path is pinned, products of few queries take the codes as floats, and decode steps of many
   scores two cores.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention, on the

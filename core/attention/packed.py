@@ -32,8 +32,8 @@ LOG2_E = 1.4426950408889634
 
 
 def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
-    """`attend` of `kvactors.core.attention.attend` on the packed path: `queries`, `stored`, `plan`
-    as there."""
+    """`attend` of `kvactors.core.attention.attend` on the packed path, `stored` and `plan` as
+    there: `queries` are [rows, heads, T, head_dim], the result is [rows, heads, T, value_dim]."""
     rows, heads, tokens, _ = queries.shape
     scores = rows * heads * stored.keys[0].shape[-2]
     if not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
@@ -106,7 +106,7 @@ def many_scores(scores: int, *, unpack: bool) -> bool:
 
 
 def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
-    """Exponentials, or powers of two."""
+    """Exponentials of `scores` [..., keys], or `powers` of two."""
     return mx.power(2.0, scores) if powers else mx.exp(scores)
 
 

@@ -2,7 +2,7 @@
 
 A block is accounting for BLOCK_TOKENS tokens of one agent over all layers. A hot agent
 holds the blocks of its cache, a running turn also those it may still grow into; blocks
-can be shared by agents with a common beginning, and are freed by the last holder.
+can be shared by agents with a common beginning, and are freed by the last holder [write-up, 3.1].
 """
 
 from collections import Counter

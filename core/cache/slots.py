@@ -1,4 +1,5 @@
-"""SlotTable: which row of a batch lives where in the slot arena. Integers only, no tensors.
+"""SlotTable: which row of a batch lives where in the slot arena. Integers only, no tensors
+[cache-family, 4.2].
 
 Rows are left-aligned: row r holds its own tokens at [0, length_r) of its slot. They live in
 a few slabs; the order of the batch is slab by slab, slot by slot. Three rows of 5, 900 and

@@ -1,4 +1,4 @@
-"""Prefix matching by characters, immune to how a tokenizer splits text.
+"""Prefix matching by characters, immune to how a tokenizer splits text [write-up, 3.3].
 Pure: any thread.
 
 Token ids of the same text change with what stands before and after it; characters do not.

@@ -38,7 +38,8 @@ class EngineConfig:
 
 class Admission:
     """The waiting turns. What they wait for is room, their KV from the store, or the turn that
-    prefills the system prompt that they share."""
+    prefills the system prompt that they share. `config` bounds it, `memory` has the room,
+    `transfer` reads from the store, `sharing` knows who prefills what; `clock` gives seconds."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 
 class Engine:
-    """Continuous batching over agents' caches. Seed 001, 3.4; design, One turn end to end.
+    """Continuous batching over agents' caches ([paper, 3.4], [design, One turn end to end]).
 
     Args:
         loaded: the model, in all its forms.
@@ -110,13 +110,14 @@ class Engine:
         self._admission.retry()
 
     def saved(self, agent_id: str, nbytes: int, limit: int | None = None) -> None:
-        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
+        """So many bytes of KV of `agent_id`, `nbytes`, no longer wait for the store, which has no
+        more than `limit` tokens of it."""
         self._transfer.saved(agent_id, nbytes, limit)
         self._admission.retry()
 
     def cancel(self, agent_id: str, serial: int | None, error: Exception | None = None) -> None:
-        """End a turn at the next step, every turn of the agent if `serial` is None; with an
-        `error` it fails at once and leaves no trace."""
+        """End the turn `serial` of `agent_id` at the next step, every turn of it if that is None;
+        with an `error` it fails at once and leaves no trace."""
         turns = [*self._admission.waiting.of(agent_id), *self.memory.running.of(agent_id)]
         for request in turns:
             if serial in (None, request.serial) and error is not None:

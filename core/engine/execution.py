@@ -41,7 +41,9 @@ Outcome = Progress | Tokens | Ended | Failed
 
 
 class Execution:
-    """Runs plans over the batches of `memory`, and tells the scheduler how long they took."""
+    """Runs plans of a `loaded` model over the batches of `memory`, and tells the `scheduler` how
+    long they took by `clock`; `sharing` is offered beginnings, `metrics` runs and counts the
+    forwards."""
 
     def __init__(
         self,

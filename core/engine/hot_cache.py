@@ -4,7 +4,7 @@ An agent's pieces are block-aligned and end in a tail. When a turn ends, only it
 leave the arena; the old tail is replaced because its block has grown. A piece is never
 changed, so agents with a common beginning hold the same ones. What must be written is
 planned so that a closed block supersedes its partial segments: no token is written more
-than twice (design, Persistence). With windows or states, pieces end where turns did, each
+than twice [design, Persistence]. With windows or states, pieces end where turns did, each
 with a checkpoint there, and old ones lose it.
 """
 
@@ -163,15 +163,15 @@ class HotCaches:
         self.blocks.shrink(agent_id, cache.end if cache else 0)
 
     def adopt(self, agent_id: str, pieces: list[Piece], tokens: list[int]) -> HotCache:
-        """Give an agent these pieces as its whole cache."""
+        """Give `agent_id` these `pieces`, of these `tokens`, as its whole cache."""
         cache = self.touch(agent_id)
         self._replace(cache, pieces)
         cache.tokens = tokens
         return cache
 
     def keep_common(self, agent_id: str, tokens: Sequence[int], spec: ModelCacheSpec) -> int:
-        """Cut the agent's cache to what it has in common with `tokens`, and a row of this spec
-        can go on from; how much that is."""
+        """Cut the cache of `agent_id` to what it has in common with `tokens`, and a row of this
+        `spec` can go on from; how much that is."""
         cache = self._caches.get(agent_id)
         if cache is None:
             return 0
@@ -185,7 +185,7 @@ class HotCaches:
         return common
 
     def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
-        """Let an agent without a cache begin with what the donor has of `tokens`."""
+        """Let `agent_id`, which has no cache, begin with what the `donor` has of `tokens`."""
         source = self._caches[donor]
         common = source.reusable(common_prefix(source.tokens, tokens))
         cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
@@ -205,7 +205,7 @@ class HotCaches:
         return cache
 
     def take(self, agent_id: str, arena: Arena, row: int, tokens: Sequence[int]) -> None:
-        """Cover `tokens` with what an arena's row now holds of them."""
+        """Cover `tokens` of `agent_id` with what a `row` of an `arena` now holds of them."""
         cache = self._caches[agent_id]
         end = len(tokens)
         if end <= cache.end:

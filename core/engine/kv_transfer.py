@@ -29,7 +29,8 @@ class Read:
 
 
 class KVTransfer:
-    """Which agents' KV is being read, and what became of what was written."""
+    """Which agents' KV is being read, and what became of what was written. `loaded` says in which
+    forms, `memory` is where it becomes hot, `clock` gives seconds; `stored`: there is a store."""
 
     def __init__(
         self, loaded: LoadedModel, memory: Memory, clock: Callable[[], float], *, stored: bool
@@ -56,7 +57,8 @@ class KVTransfer:
         return self._stored and past > 0 and not known
 
     def ask(self, agent_id: str, nbytes: int, tokens: list[int] | None = None) -> None:
-        """Note that the store is asked for an agent's KV, for which `nbytes` are promised."""
+        """Note that the store is asked for the KV of `agent_id`, for which `nbytes` are promised;
+        ahead of a turn, of these `tokens`."""
         self._reads[agent_id] = Read(self._clock(), tokens)
         self._memory.promised[agent_id] = nbytes
 
@@ -75,7 +77,8 @@ class KVTransfer:
         return True
 
     def provide(self, agent_id: str, stored: Sequence[Segment], request: Request | None) -> None:
-        """The KV that the store had for an agent, maybe none; `request` waits for it, if any."""
+        """The KV that the store had for `agent_id`, `stored`, maybe none; `request` waits for it,
+        if any."""
         if not self.reading(agent_id):
             return
         read = self._reads.pop(agent_id)
@@ -141,7 +144,8 @@ class KVTransfer:
         return exported
 
     def saved(self, agent_id: str, nbytes: int, limit: int | None) -> None:
-        """So much KV no longer waits for the store, which has no more than `limit` tokens of it."""
+        """So many bytes of KV of `agent_id`, `nbytes`, no longer wait for the store, which has no
+        more than `limit` tokens of it."""
         self._memory.backlog -= nbytes
         cache = self._memory.hot.get(agent_id)
         if cache is not None:

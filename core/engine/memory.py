@@ -142,7 +142,8 @@ class Memory:
         return self.evict_until(lambda: self.fits(need), busy)
 
     def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str]) -> bool:
-        """Let an agent hold the blocks of so many tokens; evicts for it."""
+        """Let `agent_id` hold the blocks of so many `tokens`; evicts others for it that are not
+        `busy`."""
         blocks = self.hot.blocks
         if not self.evict_until(
             lambda: blocks.missing(agent_id, tokens) <= blocks.free_blocks, busy

@@ -149,7 +149,8 @@ class DecodeBatch:
         return len(self.requests)
 
     def join(self, request: Request, source: Arena, row: int) -> None:
-        """Take over a request's row; its last token is fed by the next step."""
+        """Take over the `row` of a `request` from the arena `source`; its last token is fed by the
+        next step."""
         self.requests.insert(self.arena.take(source, row), request)
 
     def adopt(self, batch: PrefillBatch) -> None:

@@ -30,7 +30,8 @@ class RunningTurn:
 def turns(
     running: "RunningBatches", waiting: Iterable[Request], restoring: Callable[[str], bool]
 ) -> tuple[RunningTurn, ...]:
-    """The turns that run, then the first of those that wait."""
+    """The turns that are `running`, then the first of those `waiting`; `restoring` says whose KV is
+    being read."""
     found = [_prefilling(request) for request in running.prefills]
     for batch in running.decoding:
         found += [
@@ -56,7 +57,8 @@ def in_memory(memory: "Memory") -> frozenset[str]:
 
 
 def count(memory: "Memory", waiting: int) -> dict[str, int]:
-    """Agents, tokens and bytes by tier, and of the budget."""
+    """Agents, tokens and bytes by tier, and of the budget, in `memory`; so many turns are
+    `waiting`."""
     running, hot = memory.running, memory.hot
     active = running.active
     return {

@@ -74,8 +74,8 @@ class WorkSpace:
         return max(self.chunk(LEAST_CHUNK, 1, keys), self.decode(1 + others, keys))
 
     def longest_chunk(self, asked: int, cached: int, room: int) -> int:
-        """The longest chunk of one row, of at most `asked` tokens, that `room` bytes allow; at
-        least 1."""
+        """The longest chunk of one row behind `cached` tokens, of at most `asked` tokens, that
+        `room` bytes allow; at least 1."""
         fit = bisect_right(range(asked + 1), room, key=lambda n: self.chunk(n, 1, cached + n))
         return max(1, fit - 1)
 

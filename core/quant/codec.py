@@ -109,7 +109,8 @@ def _encode_side(side: Side, floats: mx.array) -> Arrays:
 
 
 def to_float(stored: Stored, side: Side, dtype: Any = mx.float32) -> mx.array:
-    """What is `stored` as `side` says, in this `dtype`; from float32 on every number is kept."""
+    """What is `stored` as `side` says, [..., keys, width], as numbers [..., keys, dim] of this
+    `dtype`; from float32 on every number is kept."""
     if len(stored) == 1:
         return stored[0].astype(dtype)
     return dequantize(stored, side, dtype)

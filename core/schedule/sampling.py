@@ -89,7 +89,7 @@ def _within(name: str, value: object, low: float, high: float) -> None:
 
 
 def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int:
-    """The 64-bit random key of one token: (seed, agent, turn, position)."""
+    """The 64-bit random key of one token: (seed of `sampling`, `agent_id`, `turn`, `position`)."""
     name = agent_id.encode("utf-8", "surrogatepass")
     return xxhash.xxh3_64_intdigest(b"%d|%d|%d|" % (sampling.seed, turn, position) + name)
 
@@ -99,8 +99,8 @@ def draw(
 ) -> "mx.array":
     """The next token of one row, lazily: logits [vocab] -> token id, scalar uint32.
 
-    `context` holds the latest token ids of the row for the repetition penalty.
-    GPU thread.
+    `sampling` says how, `key` is its random number. `context` holds the latest token ids of the row
+    for the repetition penalty. GPU thread.
     """
     import mlx.core as mx
     from mlx_lm import sample_utils
@@ -124,7 +124,8 @@ def draw(
 
 
 def draw_choice(scores: Sequence[float], sampling: Sampling, key: int) -> int:
-    """The index of one of the choices, given their total log-probabilities. GPU thread."""
+    """The index of one of the choices, given their total log-probabilities, `scores` [choices];
+    `sampling` says how, `key` is the random number. GPU thread."""
     import mlx.core as mx
 
     if sampling.temperature == 0:

@@ -1,12 +1,12 @@
 """The scheduler: which prefill chunks and which decode rows run next. Pure, no clock, no MLX.
 
-Continuous batching with chunked prefill (seed 001, 3.4): decode and prefill share time.
+Continuous batching with chunked prefill [paper, 3.4]: decode and prefill share time.
 While anybody decodes, a chunk is as long as the target inter-token latency allows, from 32
 tokens up, and between two chunks run as many decode steps as that target asks for; where a
 step alone takes about as long, a chunk may take `patience` steps, or nothing would get on.
 Where nobody reads tokens as they come, nor is more urgent, a short prompt goes first: its row
 then decodes beside the others, which costs less than apart (bench/LOG.md). While nobody decodes,
-chunks grow from 256 to the seed's table (seed 000, 3.4). Times come from measured steps, told
+chunks grow from 256 to the table of [write-up, 3.4]. Times come from measured steps, told
 through `record_prefill` and `record_decode`.
 """
 
@@ -19,7 +19,7 @@ from kvactors.core.schedule.request import Request
 
 __all__ = ["Chunk", "Plan", "Scheduler", "SchedulerConfig"]
 
-# Cached tokens below which a chunk may have so many tokens (seed 000, 3.4).
+# Cached tokens below which a chunk may have so many tokens [write-up, 3.4].
 _CHUNK_TABLE = ((2_000, 4096), (8_000, 2048), (20_000, 1024))
 _LONGEST_CHUNK_BEYOND = 512
 _BLOCK = 256
@@ -122,7 +122,8 @@ class Scheduler:
         return min(remaining, _longest(cached), size)
 
     def record_prefill(self, tokens: int, seconds: float, decoding: bool) -> None:
-        """A chunk of `tokens` tokens (padding included) took `seconds`."""
+        """A chunk of `tokens` tokens (padding included) took `seconds`, while others were
+        `decoding` or not."""
         # A few tokens take as long as many.
         if tokens >= self.config.least_chunk or self._pace.value is None:
             self._pace.add(seconds / tokens)

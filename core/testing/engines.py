@@ -22,7 +22,9 @@ def make_request(
     answer: bool = True,
     stop_tokens: Iterable[int] = (),
 ) -> Request:
-    """A turn that adds the tokens `new` to the `known` ones, for an engine without actors."""
+    """A turn, number `turn`, of `agent_id` that adds the tokens `new` to the `known` ones, for an
+    engine without actors. `sampling` and `stop_tokens` say how it ends, `answer` whether it
+    decodes; `serial` names it."""
     tokens = [*known, *new]
     return Request(
         agent_id=agent_id,
@@ -43,8 +45,8 @@ def run_engine(
     arrivals: Iterable[tuple[int, Request]],
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, Finished]:
-    """Submit requests at given step numbers and run until idle; the end of each agent's turn.
-    Raises the error of a turn that failed.
+    """Submit the requests of `arrivals`, (step number, request), to `engine` and run until idle;
+    the end of each agent's turn. Raises the error of a turn that failed.
 
     Checks the engine's bookkeeping after every step. `on_step` may cancel between steps.
     """

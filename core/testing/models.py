@@ -42,7 +42,8 @@ class PlainTokenizer:
 
 
 def tiny_model(kind: str = "llama", *, seed: int = 0, vocab_size: int = 128, **changes: Any) -> Any:
-    """A random model of mlx-lm's own class `kind` (llama, qwen2, qwen3), evaluated.
+    """A random model of mlx-lm's own class `kind` (llama, qwen2, qwen3), with weights by `seed` for
+    `vocab_size` tokens, evaluated.
 
     Attention weights are large enough for the context to decide the output.
     """

@@ -1,5 +1,8 @@
 """The only place that changes anything on disk. Stateless: any thread.
 
+What is written gets its name last: a temporary file, a sync, a rename [schema, Atomic Write
+Protocol].
+
 `Files` is a handful of small operations on paths. The store builds its commits from
 them, and the doubles in `doubles.py` wrap them to fail, hold back, lie or kill.
 Operations take paths, not descriptors: a group commit of many agents would otherwise

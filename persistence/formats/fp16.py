@@ -6,11 +6,12 @@ For layer i of n_layers, with the tokens last:
     k_layer_{i}, v_layer_{i}    float16 [kv_heads, head_dim, tokens]
 
 Metadata: agent_id, model_id, model_tag {n_layers, n_kv_heads, head_dim, block_tokens},
-total_tokens, created_at, version; ours adds token_sequence, which the seed has no place for.
-One geometry for all layers is the format's limit. Exported, quantized KV is dequantized in
-float32 (scale x code + bias) and rounded to float16; imported, it is quantized again, so a
-round trip is close and not exact. It fits every precision of KV, so it carries no fingerprint
-of ours: the model is told by the seed's check, and by its name.
+total_tokens, created_at, version; ours adds token_sequence, which [schema, Metadata Fields] has
+no place for. One geometry for all layers is the format's limit. Exported, quantized KV is
+dequantized in float32 (scale x code + bias) and rounded to float16; imported, it is quantized
+again, so a round trip is close and not exact. It fits every precision of KV, so it carries no
+fingerprint of ours: the model is told by the check of [schema, Compatibility Validation], and by
+its name.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 Pure: any thread.
 
 Both hold MLX's affine codes, 8 in a uint32, with a scale and a bias for each group of the
-head dimension. The seeds write group size 64 and float16; ours keep the model's group size
+head dimension. The sources write group size 64 and float16 ([write-up, Appendix A] for
+q4-flat, [paper, Appendix A] for q4-blocks); ours keep the model's group size
 (32 where 64 does not divide the head dimension) and the dtype that is stored, bfloat16 too.
 Read, float16 and bfloat16 scales are widened for a model in float32, which is exact.
 

@@ -1,8 +1,8 @@
 """The formats of one file, by name: a memory to bytes, and a file to a memory. Any thread.
 
-    q4-flat     packed 4-bit KV, a tensor per layer     format_q4.py
-    q4-blocks   the same in blocks of 256 tokens        format_q4.py
-    fp16-flat   KV in float16                           format_fp16.py
+    q4-flat     packed 4-bit KV, a tensor per layer     q4.py
+    q4-blocks   the same in blocks of 256 tokens        q4.py
+    fp16-flat   KV in float16                           fp16.py
     mlx-lm      mlx-lm's prompt cache                   mlx_lm.py
 
 `archive` holds an agent whole and is a matter of the store: archive.py.

@@ -1,5 +1,5 @@
 """Tier 1 of exactness: on grid models, batched, staggered, chunked, cancelled and restored
-equal alone bit for bit, with no tolerance (design, What "exact" means)."""
+equal alone bit for bit, with no tolerance [design, Exactness]."""
 
 from collections.abc import Callable
 from typing import Any

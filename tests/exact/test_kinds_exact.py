@@ -1,5 +1,5 @@
 """One suite over every kind of layer cache: on grid models, batched, staggered, chunked,
-cancelled, evicted and restored equal alone, bit for bit (design, What "exact" means)."""
+cancelled, evicted and restored equal alone, bit for bit [design, Exactness]."""
 
 from collections.abc import Callable
 from dataclasses import replace

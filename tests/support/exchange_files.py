@@ -1,4 +1,5 @@
-"""Files as other programs write them: by hand, from the seeds' text, with their own libraries."""
+"""Files as other programs write them: by hand, from the text that says how, with their own
+libraries."""
 
 import json
 from pathlib import Path
@@ -58,7 +59,7 @@ def _text_of(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def q4_flat(path: Path, layers: list[tuple[Q4, Q4]], tokens: list[int], **changes: Any) -> None:
-    """Seed 000, appendix A."""
+    """[write-up, Appendix A]"""
     tensors = {}
     for number, halves in enumerate(layers):
         for letter, half in zip("kv", halves, strict=True):
@@ -76,7 +77,7 @@ def q4_flat(path: Path, layers: list[tuple[Q4, Q4]], tokens: list[int], **change
 
 
 def q4_blocks(path: Path, layers: list[tuple[Q4, Q4]], *, pad: bool, **changes: Any) -> None:
-    """Seed 001, appendix A, with tokens before the width; `pad` fills the last block to 256."""
+    """[paper, Appendix A], with tokens before the width; `pad` fills the last block to 256."""
     tensors = {}
     total = layers[0][0]["data"].shape[1]
     for number, halves in enumerate(layers):
@@ -101,7 +102,7 @@ def q4_blocks(path: Path, layers: list[tuple[Q4, Q4]], *, pad: bool, **changes: 
 
 
 def fp16_flat(path: Path, layers: list[tuple[NDArray[Any], NDArray[Any]]], **changes: Any) -> None:
-    """Seed 004; keys and values as [H, D, T]."""
+    """[schema, Tensor Layout]: keys and values as [H, D, T]."""
     tensors = {}
     for number, (keys, values) in enumerate(layers):
         tensors[f"k_layer_{number}"] = keys

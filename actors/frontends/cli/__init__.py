@@ -1,1 +1,1 @@
-"""The command `kvactors`: one module for each of its commands."""
+"""The command `kvactors`: one module for each of its commands. On the main thread."""

@@ -17,7 +17,9 @@ def run_bench(
     plot: Path | None,
     json: Path | None,
 ) -> None:
-    """Measure and print. Raises InvalidConfig where no regime is left to run."""
+    """Measure and print: on this `model`, short (`quick`) or with growth too (`full`), `only` these
+    regimes, with pictures in `plot` and results in the file `json`. Raises InvalidConfig where no
+    regime is left to run."""
     if quick and full:
         raise InvalidConfig("--quick and --full exclude each other")
     from kvactors.bench.setup import FULL, QUICK, TABLE

@@ -25,7 +25,8 @@ Ctrl-C   stop the reply"""
 
 
 def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str | None) -> None:
-    """Chat until /quit or the end of input. Raises KvactorsError."""
+    """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, until
+    /quit or the end of input. Raises KvactorsError."""
     bar = PrefillBar()
     root = (store or default_store()).expanduser()
     system = AgentSystem(model, store=root, progress=bar, encryption_key=stored_key())

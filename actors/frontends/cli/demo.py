@@ -46,10 +46,11 @@ def run_demo(
     *,
     as_json: bool,
 ) -> int:
-    """Run both processes and print; 0 if every agent was warm, else 1.
+    """Run both processes with so many `agents` of a `store` under a `model`, and print, `as_json`
+    if asked to; 0 if every agent was warm, else 1.
 
-    `trace`, `plot`: files for what both did. Raises typer.Exit with the status of a process
-    that failed: it has said why; InvalidConfig if nothing can be drawn.
+    `trace`, `plot`: files for what both did. Raises typer.Exit with the status of a process that
+    failed: it has said why; InvalidConfig if nothing can be drawn.
     """
     draw = None if plot is None else _painter()
     traced = trace is not None or plot is not None

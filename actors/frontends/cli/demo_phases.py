@@ -25,7 +25,8 @@ PATIENCE = 300.0
 
 
 def tell(count: int, store: Path, model: str, trace: Path | None = None) -> None:
-    """Every agent is told its facts, all agents at once, and all of it is saved."""
+    """Each of `count` agents of a `store` is told its facts under a `model`, all agents at once,
+    and all of it is saved; `trace` is a file for what was done."""
     plan = plan_demo(count)
     known = [agent for agent in plan if _is_stored(store, agent)]
     with AgentSystem(model, store=store, encryption_key=stored_key()) as system:
@@ -46,10 +47,11 @@ def tell(count: int, store: Path, model: str, trace: Path | None = None) -> None
 
 
 def ask(count: int, store: Path, model: str, trace: Path | None = None) -> str:
-    """Every agent is restored and asked its question: a JSON list, one entry for each.
+    """Each of `count` agents of a `store` is restored under a `model` and asked its question: a
+    JSON list, one entry for each; `trace` is a file for what was done.
 
-    Then the same again over the same ledgers without their KV: what a restart costs
-    when the memory has to be computed anew. Only the first is traced.
+    Then the same again over the same ledgers without their KV: what a restart costs when the memory
+    has to be computed anew. Only the first is traced.
     """
     plan = plan_demo(count)
     # The first process has given its advice, and two systems start here.

@@ -23,7 +23,8 @@ __all__ = ["run_export", "run_import"]
 def run_export(
     agent_id: str, file: Path, form: str, model: str, fingerprint: str | None, path: Path | None
 ) -> None:
-    """Write a stored agent to a file. Raises StorageError, InvalidInput, OSError."""
+    """Write the agent `agent_id` of the store at `path` to a `file` of this `form`: the KV of
+    `fingerprint`, under the name of a `model`. Raises StorageError, InvalidInput, OSError."""
     check_format(form)
     root = (path or default_store()).expanduser()
     if not (root / "agents").is_dir():
@@ -54,7 +55,8 @@ def run_import(
     tokens: Path | None,
     path: Path | None,
 ) -> None:
-    """Make an agent of a file. Raises KvactorsError, OSError."""
+    """Make the agent `agent_id` of a `file` of this `form`, in the store at `path`: under a
+    `model`, with the ids in the file `tokens` where it has none. Raises KvactorsError, OSError."""
     check_format(form)
     check_id(agent_id)
     root = (path or default_store()).expanduser()

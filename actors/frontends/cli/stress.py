@@ -32,7 +32,8 @@ EXPLORED_ACTS = 40
 
 
 def run_stress(agents: int, minutes: float, seed: int, faults: str, report: Path | None) -> bool:
-    """Run it for some minutes; whether nothing was violated."""
+    """Run it with so many `agents` for some `minutes`, by `seed`, with these `faults`, and write a
+    `report`; whether nothing was violated."""
     chosen, rng = _chosen(faults), random.Random(seed)
     end = time.monotonic() + 60 * minutes
     total: dict[str, Any] = {"agents": agents, "minutes": minutes, "seed": seed, "kills": 0}
@@ -116,7 +117,8 @@ def _chosen(faults: str) -> frozenset[str]:
 
 
 def run_part(agents: int, seconds: float, seed: int, faults: str, folder: Path) -> None:
-    """Work for some seconds, say so, settle, prove everything."""
+    """One process of it: `agents` work in `folder` for some `seconds`, by `seed`, with these
+    `faults`; say so, settle, prove everything."""
     from kvactors.actors.frontends.stress.oracle import replay_alone
     from kvactors.actors.frontends.stress.workload import Stress
 

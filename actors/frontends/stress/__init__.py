@@ -1,1 +1,1 @@
-"""Many agents at once, and what their answers must be."""
+"""Many agents at once, and what their answers must be. On the main thread."""

@@ -67,7 +67,8 @@ class Faults:
 
 
 class Stress:
-    """One process's part of a stress test; `log` gets a line for each durable turn."""
+    """One process's part of a stress test: so many `agents` in a `store`, by `seed`, with these
+    `faults`; `log` gets a line for each durable turn, `deterministic` as AgentSystem has it."""
 
     def __init__(
         self,

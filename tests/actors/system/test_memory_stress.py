@@ -1,6 +1,6 @@
 """Many agents with room for a few: what MLX allocates is bounded, and nobody answers otherwise.
 
-`KVACTORS_FULL=1` runs the size of the specification, 200 agents of 2,000 tokens with room for
+`KVACTORS_FULL=1` runs the full size, 200 agents of 2,000 tokens with room for
 10, in some 15 minutes; `-s` shows what was measured.
 """
 

@@ -226,7 +226,7 @@ def test_bytes_per_token_follow_the_formula() -> None:
         group = 64 if bits else None
         return ModelCacheSpec((LayerSpec("full", 4, 64, bits, group, dtype),) * 8, 128, 4096)
 
-    # Seed 001, 3.2: half a byte a number and two scales per 64 against two bytes a number.
+    # [paper, 3.2]: half a byte a number and two scales per 64 against two bytes a number.
     assert spec(4, "float16").bytes_per_token / spec(None, "float16").bytes_per_token == 0.28125
     assert spec(4, "float32").bytes_per_token / spec(None, "float32").bytes_per_token == 0.15625
     assert spec(4, "float16").float_bytes_per_token == spec(None, "float16").bytes_per_token

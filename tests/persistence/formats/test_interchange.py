@@ -1,4 +1,4 @@
-"""Agents to files and back: the seeds' formats, through AgentSystem."""
+"""Agents to files and back: the formats of other programs, through AgentSystem."""
 
 import json
 from collections.abc import Callable, Iterator
