@@ -1,5 +1,6 @@
 """Lifecycle: the actors and threads of one running system, started and ended in order."""
 
+import functools
 import logging
 import sys
 import time
@@ -43,13 +44,13 @@ class Lifecycle:
 
     `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the
     store on its actor's thread, None where nothing is kept; `seed` is of deterministic mode;
-    `watchdog`: seconds that a step may take before it is reported; `timer` may be exchanged
-    before the start.
+    `watchdog`: seconds that a step may take before it is reported. `open_store`, `timer` and the
+    kinds of the actors may be exchanged before the start (`kvactors.actors.testing`).
     """
 
     def __init__(
         self,
-        open_store: Callable[..., Store] | None,
+        open_store: functools.partial[Store] | None,
         on_progress: OnProgress | None,
         *,
         seed: int | None,
@@ -59,6 +60,8 @@ class Lifecycle:
         self.state = "new"
         self.open_store = open_store
         self.timer: Timer = Timer()
+        self.gpu_kind: type[GpuActor] = GpuActor
+        self.persistence_kind: type[PersistenceActor] = PersistenceActor
         self.tracer = Tracer()
         self.outstanding = Outstanding(self.tracer)
         self.outstanding.unsaved.limit = max_unsaved
@@ -88,7 +91,7 @@ class Lifecycle:
             self.timer = VirtualTimer()
             gpu_thread = self.pool = SeededDispatcher(self._seed, self.timer, mlx_dispatcher())
             self._dispatchers.append(self.pool)
-        self.gpu = GpuActor.start(
+        self.gpu = self.gpu_kind.start(
             self._engine_died, self._on_progress, self.vitals, gpu_thread, self.tracer
         )
         if self.open_store is not None:
@@ -100,7 +103,7 @@ class Lifecycle:
 
     def _start_persistence(self, open_store: Callable[[], Store]) -> None:
         own = not self.deterministic
-        self.persistence = PersistenceActor.start(
+        self.persistence = self.persistence_kind.start(
             self._dispatcher("kvactors-persistence", 1) if own else self.pool,
             open_store,
             self.gpu,
