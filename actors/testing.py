@@ -11,16 +11,24 @@
 
 What fails is what a user sees fail: turns, futures and messages behave as they do on a broken
 device, a full disk, or a day later. The kinds of disk nest: each wraps another one.
+
+`use_store` and `use_actors` are for tests of kvactors itself: subclasses of its store and of its
+actors that hold, count or break what passes through them.
 """
 
 import functools
 import threading
 from typing import Any
 
+from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.runtime.deterministic import VirtualTimer
+from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.workers.gpu import GpuActor
+from kvactors.actors.workers.persistence import PersistenceActor
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.files.atomic import Files
+from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import (
     CountingFiles,
     FailingFiles,
@@ -39,7 +47,9 @@ __all__ = [
     "LyingFiles",
     "PowerLossFiles",
     "VirtualTimer",
+    "use_actors",
     "use_disk",
+    "use_store",
     "use_timer",
 ]
 
@@ -94,18 +104,48 @@ class FaultyModel:
 
 def use_disk(system: AgentSystem, files: Files) -> None:
     """Let a system write through these. Before it starts; raises InvalidConfig."""
-    lifecycle = system.parts.lifecycle
-    if lifecycle.state != "new" or lifecycle.open_store is None:
-        raise InvalidConfig("another disk is for a system that has a store and has not started")
-    lifecycle.open_store = functools.partial(lifecycle.open_store, files=files)
+    lifecycle = _not_started(system, "disk")
+    lifecycle.open_store = functools.partial(_opener(lifecycle), files=files)
+
+
+def use_store(system: AgentSystem, kind: type[Store]) -> None:
+    """Let a system keep what it keeps in a store of this class. Before it starts; raises
+    InvalidConfig."""
+    lifecycle = _not_started(system, "store")
+    opener = _opener(lifecycle)
+    lifecycle.open_store = functools.partial(kind, *opener.args, **opener.keywords)
 
 
 def use_timer(system: AgentSystem, timer: VirtualTimer) -> None:
     """Let timeouts, `later`, `every`, pauses and the watchdog of a system go by this clock.
     Before it starts; raises InvalidConfig."""
-    lifecycle = system.parts.lifecycle
-    if lifecycle.state != "new" or lifecycle.deterministic:
-        raise InvalidConfig(
-            "another clock is for a system that has not started; deterministic ones have their own"
-        )
+    lifecycle = _not_started(system, "clock")
+    if lifecycle.deterministic:
+        raise InvalidConfig("deterministic systems have a clock of their own")
     lifecycle.timer = timer
+
+
+def use_actors(
+    system: AgentSystem,
+    *,
+    agent: type[AgentActor] = AgentActor,
+    gpu: type[GpuActor] = GpuActor,
+    persistence: type[PersistenceActor] = PersistenceActor,
+) -> None:
+    """Let the actors of a system be of these classes: what they are told passes their
+    `on_receive`, on their threads. Before it starts; raises InvalidConfig."""
+    lifecycle = _not_started(system, "kind of actor")
+    lifecycle.gpu_kind, lifecycle.persistence_kind = gpu, persistence
+    system.parts.agents.kind = agent
+
+
+def _not_started(system: AgentSystem, what: str) -> Lifecycle:
+    if system.parts.lifecycle.state != "new":
+        raise InvalidConfig(f"another {what} is for a system that has not started")
+    return system.parts.lifecycle
+
+
+def _opener(lifecycle: Lifecycle) -> "functools.partial[Store]":
+    if lifecycle.open_store is None:
+        raise InvalidConfig("this system has no store")
+    return lifecycle.open_store

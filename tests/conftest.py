@@ -21,9 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 blas.preload()
 
 from kvactors.actors import AgentSystem  # noqa: E402
-from kvactors.actors.agents.actor import AgentActor  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
-from kvactors.actors.turns.messages_agent import Pause  # noqa: E402
 from kvactors.core.engine.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import mlx_limit  # noqa: E402
@@ -163,14 +161,15 @@ def heard() -> Iterator[Callable[[str], threading.Event]]:
 
 @pytest.fixture
 def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
-    """Starts systems over random tiny models, with a `disk` or `timer` of test doubles if given;
-    those still running are stopped at the end."""
+    """Starts systems over random tiny models, with a `disk` or `timer` of test doubles if given,
+    once `prepare` has had them; those still running are stopped at the end."""
     systems: list[AgentSystem] = []
 
     def start(
         model: Any = None,
         disk: Files | None = None,
         timer: VirtualTimer | None = None,
+        prepare: Callable[[AgentSystem], object] | None = None,
         **options: Any,
     ) -> AgentSystem:
         options.setdefault("store", tmp_path / "store")
@@ -179,6 +178,8 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
             use_disk(system, disk)
         if timer is not None:
             use_timer(system, timer)
+        if prepare is not None:
+            prepare(system)
         system.start()
         systems.append(system)
         return system
@@ -198,17 +199,3 @@ def open_grid(open_system: Callable[..., AgentSystem]) -> Callable[..., AgentSys
         return open_system(model, attention="packed", **options)
 
     return start
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released each time that an agent was told to pause."""
-    told, true = threading.Semaphore(0), AgentActor.on_receive
-
-    def noted(self: AgentActor, message: Any) -> None:
-        true(self, message)
-        if isinstance(message, Pause):
-            told.release()
-
-    monkeypatch.setattr(AgentActor, "on_receive", noted)
-    return told

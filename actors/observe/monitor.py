@@ -49,16 +49,27 @@ def socket_path(store: Path) -> Path:
 
 
 class Monitor:
-    """Serves `snapshot()`, which is called on the monitor's thread, while anybody looks."""
+    """Serves `snapshot()`, which is called on the monitor's thread, while anybody looks, every
+    `interval` seconds. `sleep` takes seconds; `sockets` is the class of the one that listens."""
 
-    def __init__(self, path: Path, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        snapshot: Callable[[], Snapshot],
+        *,
+        interval: float = INTERVAL,
+        sleep: Callable[[float], object] = time.sleep,
+        sockets: type[socket.socket] = socket.socket,
+    ) -> None:
         """Begin to listen. The store's lock is held: a socket that is there is of a process that
         was killed. Raises OSError."""
         self.path = path
         self._snapshot = snapshot
+        self._interval = interval
+        self._sleep = sleep
         self._clients: set[socket.socket] = set()
         self._waker, self._woken = socket.socketpair()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = sockets(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._bind()
         except OSError:
@@ -122,14 +133,14 @@ class Monitor:
                     self._drop(selector, key.fileobj)  # type: ignore[arg-type]
             if self._clients and time.monotonic() >= due:
                 self._send(selector, json.dumps(self._snapshot()).encode() + b"\n")
-                due = time.monotonic() + INTERVAL
+                due = time.monotonic() + self._interval
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             client, _ = self._listener.accept()
         except OSError:
             # No descriptors are left, perhaps: whoever knocks would keep this thread busy.
-            time.sleep(LEAST_INTERVAL)
+            self._sleep(LEAST_INTERVAL)
             return
         if len(self._clients) >= MOST_CLIENTS:
             client.close()

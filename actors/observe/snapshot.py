@@ -14,10 +14,7 @@ from kvactors.core.errors import KvactorsError
 
 __all__ = ["take_snapshot"]
 
-# Seconds that an actor may be busy with something else.
-PATIENCE = 1.0
-
-Ask = Callable[[Any, float], Any]
+Ask = Callable[[Any], Any]
 
 
 def take_snapshot(
@@ -27,7 +24,7 @@ def take_snapshot(
     `turns` are None while the engine is too busy to say, or dead; what is stored under the
     model's `fingerprint` is left out while the store cannot say.
 
-    `ask_gpu` and `ask_store` put a message to an actor and wait so many seconds at most.
+    `ask_gpu` and `ask_store` put a message to an actor and wait for a while at most.
     """
     stats, turns = None, None
     engine = _patiently(ask_gpu, ReadStats())
@@ -42,6 +39,6 @@ def take_snapshot(
 
 def _patiently(ask: Ask, message: Any) -> Any:
     try:
-        return ask(message, PATIENCE)
+        return ask(message)
     except (ActorDeadError, Timeout, KvactorsError, OSError):
         return None

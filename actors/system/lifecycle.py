@@ -1,5 +1,6 @@
 """Lifecycle: the actors and threads of one running system, started and ended in order."""
 
+import functools
 import logging
 import sys
 import time
@@ -41,15 +42,16 @@ SWITCH_INTERVAL = 0.0005
 class Lifecycle:
     """One GPU actor, at most one persistence actor, the threads that agents share.
 
-    `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the store
-    on its actor's thread, None where nothing is kept; `seed` is of deterministic mode; `watchdog`:
-    seconds that a step may take before it is reported; `on_progress` hears of prefills;
-    `max_unsaved`: bytes that may wait for the disk; `timer` may be exchanged before the start.
+    `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the
+    store on its actor's thread, None where nothing is kept; `seed` is of deterministic mode;
+    `watchdog`: seconds that a step may take before it is reported; `on_progress`
+    hears of prefills; `max_unsaved`: bytes that may wait for the disk. `open_store`, `timer` and the
+    kinds of the actors may be exchanged before the start (`kvactors.actors.testing`).
     """
 
     def __init__(
         self,
-        open_store: Callable[..., Store] | None,
+        open_store: functools.partial[Store] | None,
         on_progress: OnProgress | None,
         *,
         seed: int | None,
@@ -59,6 +61,8 @@ class Lifecycle:
         self.state = "new"
         self.open_store = open_store
         self.timer: Timer = Timer()
+        self.gpu_kind: type[GpuActor] = GpuActor
+        self.persistence_kind: type[PersistenceActor] = PersistenceActor
         self.tracer = Tracer()
         self.outstanding = Outstanding(self.tracer)
         self.outstanding.unsaved.limit = max_unsaved
@@ -88,7 +92,7 @@ class Lifecycle:
             self.timer = VirtualTimer()
             gpu_thread = self.pool = SeededDispatcher(self._seed, self.timer, mlx_dispatcher())
             self._dispatchers.append(self.pool)
-        self.gpu = GpuActor.start(
+        self.gpu = self.gpu_kind.start(
             self._engine_died, self._on_progress, self.vitals, gpu_thread, self.tracer
         )
         if self.open_store is not None:
@@ -100,7 +104,7 @@ class Lifecycle:
 
     def _start_persistence(self, open_store: Callable[[], Store]) -> None:
         own = not self.deterministic
-        self.persistence = PersistenceActor.start(
+        self.persistence = self.persistence_kind.start(
             self._dispatcher("kvactors-persistence", 1) if own else self.pool,
             open_store,
             self.gpu,

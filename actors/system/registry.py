@@ -39,8 +39,9 @@ class AgentRegistry:
     """The agents of one system. Any thread.
 
     `lifecycle` has the actors that they need, `host` their model, `behaviours` begins theirs.
-    `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are given
-    `lane` if they are given none.
+    `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are
+    given `lane` if they are given none. `kind` is the class of their actors; another one is for
+    agents that are spawned after it was set (`kvactors.actors.testing`).
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class AgentRegistry:
         lane: LanePolicy,
         log_text: bool,
     ) -> None:
+        self.kind: type[AgentActor] = AgentActor
         self._lifecycle = lifecycle
         self._host = host
         self._behaviours = behaviours
@@ -255,7 +257,7 @@ class AgentRegistry:
             isolated=self._isolated,
             log_text=self._log_text,
         )
-        actor = AgentActor(agent_id, transcript, services, policy)
+        actor = self.kind(agent_id, transcript, services, policy)
         actor.actor_inbox.lane = self._lane
         actor.begin()
         if self._paused:

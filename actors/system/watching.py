@@ -20,15 +20,19 @@ from kvactors.actors.turns.checks import check_count
 
 __all__ = ["Watching"]
 
+# Seconds that an actor may be busy with something else when it is asked how it is.
+PATIENCE = 1.0
+
 logger = logging.getLogger(__name__)
 
 
 class Watching:
     """Who is told of a system's work: `lifecycle` has the tracer, `host` the model, and `agents`
-    says how many they are."""
+    says how many they are. `patience`: seconds that an actor may take to say how it is."""
 
     def __init__(self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry) -> None:
         self.monitor: Monitor | None = None
+        self.patience = PATIENCE
         self._lifecycle = lifecycle
         self._host = host
         self._agents = agents
@@ -112,6 +116,6 @@ class Watching:
         return take_snapshot(
             known,
             info.fingerprint,
-            lambda message, patience: lifecycle.gpu.ask(message, timeout=patience),
-            lambda message, patience: lifecycle.persistence.ask(message, timeout=patience),
+            lambda message: lifecycle.gpu.ask(message, timeout=self.patience),
+            lambda message: lifecycle.persistence.ask(message, timeout=self.patience),
         )

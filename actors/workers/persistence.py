@@ -43,7 +43,8 @@ class PersistenceActor(SystemActor):
     """Runs on a thread of `dispatcher`, its own; `open_store` and the store's end happen there.
 
     `gpu` is told what became of KV, `outstanding` when saves end, `tracer` what happens. `after`
-    calls back in so many seconds; `streaming` says whether somebody reads tokens as they come.
+    calls back in so many seconds; `streaming` says whether somebody reads tokens as they come, and
+    `pace` makes what a group of saves rests by then.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PersistenceActor(SystemActor):
         after: Callable[[float, Callable[[], object]], None],
         tracer: Tracer,
         streaming: Callable[[], bool],
+        pace: Callable[[Callable[[], bool]], Callable[[], object]] = Pace,
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
@@ -64,6 +66,7 @@ class PersistenceActor(SystemActor):
         self._outstanding = outstanding
         self._tracer = tracer
         self._streaming = streaming
+        self._pace = pace
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._ended: list[Ended] = []
@@ -150,7 +153,7 @@ class PersistenceActor(SystemActor):
 
     @handles(Flush)
     def _flush(self, _message: Flush) -> None:
-        self._write_gathered(Pace(self._hurried))
+        self._write_gathered(self._pace(self._hurried))
 
     @handles(Retry)
     def _retry(self, _message: Retry) -> None:

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         steps,
     )
     named = [dict(zip(("model", "off_ms", "on_ms", "ratio"), row, strict=True)) for row in steps]
-    print_json("seeing", events_us=dict(events), decode=named)
+    print_json("tracing", rows=named, events_us=dict(events))
 
 
 def _cost(tell: Callable[[Tracer, int], None], listener: Any, count: int, **options: bool) -> float:

@@ -15,7 +15,7 @@ from kvactors.actors.turns.stream import ReplyStream
 from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
 
-__all__ = ["run_chat"]
+__all__ = ["Chat", "run_chat"]
 
 HELP = """\
 /memory  what the agent remembers
@@ -33,7 +33,7 @@ def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str |
     with working(f"Loading {printable(model)} …"):
         system.start()
     try:
-        chat = _Chat(system, agent_id, system_prompt, bar)
+        chat = Chat(system, agent_id, system_prompt, bar)
         chat.greet(root)
         chat.loop()
     finally:
@@ -41,7 +41,9 @@ def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str |
         system.stop()
 
 
-class _Chat:
+class Chat:
+    """One conversation: what is read from stdin, and what is shown of it. `bar` shows prefills."""
+
     def __init__(
         self, system: AgentSystem, agent_id: str, system_prompt: str | None, bar: PrefillBar
     ) -> None:
@@ -75,7 +77,7 @@ class _Chat:
                 if not self._command(line.strip()):
                     return
             else:
-                self._talk(line)
+                self.talk(line)
 
     def _command(self, line: str) -> bool:
         """Run a command; False ends the chat."""
@@ -108,7 +110,8 @@ class _Chat:
         self._agent = self._system.spawn(agent_id, self._system_prompt)
         _note(f"{printable(agent_id)} remembers nothing.")
 
-    def _talk(self, line: str) -> None:
+    def talk(self, line: str) -> None:
+        """Show the reply to a line as it comes; Ctrl-C stops the reply alone."""
         try:
             stream = self._agent.stream(line)
             self._shown = 0

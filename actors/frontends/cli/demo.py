@@ -19,7 +19,7 @@ from kvactors.actors.frontends.cli.console import complain, err, out, printable
 from kvactors.actors.observe.chrome_trace import Trace, merge, write
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["run_demo"]
+__all__ = ["Ended", "run_demo", "run_phase"]
 
 # Ctrl-C reaches this process too, and may come before its command line can handle it.
 _START = """
@@ -32,9 +32,33 @@ except KeyboardInterrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class Ended:
+    """A process that ended well: its id, and what it printed on stdout."""
+
     pid: int
     output: str
+
+
+def run_phase(phase: str, agents: int, store: Path, model: str, trace: Path | None) -> Ended:
+    """Run a phase of the demo, of so many `agents`, as a process of its own: its `store`, `model`
+    and the file of its `trace`, if any. Raises typer.Exit if it fails: it has said why."""
+    # -P: a directory named kvactors in the working directory is not this package.
+    command = [sys.executable, "-P", "-c", _START, phase]
+    command += [] if trace is None else ["--trace", str(trace)]
+    with subprocess.Popen(
+        [*command, "--", str(agents), str(store), model], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            # The terminal has interrupted the child too: it saves what is finished.
+            process.wait()
+            raise
+    if process.returncode < 0:
+        complain(f"the process of {phase} was killed by signal {-process.returncode}")
+    if process.returncode:
+        raise typer.Exit(max(1, process.returncode))
+    return Ended(process.pid, output)
 
 
 def run_demo(
@@ -45,20 +69,21 @@ def run_demo(
     plot: Path | None = None,
     *,
     as_json: bool,
+    run: Callable[[str, int, Path, str, Path | None], Ended] = run_phase,
 ) -> int:
     """Run both processes with so many `agents` of a `store` under a `model`, and print, `as_json`
     if asked to; 0 if every agent was warm, else 1.
 
-    `trace`, `plot`: files for what both did. Raises typer.Exit with the status of a process that
-    failed: it has said why; InvalidConfig if nothing can be drawn.
+    `trace`, `plot`: files for what both did; `run` runs one of them. Raises typer.Exit with the
+    status of a process that failed: it has said why; InvalidConfig if nothing can be drawn.
     """
     draw = None if plot is None else _painter()
     traced = trace is not None or plot is not None
     with _folder(store) as folder, tempfile.TemporaryDirectory(prefix="kvactors-trace-") as parts:
         tells, asks = (Path(parts, name) if traced else None for name in ("tell", "ask"))
-        told = _run("demo-tell", agents, folder, model, tells)
+        told = run("demo-tell", agents, folder, model, tells)
         err.print(f"Agents told their facts: {agents}, in process {told.pid}, which has ended.")
-        asked = _run("demo-ask", agents, folder, model, asks)
+        asked = run("demo-ask", agents, folder, model, asks)
         err.print(f"Restored and asked: {agents}, in process {asked.pid}.\n")
         if tells and asks:
             whole = merge(
@@ -100,27 +125,6 @@ def _painter() -> Callable[[Trace, Path], None]:
     except ImportError:
         raise InvalidConfig("--plot needs matplotlib: pip install 'kvactors[plot]'") from None
     return draw_timeline
-
-
-def _run(phase: str, agents: int, store: Path, model: str, trace: Path | None) -> _Ended:
-    """Run a phase as a process of its own; what it prints on stdout comes back."""
-    # -P: a directory named kvactors in the working directory is not this package.
-    command = [sys.executable, "-P", "-c", _START, phase]
-    command += [] if trace is None else ["--trace", str(trace)]
-    with subprocess.Popen(
-        [*command, "--", str(agents), str(store), model], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            output, _ = process.communicate()
-        except KeyboardInterrupt:
-            # The terminal has interrupted the child too: it saves what is finished.
-            process.wait()
-            raise
-    if process.returncode < 0:
-        complain(f"the process of {phase} was killed by signal {-process.returncode}")
-    if process.returncode:
-        raise typer.Exit(max(1, process.returncode))
-    return _Ended(process.pid, output)
 
 
 def _table(entries: list[dict[str, Any]]) -> Table:

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kvactors.actors import (
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.planner import Planner, Running
 from kvactors.actors.frontends.cli.store import show_transcript
+from kvactors.actors.testing import use_actors
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import NewText
@@ -242,18 +244,18 @@ def test_a_summary_that_leaves_no_room_for_the_turn_is_left_out(
 
 @pytest.mark.parametrize("timeout", [None, 0.1], ids=["cancel", "timeout"])
 def test_a_turn_that_ends_during_its_summary_leaves_no_trace(
-    open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+    open_grid: OpenSystem, timeout: float | None
 ) -> None:
-    told, true = threading.Event(), AgentActor.on_receive
+    told = threading.Event()
 
-    def noted(self: AgentActor, message: Any) -> None:
-        true(self, message)
-        if isinstance(message, CancelTurn):
-            told.set()
+    class Noted(AgentActor):
+        def on_receive(self, message: Any) -> None:
+            super().on_receive(message)
+            if isinstance(message, CancelTurn):
+                told.set()
 
-    monkeypatch.setattr(AgentActor, "on_receive", noted)
     model, gate = Summing(), threading.Event()
-    system = open_grid(model, context=CONTEXT)
+    system = open_grid(model, context=CONTEXT, prepare=partial(use_actors, agent=Noted))
     agent = system.spawn("alice", context_policy=Summarize(max_tokens=40, prompt=PROMPT))
     before = fill_up(agent)
     model.model.arm(hold=gate)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kvactors.actors import (
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor, SystemActor
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.testing import use_actors
 from kvactors.actors.turns.messages_agent import Prefetch
 from kvactors.core.errors import BlockingCall, InvalidConfig
 from kvactors.core.testing.models import Faulty, PlainTokenizer, tiny_model
@@ -331,21 +333,24 @@ def test_a_child_that_escalates_to_a_parent_that_has_stopped_leaves_nothing_behi
 
 
 def test_what_an_agent_said_while_it_was_stopped_does_not_wait_for_the_disk(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem,
 ) -> None:
-    model = Faulty(tiny_model(seed=3))
-    system = open_system(lambda: (model, PlainTokenizer()), model_name="held")
-    alice = system.spawn("alice")
     step, busy, entered = threading.Event(), threading.Event(), threading.Event()
-    true = AgentActor.on_receive
 
-    def on_receive(self: AgentActor, message: Any) -> None:
-        if isinstance(message, Prefetch):
-            entered.set()
-            busy.wait(WAIT)
-        true(self, message)
+    class Busy(AgentActor):
+        def on_receive(self, message: Any) -> None:
+            if isinstance(message, Prefetch):
+                entered.set()
+                busy.wait(WAIT)
+            super().on_receive(message)
 
-    monkeypatch.setattr(AgentActor, "on_receive", on_receive)
+    model = Faulty(tiny_model(seed=3))
+    system = open_system(
+        lambda: (model, PlainTokenizer()),
+        model_name="held",
+        prepare=partial(use_actors, agent=Busy),
+    )
+    alice = system.spawn("alice")
     model.arm(hold=step)
     future = alice.ask([1] * 300, sampling=Sampling(max_tokens=2))
     assert model.reached.wait(WAIT)

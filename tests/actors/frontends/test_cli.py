@@ -1,5 +1,6 @@
 """The command line: what it prints, its status, and that errors end in one line."""
 
+import io
 import os
 import pty
 import select
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,10 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.actors.frontends.cli import chat
 from kvactors.actors.frontends.cli.app import app
+from kvactors.actors.frontends.cli.chat import Chat
 from kvactors.actors.frontends.cli.console import PrefillBar, printable
-from kvactors.actors.turns.stream import ReplyStream
 from kvactors.core.testing.models import tiny_llama
 from kvactors.persistence.store.store import Store
 
@@ -182,22 +183,26 @@ def test_a_chat_goes_on_the_next_day(tmp_path: Path) -> None:
 
 @pytest.fixture
 def talking(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """`_talk` of a chat with a random model that has no end of turn."""
+    """`talk` of a chat with a random model that has no end of turn."""
     with AgentSystem(tiny_llama(), store=False) as system:
-        yield chat._Chat(system, "alice", None, PrefillBar())._talk
+        yield Chat(system, "alice", None, PrefillBar()).talk
 
 
 def test_ctrl_c_cancels_the_reply_and_not_the_chat(
-    talking: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    talking: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_chat: object, stream: ReplyStream) -> None:
-        next(stream)
-        raise KeyboardInterrupt
+    class Terminal(io.StringIO):
+        """Ctrl-C is pressed while the first piece is shown."""
 
-    with monkeypatch.context() as patched:
-        patched.setattr(chat._Chat, "_print", interrupted)
+        interrupted = False
+
+        def write(self, text: str) -> int:
+            if not self.interrupted:
+                self.interrupted = True
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    with redirect_stdout(Terminal()):
         talking("hello")
     talking("again")
 

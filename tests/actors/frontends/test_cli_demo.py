@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvactors.actors.frontends.cli import demo
+from kvactors.actors.frontends.cli.demo import Ended, run_demo
 from kvactors.actors.frontends.cli.demo_plan import plan_demo
 from kvactors.core.model.worlds.world import UNKNOWN
 from kvactors.persistence.store.store import Store
@@ -53,14 +53,13 @@ def test_a_stranger_was_never_told_what_it_is_asked() -> None:
 
 
 def test_an_agent_that_was_not_warm_makes_the_status_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     entry = dict.fromkeys(KEYS, 1) | dict.fromkeys(("agent", "question", "answer"), "x")
     entry |= {"expected": "x", "cache": "cold"}
-    ended = demo._Ended(1, json.dumps([entry]))
-    monkeypatch.setattr(demo, "_run", lambda *_: ended)
+    ended = Ended(1, json.dumps([entry]))
 
-    status = demo.run_demo(1, None, "default", as_json=False)
+    status = run_demo(1, None, "default", as_json=False, run=lambda *_: ended)
 
     assert status == 1
     assert "0 of 1 agents warm" in capsys.readouterr().out

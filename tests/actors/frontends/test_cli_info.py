@@ -13,7 +13,6 @@ from mlx.utils import tree_flatten
 from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
-from kvactors.actors.frontends.cli.console import out
 from kvactors.core.model.options import DEFAULT_MODEL
 from kvactors.core.testing.families import build
 from kvactors.core.testing.family_args import WINDOW
@@ -31,7 +30,7 @@ def packed(dim: int, bits: int, group: int, heads: int = 2) -> int:
 @pytest.fixture
 def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Status and lines that `kvactors info` prints of a tiny model, each of single spaces."""
-    monkeypatch.setattr(out, "width", WIDE)
+    monkeypatch.setenv("COLUMNS", str(WIDE))
 
     def show(family: str, **changes: Any) -> tuple[int, list[str]]:
         save(tmp_path, family, **changes)
@@ -125,6 +124,7 @@ def test_a_refused_model_is_one_line_that_names_layer_kind_and_need(info: Any) -
 def test_a_module_of_mlx_lm_that_exits_is_a_refusal_too(
     info: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As if it was not installed, on a machine that may have it.
     monkeypatch.setitem(sys.modules, "hf_olmo", None)
     save(tmp_path, "qwen3")
     config = json.loads((tmp_path / "config.json").read_text())

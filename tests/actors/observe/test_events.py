@@ -1,9 +1,7 @@
 """What the actors tell of their work, to whom, and that it holds no text."""
 
 import errno
-import functools
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,7 +29,6 @@ from kvactors.core.trace import (
     TurnQueued,
     TurnStarted,
 )
-from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import FailingFiles
 
 OpenSystem = Callable[..., AgentSystem]
@@ -85,14 +82,13 @@ def test_the_recorder_keeps_the_latest_events_and_counts_the_others() -> None:
     assert recorder.dropped == 2
 
 
+@pytest.mark.usefixtures("no_telemetry")
 def test_while_nobody_listens_nothing_is_told(
     open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[TraceEvent] = []
+    # All parts hold the tracer, and telling nobody leaves no trace.
     monkeypatch.setattr(Tracer, "tell", lambda _, event: told.append(event))
-    # As if OpenTelemetry was not installed.
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "kvactors.actors.observe.telemetry", raising=False)
     system = open_system(grid)
     alice = system.spawn("alice")
 
@@ -218,10 +214,9 @@ def test_a_failed_step_and_the_turn_it_ends_are_told(open_system: OpenSystem) ->
     assert "39-12-7" not in repr(recorder.events)
 
 
-def test_a_failed_save_is_told(open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_is_told(open_system: OpenSystem) -> None:
     full = FailingFiles(name="*", path="*seg-*", code=errno.ENOSPC)
-    monkeypatch.setattr("kvactors.actors.system.system.Store", functools.partial(Store, files=full))
-    system = open_system(grid)
+    system = open_system(grid, disk=full)
     with system.trace() as recorder:
         system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
         system.wait_idle(WAIT)

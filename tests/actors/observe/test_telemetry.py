@@ -186,11 +186,10 @@ def test_a_provider_that_is_set_up_after_the_system_started_gets_spans() -> None
     assert done.stdout.strip() == "decode,invoke_agent alice,prefill,queued"
 
 
+@pytest.mark.usefixtures("no_telemetry")
 def test_without_the_package_nothing_listens_and_nothing_is_imported(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "kvactors.actors.observe.telemetry")
     system = open_system(grid, store=False)
 
     assert not system.parts.lifecycle.tracer.on
@@ -204,6 +203,7 @@ def test_a_provider_that_cannot_be_loaded_keeps_no_system_from_starting(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such provider")
 
+    # It is OpenTelemetry's own: what loads a provider there is private.
     monkeypatch.setattr("opentelemetry.metrics.get_meter", broken)
 
     system = open_system(grid, store=False)

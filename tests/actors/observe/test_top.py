@@ -10,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +21,8 @@ from typer.testing import CliRunner
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.frontends.cli.app import app
-from kvactors.actors.frontends.cli.console import out
-from kvactors.actors.observe import monitor as monitors
-from kvactors.actors.observe.monitor import MOST_CLIENTS, Monitor, socket_path
+from kvactors.actors.observe.monitor import LEAST_INTERVAL, MOST_CLIENTS, Monitor, socket_path
+from kvactors.actors.testing import use_store
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 from kvactors.persistence.store.store import Store
 
@@ -170,12 +168,9 @@ def test_two_clients_see_the_same_and_the_system_goes_on(
     held.system.check()
 
 
-def test_clients_that_talk_stall_or_crowd_are_dropped(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitors, "INTERVAL", 0.01)
-    big = {"text": "x" * 100_000}
-    monitor = Monitor(short / "top.sock", lambda: big)
+def test_clients_that_talk_stall_or_crowd_are_dropped(short: Path) -> None:
+    big, before = {"text": "x" * 100_000}, set(threading.enumerate())
+    monitor = Monitor(short / "top.sock", lambda: big, interval=0.01)
     with ExitStack() as stack:
         stack.callback(monitor.close)
         reader, talker, *silent = [
@@ -194,7 +189,7 @@ def test_clients_that_talk_stall_or_crowd_are_dropped(
         assert next(lines(late)) == big
         told.close()
 
-    assert not monitor._thread.is_alive()
+    assert set(threading.enumerate()) <= before
     assert not monitor.path.exists()
 
 
@@ -207,10 +202,10 @@ def ends(client: socket.socket) -> bool:
 
 
 def test_an_engine_that_is_busy_keeps_nobody_from_seeing_that(
-    open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("kvactors.actors.observe.snapshot.PATIENCE", 0.05)
     held = Held(open_system)
+    held.system.parts.watching.patience = 0.05
     held.model.arm(hold=held.go)
     asked = held.system.spawn("alice").ask([1, 2], sampling=Sampling(max_tokens=3))
     assert held.model.reached.wait(WAIT)
@@ -228,13 +223,13 @@ def test_an_engine_that_is_busy_keeps_nobody_from_seeing_that(
 
 
 def test_a_store_that_cannot_say_what_it_has_keeps_nobody_from_seeing_the_rest(
-    open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem, tmp_path: Path
 ) -> None:
-    def broken(*_: Any) -> Any:
-        raise OSError("input/output error")
+    class Broken(Store):
+        def counts(self, *_: Any) -> Any:
+            raise OSError("input/output error")
 
-    Held(open_system)
-    monkeypatch.setattr(Store, "counts", broken)
+    open_system(prepare=partial(use_store, kind=Broken))
 
     with connect(socket_path(tmp_path / "store")) as client:
         seen = next(lines(client))["stats"]
@@ -243,33 +238,21 @@ def test_a_store_that_cannot_say_what_it_has_keeps_nobody_from_seeing_the_rest(
     assert "warm_agents" not in seen
 
 
-def test_while_there_are_no_descriptors_the_monitor_waits(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses, bind = list[float](), Monitor._bind
+def test_while_there_are_no_descriptors_the_monitor_waits(short: Path) -> None:
+    pauses = list[float]()
 
-    class Full:
-        def __init__(self, inner: socket.socket) -> None:
-            self.inner, self.fileno, self.close = inner, inner.fileno, inner.close
-
+    class Full(socket.socket):
         def accept(self) -> Any:
             if len(pauses) < 2:
                 raise OSError(errno.EMFILE, "too many open files")
-            return self.inner.accept()
+            return super().accept()
 
-    def bound(self: Any) -> None:
-        bind(self)
-        self._listener = Full(self._listener)
-
-    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
-    monkeypatch.setattr(monitors, "time", clock)
-    monkeypatch.setattr(Monitor, "_bind", bound)
-    monitor = Monitor(short / "top.sock", dict)
+    monitor = Monitor(short / "top.sock", dict, sleep=pauses.append, sockets=Full)
     with connect(monitor.path) as client:
         assert next(lines(client)) == {}
     monitor.close()
 
-    assert pauses == [monitors.LEAST_INTERVAL] * 2
+    assert pauses == [LEAST_INTERVAL] * 2
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -279,7 +262,7 @@ def test_while_there_are_no_descriptors_the_monitor_waits(
 def test_once_prints_one_screen(
     open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr(out, "_width", width)
+    monkeypatch.setenv("COLUMNS", str(width))
     held = Held(open_system)
     for name in ("bob", "car\x1b[2Jol"):
         held.system.spawn(name).ask([1] * 50, sampling=Sampling(max_tokens=3)).get(timeout=WAIT)
@@ -314,8 +297,8 @@ def test_a_running_turn_is_shown_with_its_progress(open_system: OpenSystem, tmp_
 def test_live_it_goes_on_until_the_system_ends(
     open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitors, "INTERVAL", 0.01)
     system, seen = open_system(), threading.Event()
+    # It is rich's own; the command has no way to say that it shows something.
     monkeypatch.setattr(
         "kvactors.actors.frontends.cli.top.Live.update", lambda *_, **__: seen.set()
     )

@@ -212,6 +212,7 @@ def test_a_timeline_of_many_agents_with_odd_names_is_drawn(tmp_path: Path) -> No
 def test_a_plot_without_matplotlib_is_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    # As if it was not installed: that can be had in no other way in this process.
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
     monkeypatch.delitem(sys.modules, "kvactors.actors.observe.timeline", raising=False)
 

@@ -160,6 +160,7 @@ def test_a_message_that_comes_while_the_actor_goes_to_sleep_wakes_it(pool: Dispa
             self.looks += 1
             if self.looks == 2:
                 self.append("late")
+                # Between two lines of `get`: nothing public says that the actor is off the queue.
                 woken.append(not inbox._scheduled)
                 return 0
             return super().__len__()

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from kvactors.actors import (
     TurnFailed,
     TurnTimeout,
 )
-from kvactors.actors.testing import FaultyModel
-from kvactors.core.engine.kv_transfer import KVTransfer
+from kvactors.actors.testing import FaultyModel, use_actors, use_store
+from kvactors.actors.turns.messages_gpu import Saved
+from kvactors.actors.turns.messages_store import SaveTurn
+from kvactors.actors.workers.gpu import GpuActor
+from kvactors.actors.workers.persistence import PersistenceActor
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
@@ -51,19 +55,19 @@ def test_forgetting_an_agent_fails_its_queued_prompts_and_the_system_goes_idle(
 
 
 def test_a_timeout_while_kv_is_read_from_disk_is_reported_at_once(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem,
 ) -> None:
     system = open_system()
     system.spawn("alice").ask([1] * 30, sampling=SHORT).get(timeout=WAIT)
     system.stop()
-    gate, true = threading.Event(), Store.read_kv
+    gate = threading.Event()
 
-    def slow(self: Store, agent_id: str, fingerprint: str) -> Any:
-        gate.wait(WAIT)
-        return true(self, agent_id, fingerprint)
+    class Slow(Store):
+        def read_kv(self, agent_id: str, fingerprint: str) -> Any:
+            gate.wait(WAIT)
+            return super().read_kv(agent_id, fingerprint)
 
-    monkeypatch.setattr(Store, "read_kv", slow)
-    alice = open_system().spawn("alice")
+    alice = open_system(prepare=partial(use_store, kind=Slow)).spawn("alice")
 
     with pytest.raises(TurnTimeout):
         alice.ask([2], timeout=0.1).get(timeout=WAIT)
@@ -172,21 +176,26 @@ def test_a_cancel_that_comes_too_late_does_not_touch_what_is_asked_after_it(
 
 
 def test_many_restores_under_a_small_budget_read_each_agent_once(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem,
 ) -> None:
     first = open_system(tiny_llama())
     agents = [first.spawn(f"{i}") for i in range(12)]
     for future in [agent.ask([1] * 400, sampling=SHORT) for agent in agents]:
         future.get(timeout=WAIT)
     first.stop()
-    reads, true = [], Store.read_kv
+    reads = []
 
-    def counted(self: Store, agent_id: str, fingerprint: str) -> Any:
-        reads.append(agent_id)
-        return true(self, agent_id, fingerprint)
+    class Counted(Store):
+        def read_kv(self, agent_id: str, fingerprint: str) -> Any:
+            reads.append(agent_id)
+            return super().read_kv(agent_id, fingerprint)
 
-    monkeypatch.setattr(Store, "read_kv", counted)
-    system = open_system(tiny_llama(), memory_budget=6 * 320 * 256, max_batch=3)
+    system = open_system(
+        tiny_llama(),
+        memory_budget=6 * 320 * 256,
+        max_batch=3,
+        prepare=partial(use_store, kind=Counted),
+    )
 
     replies = [system.spawn(f"{i}").ask([2], sampling=SHORT) for i in range(12)]
 
@@ -226,37 +235,42 @@ def test_stop_with_a_stuck_step_ends_near_its_timeout(open_system: OpenSystem) -
 
 @pytest.mark.parametrize("commit", ["succeeds", "fails in the end", "fails"])
 def test_the_engine_is_told_that_a_save_has_ended_when_nothing_holds_its_kv_any_more(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch, commit: str
+    open_system: OpenSystem, commit: str
 ) -> None:
     slow = HoldingFiles(name="write_temp", path="*/seg-*")
     failing = FailingFiles(slow, name="sync", path="*/seg-*")
     failing.armed = commit == "fails in the end"
-    system = open_system(disk=failing)
     views: list[weakref.ref[memoryview]] = []
     held: list[int] = []
-    export, saved = KVTransfer.export, KVTransfer.saved
 
-    def noted(self: KVTransfer, request: Any) -> Any:
-        exported = export(self, request)
-        tensors = [data for part in exported for *_, data in part.tensors]
-        views.extend(weakref.ref(data) for data in tensors if isinstance(data, memoryview))
-        return exported
+    class Noted(PersistenceActor):
+        def on_receive(self, message: Any) -> Any:
+            if isinstance(message, SaveTurn):
+                tensors = [data for part in message.save.segments for *_, data in part.tensors]
+                views.extend(weakref.ref(data) for data in tensors if isinstance(data, memoryview))
+                del tensors
+            return super().on_receive(message)
 
-    def counted(self: KVTransfer, *message: Any) -> None:
-        held.append(sum(view() is not None for view in views))
-        saved(self, *message)
+    class Counted(GpuActor):
+        def on_receive(self, message: Any) -> Any:
+            if isinstance(message, Saved):
+                held.append(sum(view() is not None for view in views))
+            return super().on_receive(message)
 
-    def defective(self: Store, saves: Sequence[Save], **_told: Any) -> None:
-        slow.release.wait(WAIT)
-        try:
-            saves[len(saves)]
-        except IndexError as error:
-            raise RuntimeError("a defect") from error
+    class Defective(Store):
+        def commit(self, saves: Sequence[Save], **_told: Any) -> None:
+            slow.release.wait(WAIT)
+            try:
+                saves[len(saves)]
+            except IndexError as error:
+                raise RuntimeError("a defect") from error
 
-    monkeypatch.setattr(KVTransfer, "export", noted)
-    monkeypatch.setattr(KVTransfer, "saved", counted)
-    if commit == "fails":
-        monkeypatch.setattr(Store, "commit", defective)
+    def prepare(system: AgentSystem) -> None:
+        use_actors(system, gpu=Counted, persistence=Noted)
+        if commit == "fails":
+            use_store(system, Defective)
+
+    system = open_system(disk=failing, prepare=prepare)
     gc.disable()
     try:
         agents = [system.spawn(name) for name in ("alice", "bob", "carol")]

@@ -25,7 +25,7 @@ from swap_models import (
 
 from kvactors.actors import AgentSystem, ContextExceeded, Reply, SwapFailed, SystemStopped
 from kvactors.actors.system.export import export_stored
-from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.testing import use_store
 from kvactors.actors.turns.messages_gpu import Restored, SwapModel
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import KvactorsError
@@ -195,29 +195,38 @@ def test_the_old_models_memory_is_free_before_the_new_one_is_loaded(
 
 
 def test_what_the_old_model_computed_is_written_before_it_goes(
-    open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_grid: OpenSystem,
 ) -> None:
     order, asked = list[str](), threading.Event()
-    commit, true = Store.commit, Lifecycle.ask
 
-    def late(self: Store, *args: Any, **kwargs: Any) -> None:
-        asked.wait(WAIT)
-        commit(self, *args, **kwargs)
-        order.append("saved")
+    class Late(Store):
+        def commit(self, *args: Any, **kwargs: Any) -> None:
+            asked.wait(WAIT)
+            super().commit(*args, **kwargs)
+            order.append("saved")
 
-    def noted(self: Lifecycle, actor: Any, message: Any) -> Any:
-        if isinstance(message, WithStore | SwapModel):
-            asked.set()
-        return true(self, actor, message)
+    class Noted:
+        """A reference of an actor, and what it is asked."""
+
+        def __init__(self, actor: Any) -> None:
+            self.actor = actor
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.actor, name)
+
+        def ask(self, message: Any) -> Any:
+            if isinstance(message, WithStore | SwapModel):
+                asked.set()
+            return self.actor.ask(message)
 
     def other() -> Any:
         order.append("loaded")
         return Grid("unigram")()
 
-    monkeypatch.setattr(Store, "commit", late)
-    monkeypatch.setattr(Lifecycle, "ask", noted)
-    system = open_grid(FIRST)
+    system = open_grid(FIRST, prepare=partial(use_store, kind=Late))
     reply = system.spawn("alice").ask(STORY, sampling=ANSWER).get(timeout=WAIT)
+    lifecycle = system.parts.lifecycle
+    lifecycle.gpu, lifecycle.persistence = Noted(lifecycle.gpu), Noted(lifecycle.persistence)
 
     system.swap_model(other)
 
@@ -230,10 +239,10 @@ def test_what_the_old_model_computed_is_written_before_it_goes(
 
 
 def test_turns_that_run_end_first_and_those_that_wait_are_the_new_models(
-    open_grid: OpenSystem, pauses: threading.Semaphore
+    open_grid: OpenSystem, pauses: Any
 ) -> None:
     held = Held()
-    system = open_grid(held)
+    system = open_grid(held, prepare=pauses.hear)
     alice, bob = system.spawn("alice"), system.spawn("bob")
     held.hold()
     running = alice.stream("Hello", sampling=ANSWER)
@@ -265,10 +274,10 @@ def test_turns_that_run_end_first_and_those_that_wait_are_the_new_models(
 
 
 def test_turns_that_take_too_long_go_on_and_the_model_stays(
-    open_grid: OpenSystem, pauses: threading.Semaphore
+    open_grid: OpenSystem, pauses: Any
 ) -> None:
     held = Held()
-    system = open_grid(held)
+    system = open_grid(held, prepare=pauses.hear)
     alice = system.spawn("alice")
     held.hold()
     running, waiting = [alice.ask(text, sampling=ANSWER) for text in ("Hello", "world")]
@@ -317,10 +326,10 @@ def test_asks_that_race_with_swaps_each_end_in_a_reply_or_an_error(
 
 
 def test_an_agent_may_be_forgotten_while_its_turn_holds_a_swap_up(
-    open_grid: OpenSystem, pauses: threading.Semaphore
+    open_grid: OpenSystem, pauses: Any
 ) -> None:
     held = Held()
-    system = open_grid(held)
+    system = open_grid(held, prepare=pauses.hear)
     alice = system.spawn("alice")
     held.hold()
     running, waiting = [alice.ask(text, sampling=ANSWER) for text in ("Hello", "world")]
@@ -340,11 +349,9 @@ def test_an_agent_may_be_forgotten_while_its_turn_holds_a_swap_up(
     assert ask(system.spawn("alice")).usage.retokenized_tokens == 0
 
 
-def test_a_stop_ends_a_swap_that_waits_and_every_turn(
-    open_grid: OpenSystem, pauses: threading.Semaphore
-) -> None:
+def test_a_stop_ends_a_swap_that_waits_and_every_turn(open_grid: OpenSystem, pauses: Any) -> None:
     held = Held()
-    system = open_grid(held)
+    system = open_grid(held, prepare=pauses.hear)
     alice = system.spawn("alice")
     held.hold()
     running, waiting = [alice.ask(text, sampling=ANSWER) for text in ("Hello", "world")]
@@ -365,22 +372,20 @@ def test_a_stop_ends_a_swap_that_waits_and_every_turn(
 
 
 def test_kv_that_was_asked_for_under_the_old_model_is_not_the_new_ones(
-    open_grid: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_grid: OpenSystem,
 ) -> None:
-    system = open_grid(FIRST)
+    class Late(Store):
+        def read_kv(self, agent_id: str, fingerprint: str) -> Any:
+            if fingerprint != old:
+                stored = super().read_kv(agent_id, old)
+                assert stored
+                system.parts.lifecycle.gpu.tell(Restored(agent_id, old, stored))
+            return super().read_kv(agent_id, fingerprint)
+
+    system = open_grid(FIRST, prepare=partial(use_store, kind=Late))
     alice = system.spawn("alice")
     ask(alice, STORY)
     old, twin = system.info.fingerprint, Grid("bytes", seed=9)
-    true = Store.read_kv
-
-    def late(self: Store, agent_id: str, fingerprint: str) -> Any:
-        if fingerprint != old:
-            stored = true(self, agent_id, old)
-            assert stored
-            system.parts.lifecycle.gpu.tell(Restored(agent_id, old, stored))
-        return true(self, agent_id, fingerprint)
-
-    monkeypatch.setattr(Store, "read_kv", late)
     system.swap_model(twin)
 
     reply = ask(alice)

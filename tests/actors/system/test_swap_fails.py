@@ -1,6 +1,5 @@
 """Swaps that fail or are cut short: the old model goes on, or everybody is told."""
 
-import threading
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_when_the_new_model_cannot_be_loaded_the_old_one_goes_on_warm(
 
 
 def test_when_the_old_model_cannot_be_loaded_again_every_future_says_so(
-    open_grid: OpenSystem, pauses: threading.Semaphore
+    open_grid: OpenSystem, pauses: Any
 ) -> None:
     held = Held()
 
@@ -84,7 +83,7 @@ def test_when_the_old_model_cannot_be_loaded_again_every_future_says_so(
     def broken() -> Any:
         raise RuntimeError("broken")
 
-    system = open_grid(once)
+    system = open_grid(once, prepare=pauses.hear)
     alice = system.spawn("alice")
     told = ask(alice, STORY)
     held.hold()

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from kvactors.actors import (
     Sampling,
     TurnTimeout,
 )
-from kvactors.actors.testing import FaultyModel
+from kvactors.actors.testing import FaultyModel, use_actors
+from kvactors.actors.turns.messages_gpu import Step
+from kvactors.actors.workers.gpu import GpuActor
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Aborted, Finished, KVNeeded
@@ -107,18 +110,16 @@ def test_a_higher_priority_goes_first_and_nobody_waits_for_ever(
     assert 8 <= order.index("patient") <= 10
 
 
-def test_priorities_of_asks_reach_the_engine(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_priorities_of_asks_reach_the_engine(open_system: OpenSystem) -> None:
     seen: dict[str, int] = {}
-    submit = Engine.submit
 
-    def watched(self: Engine, request: Request) -> None:
-        seen[request.agent_id] = request.priority
-        submit(self, request)
+    class Watched(GpuActor):
+        def on_receive(self, message: Any) -> Any:
+            if isinstance(message, Step):
+                seen[message.request.agent_id] = message.request.priority
+            return super().on_receive(message)
 
-    monkeypatch.setattr(Engine, "submit", watched)
-    system = open_system(store=False)
+    system = open_system(store=False, prepare=partial(use_actors, gpu=Watched))
 
     turns = [
         system.spawn("a").ask([2], sampling=SHORT, priority=5),

@@ -1,14 +1,17 @@
 """A save rests while somebody reads tokens as they come, and never while somebody waits for it."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
 from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors.testing import use_actors
 from kvactors.actors.turns.messages_store import Flush
-from kvactors.actors.workers import persistence
 from kvactors.actors.workers.pacing import LONGEST_DELAY, NAP, REST, Pace
+from kvactors.actors.workers.persistence import PersistenceActor
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.testing.engines import make_request, run_engine
@@ -58,17 +61,37 @@ def test_it_goes_on_as_soon_as_somebody_waits() -> None:
     assert len(naps) == 3
 
 
+Nap = Callable[[float], object]
+
+
+def resting(system: AgentSystem, nap: Nap) -> None:
+    """Let the rests of all saves be naps, as if each step took a second of work."""
+
+    class Resting(PersistenceActor):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(
+                *args, **options, pace=lambda hurried: Pace(hurried, nap, count().__next__)
+            )
+
+    use_actors(system, persistence=Resting)
+
+
 @pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The rests of all saves, which take no time, as if each step took a second of work."""
-    taken: list[float] = []
+def naps() -> list[float]:
+    """The rests of all saves, which take no time."""
+    return []
 
-    class Told(Pace):
-        def __init__(self, hurried: Callable[[], bool]) -> None:
-            super().__init__(hurried, taken.append, count().__next__)
 
-    monkeypatch.setattr(persistence, "Pace", Told)
-    return taken
+@pytest.fixture
+def open_resting(
+    open_system: Callable[..., AgentSystem], naps: list[float]
+) -> Callable[..., AgentSystem]:
+    """Systems whose rests are `naps`."""
+
+    def start(nap: Nap = naps.append, **options: Any) -> AgentSystem:
+        return open_system(prepare=partial(resting, nap=nap), **options)
+
+    return start
 
 
 def save(system: AgentSystem) -> None:
@@ -85,17 +108,17 @@ def save_beside_a_stream(system: AgentSystem) -> None:
 
 
 def test_a_save_beside_a_stream_rests(
-    open_system: Callable[..., AgentSystem], naps: list[float]
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_system()
+    system = open_resting()
     save_beside_a_stream(system)
     assert sum(naps) == pytest.approx(LONGEST_DELAY)
 
 
 def test_a_save_beside_a_turn_that_nobody_reads_does_not(
-    open_system: Callable[..., AgentSystem], naps: list[float]
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_system()
+    system = open_resting()
     decoder = system.spawn("decoder")
     story = decoder.ask("a story", sampling=LONG)
     save(system)
@@ -105,9 +128,9 @@ def test_a_save_beside_a_turn_that_nobody_reads_does_not(
 
 
 def test_a_save_beside_a_stream_does_not_rest_while_a_turn_waits_to_begin(
-    open_system: Callable[..., AgentSystem], naps: list[float]
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_system(max_batch=2)
+    system = open_resting(max_batch=2)
     with system.spawn("decoder").stream("a story", sampling=LONG) as story:
         next(story)
         first = system.spawn("first").ask("hello", sampling=Sampling(max_tokens=2))
@@ -121,9 +144,9 @@ def test_a_save_beside_a_stream_does_not_rest_while_a_turn_waits_to_begin(
 
 
 def test_a_save_beside_a_stream_does_not_rest_where_no_turn_is_taken_before_it_is_written(
-    open_system: Callable[..., AgentSystem], naps: list[float]
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_system(max_unsaved=1)
+    system = open_resting(max_unsaved=1)
     save_beside_a_stream(system)
     assert not naps
 
@@ -149,27 +172,21 @@ def test_nobody_watches_where_those_who_can_leave_would_not_free_half_of_the_mem
 
 
 def test_a_save_does_not_rest_while_the_store_is_asked_for_something(
-    open_system: Callable[..., AgentSystem], monkeypatch: pytest.MonkeyPatch
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system, naps = open_system(), list[float]()
+    def disturbed(seconds: float) -> None:
+        naps.append(seconds)
+        system.parts.lifecycle.persistence.tell(Flush())
 
-    class Disturbed(Pace):
-        def __init__(self, hurried: Callable[[], bool]) -> None:
-            super().__init__(hurried, self.nap, count().__next__)
-
-        def nap(self, seconds: float) -> None:
-            naps.append(seconds)
-            system.parts.lifecycle.persistence.tell(Flush())
-
-    monkeypatch.setattr(persistence, "Pace", Disturbed)
+    system = open_resting(disturbed)
     save_beside_a_stream(system)
     assert len(naps) == 1
 
 
 def test_a_save_does_not_rest_once_somebody_asks_to_forget_an_agent(
-    open_system: Callable[..., AgentSystem], naps: list[float]
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_system()
+    system = open_resting()
     system.spawn("other")
     with system.spawn("decoder").stream("a story", sampling=LONG) as story:
         next(story)
@@ -181,8 +198,8 @@ def test_a_save_does_not_rest_once_somebody_asks_to_forget_an_agent(
 
 
 def test_the_one_thread_of_deterministic_mode_never_rests(
-    open_system: Callable[..., AgentSystem], naps: list[float]
+    open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_system(deterministic=True, seed=1)
+    system = open_resting(deterministic=True, seed=1)
     save_beside_a_stream(system)
     assert not naps

@@ -4,15 +4,20 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed, SaveQueueFull
-from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer
+from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer, use_actors
 from kvactors.actors.turns.messages_gpu import ReadStats
-from kvactors.actors.workers import save_group
+from kvactors.actors.turns.messages_store import Flush
+from kvactors.actors.turns.outstanding import Outstanding
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.actors.workers.persistence import PersistenceActor
+from kvactors.actors.workers.unwritten import LONGEST_PAUSE
 from kvactors.core.errors import InvalidConfig
 
 OpenSystem = Callable[..., AgentSystem]
@@ -150,14 +155,11 @@ def test_an_encrypted_agent_comes_back_warm_with_its_key_and_not_at_all_without(
 
 
 def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
-    open_system: OpenSystem,
-    monkeypatch: pytest.MonkeyPatch,
-    heard: Callable[[str], threading.Event],
+    open_system: OpenSystem, heard: Callable[[str], threading.Event]
 ) -> None:
-    full = FailingFiles(name="*", path="*", code=errno.ENOSPC)
+    full, timer = FailingFiles(name="*", path="*", code=errno.ENOSPC), VirtualTimer()
     full.armed = False
-    monkeypatch.setattr("kvactors.actors.workers.unwritten.FIRST_PAUSE", 0.01)
-    system = open_system(disk=full, max_unsaved=400)
+    system = open_system(disk=full, timer=timer, max_unsaved=400)
     alice = system.spawn("alice")
     full.armed = True
 
@@ -169,8 +171,10 @@ def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
     assert system.health().storage == "failing"
     with pytest.raises(SaveQueueFull, match="max_unsaved 400"):
         alice.ask([9])
+    system.stats()  # after the group that failed: the disk is tried again in a while
     back = heard("the disk writes again")
     full.armed = False
+    timer.let_pass(LONGEST_PAUSE)
 
     assert back.wait(WAIT)
     assert system.health().storage == "ok"
@@ -181,18 +185,32 @@ def test_turns_go_on_in_memory_and_are_written_when_the_disk_is_back(
 
 
 def test_what_the_disk_has_refused_counts_once_while_the_rest_of_its_group_is_written(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem,
 ) -> None:
-    asked, settle = threading.Event(), save_group.Ended.settle
+    asked = threading.Event()
 
-    def slow(self: save_group.Ended, *told: Any) -> None:
-        assert asked.wait(WAIT)
-        settle(self, *told)
+    class Late:
+        """What is outstanding; it learns late that a save has ended."""
 
-    monkeypatch.setattr(save_group.Ended, "settle", slow)
+        def __init__(self, outstanding: Outstanding) -> None:
+            self.outstanding = outstanding
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.outstanding, name)
+
+        def end_save(self, ticket: Ticket) -> None:
+            assert asked.wait(WAIT)
+            self.outstanding.end_save(ticket)
+
+    class Slow(PersistenceActor):
+        def __init__(
+            self, dispatcher: Any, store: Any, gpu: Any, outstanding: Any, **options: Any
+        ) -> None:
+            super().__init__(dispatcher, store, gpu, Late(outstanding), **options)  # type: ignore[arg-type]
+
     full = FailingFiles(name="*", path="*", code=errno.ENOSPC)
     full.armed = False
-    system = open_system(disk=full, max_unsaved=400)
+    system = open_system(disk=full, max_unsaved=400, prepare=partial(use_actors, persistence=Slow))
     alice = system.spawn("alice")
     full.armed = True
 
@@ -276,24 +294,29 @@ def test_a_turn_saved_after_a_failure_is_whole_though_the_others_are_still_being
 
 
 def test_a_defect_of_the_persistence_actor_leaves_no_bytes_that_wait_for_it(
-    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+    open_system: OpenSystem,
 ) -> None:
-    def defective(*_: object) -> NoReturn:
-        raise RuntimeError("a defect")
+    broken = threading.Event()
+
+    class Defective(PersistenceActor):
+        def on_receive(self, message: Any) -> Any:
+            if isinstance(message, Flush) and broken.is_set():
+                raise RuntimeError("a defect")
+            return super().on_receive(message)
 
     def backlog() -> int:
         engine, _ = system.parts.lifecycle.ask(system.parts.lifecycle.gpu, ReadStats())
         return int(engine["backlog_bytes"])
 
     slow = HoldingFiles(name="write_temp", path="*/seg-*")
-    system = open_system(disk=slow)
+    system = open_system(disk=slow, prepare=partial(use_actors, persistence=Defective))
     agents = [system.spawn(name) for name in ("alice", "bob")]
     replies = [agents[0].ask([1], sampling=SHORT).get(timeout=WAIT)]
     assert slow.reached.wait(WAIT)
     replies.append(agents[1].ask([1], sampling=SHORT).get(timeout=WAIT))
 
     assert backlog() > 0
-    monkeypatch.setattr(save_group, "coalesce", defective)
+    broken.set()
     slow.release.set()
 
     assert replies[0].cached.get(timeout=WAIT)
