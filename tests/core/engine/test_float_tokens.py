@@ -16,18 +16,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeded import Bug, bug, seeded
 
 from kvactors.actors import AgentSystem, ExportRejected, Reply, Sampling
 from kvactors.core.arena.wire import layout
 from kvactors.core.cache.exported import ExportedKV
-from kvactors.core.engine import hot_cache
 from kvactors.core.engine.engine import Engine, EngineConfig
+from kvactors.core.engine.hot_cache import HotCache
 from kvactors.core.errors import InvalidConfig, TurnFailed
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.schedule import scheduler
 from kvactors.core.schedule.events import Finished, KVNeeded
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.scheduler import Scheduler
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
@@ -408,31 +409,30 @@ LIVES: list[list[tuple[int, int, str]]] = [
 ]
 
 
-def a_form_by_what_is_new(patch: pytest.MonkeyPatch) -> None:
-    true = Engine.submit
-
+@bug(Engine, "submit")
+def a_form_by_what_is_new(true: Any) -> Any:
     def submit(self: Engine, request: Request) -> None:
         prompt, request.prompt = request.prompt, request.fresh
         true(self, request)
         request.prompt = prompt
 
-    patch.setattr(Engine, "submit", submit)
+    return submit
 
 
-def a_cache_of_any_form_is_begun_with(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hot_cache.HotCache, "in_form", lambda self, spec: True)
+@bug(HotCache, "in_form")
+def a_cache_of_any_form_is_begun_with(true: Any) -> Any:
+    return lambda self, spec: True
 
 
-def turns_of_both_forms_share_a_prefill(patch: pytest.MonkeyPatch) -> None:
-    true: Any = scheduler.Scheduler.plan
-
+@bug(Scheduler, "plan")
+def turns_of_both_forms_share_a_prefill(true: Any) -> Any:
     def plan(self: Any, prefilling: Any, decoding: Any) -> Any:
         forms = [request.in_float for request in prefilling]
         for request in prefilling:
             request.in_float = forms[0]
         return true(self, prefilling, decoding)
 
-    patch.setattr(scheduler.Scheduler, "plan", plan)
+    return plan
 
 
 def test_without_a_bug_the_oracle_agrees() -> None:
@@ -440,17 +440,14 @@ def test_without_a_bug_the_oracle_agrees() -> None:
 
 
 @pytest.mark.parametrize(
-    "bug",
+    "seed",
     [
         a_form_by_what_is_new,
         a_cache_of_any_form_is_begun_with,
         turns_of_both_forms_share_a_prefill,
     ],
+    ids=str,
 )
-def test_the_oracle_catches(
-    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug(monkeypatch)
-
-    with pytest.raises((AssertionError, KeyError, TurnFailed)):
+def test_the_oracle_catches(seed: Bug) -> None:
+    with seeded(seed), pytest.raises((AssertionError, KeyError, TurnFailed)):
         live(new_engine(), LIVES, 3)
