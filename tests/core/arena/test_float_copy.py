@@ -1,6 +1,5 @@
 """Few short rows kept as floats for decode steps: the same tokens and bytes, within memory."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import LoadGrid, MakeEngine
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.cells import Cells
@@ -26,8 +26,6 @@ from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
 LAYER = LayerSpec("full", 2, 64, 4, 64, "float32")
 
 

@@ -8,23 +8,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import LoadGrid, MakeEngine, prompt_of
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.wire import to_raw
-from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch, new_arena
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
-
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(1, 128, length).tolist()
-    return tokens
 
 
 def filled(loaded: LoadedModel, length: int) -> Arena:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import LoadGrid, MakeEngine
 
 from kvactors.core.attention import linear_cpu
 from kvactors.core.attention.linear_cpu import (
@@ -21,18 +22,14 @@ from kvactors.core.attention.linear_cpu import (
     watch_parts,
 )
 from kvactors.core.attention.policy import AttentionPolicy
-from kvactors.core.engine.engine import Engine
 from kvactors.core.model import calibrate
-from kvactors.core.model.load import LoadedModel, choose_policy, load_model
+from kvactors.core.model.load import choose_policy, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant.device import on_cpu
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
-
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
 
 
 @pytest.fixture(autouse=True, scope="module")

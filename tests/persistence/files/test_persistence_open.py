@@ -239,7 +239,7 @@ def test_opening_looks_into_no_agents_folder(tmp_path: Path) -> None:
     told = [line.split(" ", 1) for line in child.stdout.splitlines()]
     looked = {Path(path).name for event, path in told if event != "open"}
     assert looked == {"agents", "kv", F1}, child.stderr
-    assert not [path for event, path in told if event == "open" and "/kv/" in path]
+    assert not [path for event, path in told if event == "open" and f"/kv/{F1}/" in path]
     again = Store(tmp_path)
     assert again.kv_extent("agent 7", F1) == 4
     again.close()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from children import run_child
 from exchange_agents import SHORT, WAIT, stored_kv, tiny_llama
+from makers import OpenSystem
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import (
     KVCache,
@@ -22,13 +23,7 @@ from mlx_lm.models.cache import (
 from kvactors.actors import AgentSystem, ImportRejected, ModelMismatch, Sampling, TokensMissing
 from kvactors.core.model.options import DEFAULT_MODEL
 
-OpenSystem = Callable[..., AgentSystem]
 TOKENS = [index * 7 % 128 for index in range(300)]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "prompt.safetensors"
 
 
 def prefilled(make: Callable[[], Any]) -> list[Any]:
