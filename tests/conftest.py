@@ -1,5 +1,6 @@
 """Fixtures of all tests: OpenBLAS before MLX, models built once, and systems that end."""
 
+import gc
 import logging
 import os
 import signal
@@ -8,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 from hypothesis import settings
@@ -59,10 +59,18 @@ ALIKE = (
 
 
 @pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_engine() -> Iterator[None]:
     """As if no other test's engine were alive: MLX's limit is that of the largest."""
-    monkeypatch.setattr(mlx_limit, "_allowed", WeakKeyDictionary())
-    monkeypatch.setattr(mlx_limit, "_usual", [])
+    # Those that nobody holds any more have told nobody that they ended.
+    gc.collect()
+    mlx_limit.allow(mlx_limit, 1 << 50)
+    mlx_limit.withdraw(mlx_limit)
+    alive = mlx_limit.allowances()
+    for engine in alive:
+        mlx_limit.withdraw(engine)
+    yield
+    for engine, nbytes in alive.items():
+        mlx_limit.allow(engine, nbytes)
 
 
 @pytest.fixture(scope="session")
@@ -111,19 +119,16 @@ def make_engine() -> Callable[..., Engine]:
     """An engine over a loaded model, by default with room for everything. The work space of a
     model is measured once, not for each of its engines."""
     measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
-    measure = WorkSpace.measure
 
     def once(loaded: LoadedModel) -> WorkSpace:
         if id(loaded) not in measured:
-            measured[id(loaded)] = loaded, measure(loaded)
+            measured[id(loaded)] = loaded, WorkSpace.measure(loaded)
         return measured[id(loaded)][1]
 
     def make(
         loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
     ) -> Engine:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(WorkSpace, "measure", once)
-            return Engine(loaded, EngineConfig(max_batch, budget, stored))
+        return Engine(loaded, EngineConfig(max_batch, budget, stored), measure=once)
 
     return make
 

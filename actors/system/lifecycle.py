@@ -44,9 +44,9 @@ class Lifecycle:
 
     `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the
     store on its actor's thread, None where nothing is kept; `seed` is of deterministic mode;
-    `watchdog`: seconds that a step may take before it is reported; `on_progress`
-    hears of prefills; `max_unsaved`: bytes that may wait for the disk. `open_store`, `timer` and the
-    kinds of the actors may be exchanged before the start (`kvactors.actors.testing`).
+    `watchdog`: seconds that a step may take before it is reported; `on_progress` hears of
+    prefills; `max_unsaved`: bytes that may wait for the disk. `open_store`, `timer` and the kinds
+    of the actors may be exchanged before the start (`kvactors.actors.testing`).
     """
 
     def __init__(

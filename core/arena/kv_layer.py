@@ -103,7 +103,8 @@ class KVLayer:
                 "did not show at load: it would need the layer's keys as floats"
             )
         self._repeats = repeats = queries.shape[1] // layer.kv_heads
-        plan = AttendPlan(self.policy.path(geometry.width, repeats), scale, None, sinks)
+        path, precision = self.policy.path(geometry.width, repeats), self.policy.precision
+        plan = AttendPlan(path, scale, None, sinks, precision=getattr(mx, precision))
         parts = [
             self._attended(index, asked, plan)
             for index, asked in enumerate(geometry.apart(queries))
@@ -118,9 +119,10 @@ class KVLayer:
         reach, rows = geometry.reaches(layer)[index], len(queries)
         plan = replace(plan, mask=reach.mask)
         stored = pool.read(rows, reach.extent, floats=plan.unpack)
-        alike = shared and layer.window is None and plan.sinks is None
-        if alike and self.policy.together(rows, self._repeats):
-            return attend_together(queries, stored, pool.prefix_floats(shared), plan)
+        alike = layer.window is None and plan.sinks is None
+        if alike and self.policy.together(rows, self._repeats, shared):
+            prefix = pool.prefix_floats(shared, plan.precision)
+            return attend_together(queries, stored, prefix, plan)
         return attend(queries, stored, plan)
 
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:

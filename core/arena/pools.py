@@ -98,9 +98,11 @@ class Pool:
         )
         return StoredKV(first, second, sides)
 
-    def prefix_floats(self, tokens: int) -> tuple[mx.array, ...]:
+    def prefix_floats(self, tokens: int, precision: mx.Dtype = PRECISION) -> tuple[mx.array, ...]:
         """The first `tokens` keys and values of the first slot as floats, as they are kept if they
-        are: [1, kv_heads, tokens, dim]."""
+        are: [1, kv_heads, tokens, dim]. Of another `precision` none are kept."""
+        if precision != PRECISION:
+            return self.read(1, tokens).floats(precision)
         found = self.floats.prefix(tokens)
         if not found:
             found = self.read(1, tokens, floats=True).floats(PRECISION)

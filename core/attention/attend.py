@@ -27,7 +27,7 @@ from kvactors.core.attention.packed import (
     weigh,
 )
 from kvactors.core.attention.plan import AttendPlan
-from kvactors.core.quant.codec import PRECISION, StoredKV, to_float
+from kvactors.core.quant.codec import StoredKV, to_float
 from kvactors.core.quant.device import on_cpu
 
 __all__ = ["attend", "attend_together"]
@@ -79,13 +79,13 @@ def attend_together(
         return one.reshape(kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
 
     powers = many_scores(rows * queries.shape[1] * shared, unpack=plan.unpack)
-    asked = queries.astype(PRECISION) * (plan.scale * LOG2_E if powers else plan.scale)
+    asked = queries.astype(plan.precision) * (plan.scale * LOG2_E if powers else plan.scale)
     folded = asked.reshape(rows, kv_heads, -1, queries.shape[-1])
     common = as_one(folded) @ keys.swapaxes(-1, -2)
     if plan.packed:
         own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0]
     else:
-        own = folded @ to_float(rest.keys, own_side, PRECISION)[0].swapaxes(-1, -2)
+        own = folded @ to_float(rest.keys, own_side, plan.precision)[0].swapaxes(-1, -2)
     assert plan.mask is not None
     own = mx.where(plan.mask[..., shared:], own, -mx.inf)
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
@@ -96,19 +96,19 @@ def attend_together(
     if plan.packed:
         out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0]
     else:
-        out += own @ to_float(rest.values, value_side, PRECISION)[0]
+        out += own @ to_float(rest.values, value_side, plan.precision)[0]
     return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
 
 
 def _dequantized(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
     attention = attend_in_blocks if on_cpu() else mx.fast.scaled_dot_product_attention
-    keys, values = stored.floats(PRECISION)
+    keys, values = stored.floats(plan.precision)
     out = attention(
-        queries.astype(PRECISION),
+        queries.astype(plan.precision),
         keys,
         values,
         scale=plan.scale,
         mask=plan.mask,
-        sinks=None if plan.sinks is None else plan.sinks.astype(PRECISION),
+        sinks=None if plan.sinks is None else plan.sinks.astype(plan.precision),
     )
     return out.astype(queries.dtype)

@@ -10,10 +10,10 @@ that no query of a block sees are left out of it.
 import mlx.core as mx
 import numpy as np
 
-__all__ = ["attend_in_blocks", "exponentiate"]
+__all__ = ["BLOCK_BYTES", "attend_in_blocks", "exponentiate"]
 
-# Scores of one block, in bytes.
-_BLOCK = 8 * 2**20
+# Scores of one block.
+BLOCK_BYTES = 8 * 2**20
 
 
 def attend_in_blocks(
@@ -23,12 +23,15 @@ def attend_in_blocks(
     scale: float,
     mask: mx.array | None = None,
     sinks: mx.array | None = None,
+    *,
+    block_bytes: int = BLOCK_BYTES,
 ) -> mx.array:
     """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] `keys` and
     `values`; scores are products times `scale`.
 
     `mask` is boolean and broadcasts to [rows, 1, T, E]; `sinks` [heads] are scores that take weight
-    and have no value. Returns [rows, heads, T, value_dim]; what it needs is evaluated.
+    and have no value; `block_bytes` of scores are a block. Returns [rows, heads, T, value_dim];
+    what it needs is evaluated.
     """
     rows, heads, tokens, dim = queries.shape
     kv_heads, extent = keys.shape[1:3]
@@ -36,7 +39,7 @@ def attend_in_blocks(
     folded = (queries * scale).reshape(rows, kv_heads, -1, tokens, dim)
     turned = keys.swapaxes(-1, -2)
     sees = None if mask is None else np.asarray(mx.broadcast_to(mask, (rows, 1, tokens, extent)))
-    width = max(1, _BLOCK // (4 * rows * heads * extent))
+    width = max(1, block_bytes // (4 * rows * heads * extent))
     parts = []
     for begin in range(0, tokens, width):
         block = folded[:, :, :, begin : begin + width]

@@ -19,16 +19,25 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-__all__ = ["in_parts", "install", "multiply_parts", "parts_of"]
+__all__ = [
+    "LEAST_WIDTH",
+    "SMALL_PRODUCT",
+    "in_parts",
+    "install",
+    "multiply_parts",
+    "parts_of",
+    "watch_parts",
+]
 
 # Multiplications of the largest product for which OpenBLAS packs nothing (x86 with AVX-512).
-_SMALL_PRODUCT = 1_000_000
+SMALL_PRODUCT = 1_000_000
 # Beyond so many rows, below so many numbers in each and with narrower parts it does not pay.
 _MOST_ROWS = 8
 _LEAST_INNER = 256
-_LEAST_WIDTH = 8
+LEAST_WIDTH = 8
 
 _wanted: ContextVar[bool] = ContextVar("kvactors_in_parts", default=False)
+_taken: list[tuple[int, int]] | None = None
 
 
 @contextmanager
@@ -39,6 +48,18 @@ def in_parts(wanted: bool) -> Iterator[None]:
         yield
     finally:
         _wanted.reset(token)
+
+
+@contextmanager
+def watch_parts() -> Iterator[list[tuple[int, int]]]:
+    """(rows, parts) of each product that is taken in parts meanwhile, by any thread."""
+    global _taken
+    taken: list[tuple[int, int]] = []
+    _taken = taken
+    try:
+        yield taken
+    finally:
+        _taken = None
 
 
 def install() -> None:
@@ -58,6 +79,8 @@ def _make_seam(original: Callable[[Any, mx.array], mx.array], *, biased: bool) -
         parts = parts_of(x, weight)
         if parts == 1:
             return original(self, x)
+        if _taken is not None:
+            _taken.append((x.size // x.shape[-1], parts))
         out = multiply_parts(x, weight, parts)
         return out + self.bias if biased and "bias" in self else out
 
@@ -89,5 +112,5 @@ def parts_of(rows: mx.array, weight: mx.array) -> int:
 def _parts(each: int, outer: int) -> int:
     """Into how many equal parts `outer` columns that cost `each` multiplications are split; 1 if
     they need not be, or cannot."""
-    least, most = -(-each * outer // _SMALL_PRODUCT), outer // _LEAST_WIDTH
+    least, most = -(-each * outer // SMALL_PRODUCT), outer // LEAST_WIDTH
     return next((parts for parts in range(max(1, least), most + 1) if outer % parts == 0), 1)

@@ -4,9 +4,9 @@ A decode step of many scores takes two cores there. GPU thread only.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import mlx.core as mx
+import numpy as np
 
 from kvactors.core.attention.blockwise_cpu import exponentiate
 from kvactors.core.attention.plan import AttendPlan
@@ -15,7 +15,6 @@ from kvactors.core.cache.spec import Side
 from kvactors.core.quant.codec import PRECISION, Stored, StoredKV, to_float
 
 __all__ = [
-    "HALVED_SCORES",
     "LOG2_E",
     "attend_packed",
     "exponentials",
@@ -36,22 +35,17 @@ def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.a
     there: `queries` are [rows, heads, T, head_dim], the result is [rows, heads, T, value_dim]."""
     rows, heads, tokens, _ = queries.shape
     scores = rows * heads * stored.keys[0].shape[-2]
-    if not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES:
+    one = not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES
+    if one or plan.second is None:
         return _attended(queries, stored, plan)
 
     def attended(some: slice) -> mx.array:
         mask = None if plan.mask is None else plan.mask[some]
         return _attended(queries[some], stored.rows(some), replace(plan, mask=mask))
 
-    # MLX computes a CPU stream on one core.
-    with mx.stream(_second_stream()):
+    with mx.stream(plan.second()):
         others = attended(slice(rows // 2, None))
     return mx.concatenate([attended(slice(rows // 2)), others])
-
-
-@cache
-def _second_stream() -> mx.ThreadLocalStream:
-    return mx.new_thread_local_stream(mx.cpu)
 
 
 def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
@@ -107,6 +101,10 @@ def many_scores(scores: int, *, unpack: bool) -> bool:
 
 def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
     """Exponentials of `scores` [..., keys], or `powers` of two."""
+    if scores.dtype == mx.float64:
+        # MLX's own have the digits of float32.
+        assert not powers
+        return mx.array(np.exp(np.array(scores)), mx.float64)
     return mx.power(2.0, scores) if powers else mx.exp(scores)
 
 

@@ -36,6 +36,10 @@ class AttentionPolicy:
 
     `reproducible` decides by position instead of by measurement: whole blocks of 256
     tokens take the dequantizing path, everything else the packed one.
+
+    `precision` is that of scores, softmax and sums on the dequantizing path: in "float64", on a
+    CPU, what is left of a difference between two orders of summing is rounded away, so that both
+    can be compared.
     """
 
     mode: AttentionMode = "auto"
@@ -44,6 +48,7 @@ class AttentionPolicy:
     launch_tokens: int = 1024
     unpack: bool = False
     parts: bool = False
+    precision: str = "float32"
 
     @property
     def cascades(self) -> bool:
@@ -70,10 +75,11 @@ class AttentionPolicy:
             return "unpack"
         return "packed" if self.packed(width, repeats) else "dequantize"
 
-    def together(self, rows: int, repeats: int) -> bool:
-        """Whether a decode step attends what `rows` share as one: with twice the queries from
-        which floats are faster, since taking the parts together costs too (bench/LOG.md)."""
-        return not self.packed(1, rows * repeats // 2)
+    def together(self, rows: int, repeats: int, shared: int) -> bool:
+        """Whether a decode step attends the `shared` tokens that `rows` begin with as one: with
+        twice the queries from which floats are faster, since taking the parts together costs too
+        (bench/LOG.md)."""
+        return shared > 0 and not self.packed(1, rows * repeats // 2)
 
 
 def check_attention(mode: str) -> AttentionMode:

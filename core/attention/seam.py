@@ -54,6 +54,7 @@ def install() -> None:
 
 
 def _make_seam(original: Any) -> Any:
+    # As mlx-lm's own, whose models give cache and scale by position, but never sinks.
     def scaled_dot_product_attention(
         queries: mx.array,
         keys: Any,
@@ -61,6 +62,7 @@ def _make_seam(original: Any) -> Any:
         cache: Any,
         scale: float,
         mask: Any,
+        *,
         sinks: mx.array | None = None,
     ) -> mx.array:
         attended: mx.array

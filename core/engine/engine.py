@@ -18,6 +18,7 @@ from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.events import Aborted, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
@@ -34,6 +35,7 @@ class Engine:
         config: the bounds.
         clock: seconds; another one repeats a run.
         tracer: told of turns and steps.
+        measure: finds the work space of a form of the model; another one remembers it.
 
     `memory` is the one owner of what is held, what is promised and what waits to be written;
     `execution` runs what is planned.
@@ -45,11 +47,15 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.perf_counter,
         tracer: Tracer | None = None,
+        *,
+        measure: Callable[[LoadedModel], WorkSpace] = WorkSpace.measure,
     ) -> None:
         self.loaded = loaded
         self._clock = clock
         tracer = tracer or Tracer()
-        self.memory = Memory(loaded, config.memory_budget, config.eviction, clock, tracer)
+        self.memory = Memory(
+            loaded, config.memory_budget, config.eviction, clock, tracer, measure=measure
+        )
         self._metrics = EngineMetrics(tracer)
         self._sharing = PrefixSharing(loaded, self.memory.hot)
         self._transfer = KVTransfer(loaded, self.memory, clock, stored=config.stored)

@@ -42,6 +42,7 @@ class Memory:
         eviction: who leaves first; None for the longest idle.
         clock: seconds, for the policy.
         tracer: told of evictions.
+        measure: finds the work space of a form.
 
     `running`: the batches of the turns that run; `hot`: the caches of idle agents, and what those
     running began with; `promised`: bytes by agent whose KV is being read; `workspace`: for each
@@ -55,6 +56,8 @@ class Memory:
         eviction: EvictionPolicy | None,
         clock: Callable[[], float],
         tracer: Tracer,
+        *,
+        measure: Callable[[LoadedModel], WorkSpace] = WorkSpace.measure,
     ) -> None:
         # What an engine before this one left must not count as there to stay.
         gc.collect()
@@ -63,7 +66,7 @@ class Memory:
         blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
         self.hot = HotCaches(loaded.spec, blocks)
         self.running = RunningBatches(loaded, self.hot)
-        self.workspace = [WorkSpace.measure(form) for form in loaded.forms]
+        self.workspace = [measure(form) for form in loaded.forms]
         self.promised: dict[str, int] = {}
         self.backlog = self.expected = 0
         self.evictions = 0

@@ -16,7 +16,7 @@ from kvactors.core.attention.policy import AttentionPath
 from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.cache.spec import LayerSpec
 
-__all__ = ["measure_launch_tokens", "measure_parts", "measure_threshold"]
+__all__ = ["measure_launch_tokens", "measure_parts", "measure_threshold", "seconds_of"]
 
 # What parts of a weight must take at most of the whole, to be worth the launches.
 _PARTS_GAIN = 0.9
@@ -39,7 +39,7 @@ def measure_threshold(layer: LayerSpec, extent: int = 1024, tries: int = 5) -> i
         queries = noise[:, :, :width].astype(dtype)
         times = {
             path: min(
-                _timed(attend, queries, pool.read(1, extent), AttendPlan(path, 1.0))
+                seconds_of(attend, queries, pool.read(1, extent), AttendPlan(path, 1.0))
                 for _ in range(tries)
             )
             for path in _PATHS
@@ -62,27 +62,34 @@ def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) 
     codes = layer.bits is not None and layer.group_size is not None
     plan = AttendPlan("packed" if codes else "dequantize", 1.0)
     short, long = (
-        min(_timed(attend, query, pool.read(1, keys), plan) for _ in range(tries))
+        min(seconds_of(attend, query, pool.read(1, keys), plan) for _ in range(tries))
         for keys in (few, extent)
     )
     per_token = max(long - short, 1e-9) / (extent - few)
     return int(min(8192, max(few, (short - few * per_token) / per_token)))
 
 
+def seconds_of(product: Callable[..., mx.array], *args: Any) -> float:
+    """What it takes to make a product of `args`."""
+    start = time.perf_counter()
+    mx.eval(product(*args))
+    return time.perf_counter() - start
+
+
 @cache
-def measure_parts(tries: int = 5) -> bool:
+def measure_parts(tries: int = 5, timed: Callable[..., float] = seconds_of) -> bool:
     """Whether two rows are multiplied faster with parts of 8 MB of weights than with the whole.
 
-    Times both, about 30 ms on a CPU, once per process. Seen on two cores: true with OpenBLAS's
-    kernels for AVX-512, false with those for Haswell and Zen.
+    Times both with `timed`, the best of `tries`: about 30 ms on a CPU, once per process. Seen on
+    two cores: true with OpenBLAS's kernels for AVX-512, false with those for Haswell and Zen.
     """
     rows, weight = mx.ones((2, 1024)), mx.random.normal((2048, 1024), key=mx.random.key(0))
     mx.eval(rows, weight)
     parts = parts_of(rows, weight)
     whole, split = [], []
     for _ in range(tries):
-        whole.append(_timed(lambda: rows @ weight.T))
-        split.append(_timed(multiply_parts, rows, weight, parts))
+        whole.append(timed(lambda: rows @ weight.T))
+        split.append(timed(multiply_parts, rows, weight, parts))
     return min(split) < _PARTS_GAIN * min(whole)
 
 
@@ -97,9 +104,3 @@ def _random_pool(layer: LayerSpec, extent: int) -> tuple[Pool, mx.array]:
     pool.write(keys.astype(dtype), values.astype(dtype), Cells(mx.arange(extent)[None], 0))
     mx.eval(pool.arrays)
     return pool, keys
-
-
-def _timed(product: Callable[..., mx.array], *args: Any) -> float:
-    start = time.perf_counter()
-    mx.eval(product(*args))
-    return time.perf_counter() - start

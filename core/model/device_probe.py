@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,38 +19,52 @@ from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.quant.codec import PRECISION
 
-__all__ = ["probe_products"]
+__all__ = ["PROBE_SECONDS", "probe_products"]
 
 logger = logging.getLogger(__name__)
 
 # Kernels change with these; wrong ones were seen at such shapes (mlx #3480, #4250).
 _KEYS = (1023, 1024, 4096)
 _QUERIES = (1, 2, 3, 4, 8)
-_SECONDS = 1.0
+PROBE_SECONDS = 1.0
 # Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %.
 _PRODUCT_TOLERANCE = 0.01
 
 
-def probe_products(loaded: LoadedModel) -> LoadedModel:
+def probe_products(
+    loaded: LoadedModel,
+    *,
+    seconds: float = PROBE_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+    product: Callable[..., mx.array] | None = None,
+) -> LoadedModel:
     """The model, pinned to dequantizing attention where this device's quantized products are
-    wrong for its shapes. A probe takes a second at most, once per process, device and shapes."""
+    wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
+    device and shapes. `product`: another one than MLX's."""
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
-    if not _wrong_products(
-        str(mx.default_device()), tuple(dict.fromkeys(layers)), loaded.spec.context
-    ):
+    shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
+    ours = product or mx.quantized_matmul
+    if not _wrong_products(str(mx.default_device()), *shapes, ours, seconds, clock):
         return loaded
     return replace(loaded, policy=replace(loaded.policy, mode="dequantize"))
 
 
 @functools.cache
-def _wrong_products(device: str, layers: tuple[LayerSpec, ...], context: int) -> tuple[str, ...]:
+def _wrong_products(
+    device: str,
+    layers: tuple[LayerSpec, ...],
+    context: int,
+    multiply: Callable[..., mx.array],
+    seconds: float,
+    clock: Callable[[], float],
+) -> tuple[str, ...]:
     """The shapes whose products differ from those of floats; warns of them, once."""
-    begin, wrong = time.perf_counter(), []
-    for name, product, expected in _products(layers, context):
+    begin, wrong = clock(), []
+    for name, product, expected in _products(layers, context, multiply):
         allowed = _PRODUCT_TOLERANCE * float(mx.sqrt(mx.var(expected)))
         if not float(mx.abs(product - expected).max()) <= allowed:
             wrong.append(name)
-        if time.perf_counter() - begin > _SECONDS:
+        if clock() - begin > seconds:
             break
     if wrong:
         logger.warning(
@@ -63,7 +77,7 @@ def _wrong_products(device: str, layers: tuple[LayerSpec, ...], context: int) ->
 
 
 def _products(
-    layers: tuple[LayerSpec, ...], context: int
+    layers: tuple[LayerSpec, ...], context: int, multiply: Callable[..., mx.array]
 ) -> Iterator[tuple[str, mx.array, mx.array]]:
     """(shape, quantized product, product of floats) as attention asks for them, from a part of a
     slab: scores over keys, and sums over values."""
@@ -91,7 +105,7 @@ def _products(
             inner, outer = floats.shape[-2:]
             for queries in _QUERIES:
                 asked = _noise(heads, queries, inner)
-                product = mx.quantized_matmul(asked, codes, scales, biases, transposed, **form)
+                product = multiply(asked, codes, scales, biases, transposed, **form)
                 order = "transposed" if transposed else "not transposed"
                 name = f"{queries}x{inner}x{outer} {order}, {side.bits} bits"
                 yield name, product, asked @ floats

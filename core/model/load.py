@@ -28,7 +28,7 @@ from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["LoadedModel", "load_model", "locate"]
+__all__ = ["LoadedModel", "choose_policy", "load_model", "locate"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,13 +97,13 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
         template_kwargs=options.template_kwargs,
         **({"float_tokens": float_tokens} if float_tokens else {}),
     )
-    policy = _policy(spec, options)
+    policy = choose_policy(spec, options)
     loaded = LoadedModel(
         name, model, chat, KVForm(0, spec), policy, identity, tokenizer_id, described
     )
     if not float_tokens:
         return loaded
-    policy = _policy(floats, options)
+    policy = choose_policy(floats, options)
     form = KVForm(1, floats)
     in_float = replace(loaded, form=form, policy=policy, layout=layout(floats))
     return replace(loaded, float_tokens=float_tokens, floats=in_float)
@@ -236,16 +236,25 @@ def _architecture(model: Any) -> str:
     return f"{type(model).__module__}.{type(model).__name__} {getattr(model, 'args', None)!r}"
 
 
-def _policy(spec: ModelCacheSpec, options: ModelOptions) -> AttentionPolicy:
+def choose_policy(
+    spec: ModelCacheSpec,
+    options: ModelOptions,
+    *,
+    cpu: bool | None = None,
+    faster_in_parts: Callable[[], bool] = measure_parts,
+) -> AttentionPolicy:
+    """How layers of this `spec` are attended: as `options` say, and by what is measured. `cpu`:
+    where MLX computes, unless another device is meant; `faster_in_parts` is asked on a CPU."""
+    cpu = on_cpu() if cpu is None else cpu
     mode = check_attention(options.attention)
     packable = [layer for layer in spec.layers if layer.kind != "recurrent" and not layer.plain]
     if mode != "auto" or options.reproducible:
         return AttentionPolicy(mode, reproducible=options.reproducible)
-    parts = on_cpu() and measure_parts()
+    parts = cpu and faster_in_parts()
     logger.debug("few rows are multiplied %s", "with parts of weights" if parts else "whole")
     if not packable:
         return AttentionPolicy(parts=parts)
     threshold = measure_threshold(packable[0])
     launch = measure_launch_tokens(packable[0])
     logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
-    return AttentionPolicy(threshold=threshold, launch_tokens=launch, unpack=on_cpu(), parts=parts)
+    return AttentionPolicy(threshold=threshold, launch_tokens=launch, unpack=cpu, parts=parts)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-__all__ = ["allow", "reached", "withdraw"]
+__all__ = ["allow", "allowances", "reached", "withdraw"]
 
 _lock = threading.Lock()
 _allowed: WeakKeyDictionary[object, int] = WeakKeyDictionary()
@@ -39,6 +39,12 @@ def allow(engine: object, nbytes: int) -> None:
         before = mx.set_memory_limit(max(_allowed.values()))
         if not _usual:
             _usual.append(before)
+
+
+def allowances() -> dict[object, int]:
+    """The engines that run, and what each asks for. Any thread."""
+    with _lock:
+        return dict(_allowed)
 
 
 def withdraw(engine: object) -> None:

@@ -17,7 +17,7 @@ from kvactors.core.attention.products_cpu import LEAST_KEYS
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 
-__all__ = ["LEAST_CHUNK", "WorkSpace"]
+__all__ = ["LEAST_CHUNK", "WorkSpace", "forward_bytes"]
 
 # (new tokens, keys) of the forwards that are measured, and of a decode step. Fewer tokens may
 # take another path, which needs less.
@@ -88,15 +88,16 @@ def _decode_peak(loaded: LoadedModel, keys: int) -> float:
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
     """Bytes that MLX held at most beside the cache during one forward."""
     for _ in range(_TRIES):
-        peak, freed = _held(loaded, tokens, keys)
+        peak, freed = forward_bytes(loaded, tokens, keys)
         # What another thread's save let go of meanwhile would be missing.
         if freed <= 0:
             break
     return peak + max(0, freed)
 
 
-def _held(loaded: LoadedModel, tokens: int, keys: int) -> tuple[int, int]:
-    """The same, measured once; and bytes that are gone since it began."""
+def forward_bytes(loaded: LoadedModel, tokens: int, keys: int) -> tuple[int, int]:
+    """Bytes that MLX held at most beside the cache during one forward of `tokens` tokens a row that
+    end `keys` keys, measured once; and bytes that are gone since it began."""
     arena = Arena(loaded.spec, loaded.policy, max_slabs=1)
     arena.table.lean = True
     # Decoding rows have spare room; on the CPU a product over a part of a slab copies it.

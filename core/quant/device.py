@@ -1,10 +1,18 @@
 """Where MLX computes. Any thread."""
 
+from functools import cache
+
 import mlx.core as mx
 
-__all__ = ["on_cpu"]
+__all__ = ["on_cpu", "second_stream"]
 
 
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU."""
     return bool(mx.default_device() == mx.Device(mx.cpu))
+
+
+@cache
+def second_stream() -> mx.ThreadLocalStream:
+    """Another stream of the CPU: MLX computes each on one core."""
+    return mx.new_thread_local_stream(mx.cpu)

@@ -73,12 +73,12 @@ class Files:
 
     def sync(self, path: Path) -> None:
         """Put a file's bytes on the medium (F_FULLFSYNC where there is one)."""
-        _sync(path, os.O_RDONLY)
+        self._sync(path, os.O_RDONLY)
 
     def sync_dir(self, path: Path) -> None:
         """Put a directory's entries on the medium, where its file system can."""
         try:
-            _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+            self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             if error.errno not in _NO_DIR_SYNC:
                 raise
@@ -108,6 +108,29 @@ class Files:
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
         os.rmdir(path)
+
+    def full_sync(self, descriptor: int) -> None:
+        """Put an open file's bytes on the medium, not into its cache; OSError where the system
+        has no such call."""
+        if _FULL_SYNC is None:
+            raise OSError(errno.ENOTSUP, "no F_FULLFSYNC here")
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+
+    def plain_sync(self, descriptor: int) -> None:
+        """What there is instead."""
+        os.fsync(descriptor)
+
+    def _sync(self, path: Path, flags: int) -> None:
+        descriptor = os.open(path, flags | _FLAGS)
+        try:
+            try:
+                self.full_sync(descriptor)
+            except OSError as error:
+                if error.errno not in _NO_FULL_SYNC:
+                    raise
+                self.plain_sync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def temp_path(path: Path) -> Path:
@@ -160,18 +183,3 @@ def _write_all(fd: int, data: Buffer) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[:_WRITE_PIECE]) :]
-
-
-def _sync(path: Path, flags: int) -> None:
-    fd = os.open(path, flags | _FLAGS)
-    try:
-        if _FULL_SYNC is not None:
-            try:
-                fcntl.fcntl(fd, _FULL_SYNC)
-                return
-            except OSError as error:
-                if error.errno not in _NO_FULL_SYNC:
-                    raise
-        os.fsync(fd)
-    finally:
-        os.close(fd)

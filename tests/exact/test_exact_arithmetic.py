@@ -14,13 +14,14 @@ from kvactors.core.arena.batch_cache import BatchQuantizedKVCache, enable_in_mlx
 from kvactors.core.arena.cells import Cells
 from kvactors.core.arena.pools import Pool
 from kvactors.core.attention import attend as attention
-from kvactors.core.attention import packed, products_cpu
 from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
+from kvactors.core.attention.products_cpu import LEAST_KEYS, LEAST_QUERIES
 from kvactors.core.cache.spec import LayerSpec, Side
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant import codec
+from kvactors.core.quant.device import second_stream
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
 LIMIT = 1e-4
@@ -66,33 +67,28 @@ def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(
 @pytest.mark.parametrize("path", ["packed", "dequantize", "unpack"])
 @pytest.mark.parametrize("bits", [4, 8, None])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (8, 2, 64), (4, 1, 96)])
+@pytest.mark.parametrize("shape", [(4, 4, 64), (8, 2, 64), (4, 1, 96)], ids=str)
 def test_attention_agrees_with_float64_numpy(
-    monkeypatch: pytest.MonkeyPatch,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    dtype: str,
-    bits: int | None,
-    path: AttentionPath,
+    shape: tuple[int, int, int], dtype: str, bits: int | None, path: AttentionPath
 ) -> None:
-    monkeypatch.setattr(products_cpu, "LEAST_KEYS", 1)
-    monkeypatch.setattr(products_cpu, "LEAST_QUERIES", 1)
+    heads, kv_heads, dim = shape
     group = None if bits is None else (64 if dim % 64 == 0 else 32)
     layer = LayerSpec("full", kv_heads, dim, bits, group, dtype)
-    pool = Pool(layer, 1, 256)
     key = mx.random.split(mx.random.key(0), 3)
     kind = getattr(mx, dtype)
-    length, tokens = 130, 5
+    # As floats codes are taken of enough keys, and of their sums for enough queries.
+    length, tokens = (130, 5) if path != "unpack" else (LEAST_KEYS + 34, LEAST_QUERIES)
+    extent = length + 62
+    pool = Pool(layer, 1, extent + 64)
     keys = mx.random.normal((1, kv_heads, length, dim), key=key[0]).astype(kind)
     values = mx.random.normal((1, kv_heads, length, dim), key=key[1]).astype(kind)
     queries = mx.random.normal((1, heads, tokens, dim), key=key[2]).astype(kind)
     pool.write(keys, values, Cells(mx.arange(length)[None], 0))
     at = mx.arange(length - tokens, length)
-    mask = (mx.arange(192) <= at[:, None])[None, None]
+    mask = (mx.arange(extent) <= at[:, None])[None, None]
 
     plan = AttendPlan(path, dim**-0.5, mask)
-    out = attention.attend(queries, pool.read(1, 192), plan)
+    out = attention.attend(queries, pool.read(1, extent), plan)
 
     held = pool.read(1, length)
     stored_keys, stored_values = stored(held.keys, layer), stored(held.values, layer)
@@ -112,15 +108,14 @@ def test_attention_agrees_with_float64_numpy(
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, None])
 def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one(
-    monkeypatch: pytest.MonkeyPatch, bits: int | None, sinks: bool
+    bits: int | None, sinks: bool
 ) -> None:
-    used, second = [], packed._second_stream
+    used: list[mx.ThreadLocalStream] = []
 
     def watched() -> mx.ThreadLocalStream:
-        used.append(stream := second())
+        used.append(stream := second_stream())
         return stream
 
-    monkeypatch.setattr(packed, "_second_stream", watched)
     layer = LayerSpec("full", 2, 64, bits, None if bits is None else 64, "float32")
     pool = Pool(layer, 6, 2048)
     key = mx.random.split(mx.random.key(0), 4)
@@ -130,15 +125,14 @@ def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one
     mask = mx.arange(2000) <= mx.array([1999, 1203, 17, 0, 1500, 64])[:, None, None, None]
     more = mx.random.normal((8,), key=key[3]) if sinks else None
 
-    def attend() -> mx.array:
-        plan = AttendPlan("unpack", 0.125, mask, more)
+    def attend(second: Callable[[], mx.ThreadLocalStream] | None) -> mx.array:
+        plan = AttendPlan("unpack", 0.125, mask, more, second=second)
         return attention.attend(queries, pool.read(6, 2000, floats=True), plan)
 
-    halved = attend()
+    halved = attend(watched)
     assert used
-    monkeypatch.setattr(packed, "HALVED_SCORES", 1 << 30)
 
-    assert mx.array_equal(halved, attend())
+    assert mx.array_equal(halved, attend(None))
     assert len(used) == 1
 
 

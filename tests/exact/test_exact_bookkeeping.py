@@ -1,34 +1,21 @@
 """Tier 1 of exactness: on grid models, batched, staggered, chunked, cancelled and restored
 equal alone bit for bit, with no tolerance [design, Exactness]."""
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from makers import LoadGrid, MakeEngine, prompts_of
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.wire import from_raw, to_raw
-from kvactors.core.cache.segment import Segment
-from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 
 LENGTHS = (5, 40, 300, 17, 1, 2, 255, 256, 257, 64, 63, 65)
 SAMPLING = Sampling(max_tokens=12)
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
-
-
-def prompts_of(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(1, 128, length).tolist() for length in lengths]
 
 
 def alone(make_engine: MakeEngine, loaded: LoadedModel, prompt: list[int], **kw: Any) -> list[int]:
@@ -202,114 +189,3 @@ def test_kv_of_another_history_is_not_adopted(load_grid: LoadGrid, make_engine: 
     run_engine(engine, [])
 
     assert (request.cache_state, request.kept) == ("cold", 0)
-
-
-class History:
-    """What an agent was told and answered, alone and in company."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.stored: dict[int, Segment] = {}
-        self.turn = 0
-
-    def keep(self, exported: tuple[Segment, ...]) -> None:
-        """Supersede stored segments as a store does."""
-        for part in exported:
-            self.stored = {s: p for s, p in self.stored.items() if s < part.start}
-            self.stored[part.start] = part
-
-
-step = st.tuples(
-    st.integers(0, 3),
-    st.integers(1, 90),
-    st.integers(1, 9),
-    st.sampled_from(["ask", "ask", "ask", "cancel", "forget"]),
-)
-
-
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=4),
-    st.integers(0, 99),
-    st.sampled_from([4, 8, None]),
-)
-def test_any_sequence_of_turns_cancels_and_restores_equals_each_agent_alone(
-    load_grid: LoadGrid,
-    make_engine: MakeEngine,
-    rounds: list[list[Any]],
-    seed: int,
-    kv_bits: int | None,
-) -> None:
-    loaded = load_grid(kv_bits)
-    rng = np.random.default_rng(seed)
-    engine = make_engine(loaded, max_batch=3, stored=True)
-    histories = [History() for _ in range(4)]
-
-    for actions in rounds:
-        arrivals, cancels, chosen = [], {}, {}
-        for delay, (agent, length, answers, kind) in enumerate(actions):
-            if agent in chosen:
-                continue
-            history = histories[agent]
-            if kind == "forget":
-                engine.forget(f"{agent}")
-            new = rng.integers(1, 128, length).tolist()
-            request = make_request(
-                f"{agent}",
-                history.tokens,
-                new,
-                Sampling(max_tokens=answers, temperature=0.7, seed=seed),
-                turn=history.turn,
-                serial=agent,
-            )
-            chosen[agent] = (list(request.tokens), answers)
-            arrivals.append((2 * delay, request))
-            if kind == "cancel":
-                cancels[3 * delay + 4] = agent
-        ends = run_in_company(engine, arrivals, cancels, histories)
-        for agent, (tokens, answers) in chosen.items():
-            end, history = ends[f"{agent}"], histories[agent]
-            expected = alone_turn(make_engine, loaded, history, tokens, answers, seed, agent)
-            got = end.request.generated
-            assert got == (expected[: len(got)] if end.reason == "cancelled" else expected)
-            history.tokens = end.request.tokens
-            history.turn += 1
-            history.keep(end.exported)
-
-
-def run_in_company(
-    engine: Engine,
-    arrivals: list[Any],
-    cancels: dict[int, int],
-    histories: list[History],
-) -> dict[str, Finished]:
-    waiting, ends, at = list(arrivals), {}, 0
-    while waiting or engine.busy:
-        while waiting and waiting[0][0] <= at:
-            engine.submit(waiting.pop(0)[1])
-        if at in cancels:
-            engine.cancel(f"{cancels[at]}", cancels[at])
-        for event in engine.step():
-            if isinstance(event, Finished):
-                ends[event.request.agent_id] = event
-            elif type(event).__name__ == "KVNeeded":
-                stored = histories[int(event.agent_id)].stored
-                engine.provide(event.agent_id, [stored[start] for start in sorted(stored)])
-        engine.check()
-        at += 1
-    return ends
-
-
-def alone_turn(
-    make_engine: MakeEngine,
-    loaded: LoadedModel,
-    history: History,
-    tokens: list[int],
-    answers: int,
-    seed: int,
-    agent: int,
-) -> list[int]:
-    sampling = Sampling(max_tokens=answers, temperature=0.7, seed=seed)
-    request = make_request(f"{agent}", [], tokens, sampling, turn=history.turn)
-    end = run_engine(make_engine(loaded), [(0, request)])[f"{agent}"]
-    return end.request.generated

@@ -3,19 +3,15 @@
 from collections.abc import Callable
 
 import pytest
+from makers import LoadFamily, MakeEngine
 
 from kvactors.actors import AgentSystem
-from kvactors.core.engine.engine import Engine
 from kvactors.core.errors import InvalidSampling
-from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer
-
-LoadFamily = Callable[..., LoadedModel]
-MakeEngine = Callable[..., Engine]
 
 FAMILIES = ("gemma3_text", "deepseek_v3", "mamba2", "lfm2", "recurrent_gemma")
 # One of a single token, one as long as a block.

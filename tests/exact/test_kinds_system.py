@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, ExportRejected, ImportRejected, Reply, Sampling
 from kvactors.core.arena.pieces import MOST
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 120
 ANSWER = Sampling(max_tokens=6)
 FIRST, SECOND = [3, 1, 4, 1, 5] * 60, [9, 2, 6]

@@ -23,15 +23,6 @@ LONG: dict[str, int] = {
     "tests/actors/system/test_system.py": 479,
     "tests/actors/turns/test_bad_input.py": 384,
     "tests/actors/workers/test_storage_faults.py": 347,
-    "tests/core/arena/test_float_copy.py": 304,
-    "tests/core/attention/test_cascade.py": 374,
-    "tests/core/conversation/test_prefix.py": 407,
-    "tests/core/engine/test_float_tokens.py": 456,
-    "tests/exact/test_exact_bookkeeping.py": 315,
-    "tests/exact/test_kinds_exact.py": 311,
-    "tests/persistence/formats/test_interchange_refused.py": 376,
-    "tests/persistence/store/test_persistence_crash.py": 402,
-    "tests/persistence/store/test_persistence_fork.py": 314,
 }
 # What may only become less: accesses to private names of other modules, functions of more than six
 # positional parameters, classes of more than twenty methods.

@@ -5,12 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors import AgentSystem, Sampling
+import pytest
+
+from kvactors.actors import AgentSystem, ImportRejected, Sampling
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.cache.segment import Segment
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
-__all__ = ["SHORT", "WAIT", "is_stored", "stored_kv", "system_with_alice", "tiny_llama"]
+__all__ = ["SHORT", "WAIT", "is_stored", "refused", "stored_kv", "system_with_alice", "tiny_llama"]
 
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
@@ -43,3 +45,12 @@ def is_stored(system: AgentSystem, agent_id: str) -> bool:
     work = WithStore(lambda store: store.read_ledger(agent_id))
     lifecycle = system.parts.lifecycle
     return lifecycle.ask(lifecycle.persistence, work) is not None
+
+
+def refused(system: AgentSystem, path: Path, **options: Any) -> ImportRejected:
+    """The error of an import that must fail and store nothing."""
+    with pytest.raises(ImportRejected) as caught:
+        system.import_agent(path, "refused", **options)
+    assert not is_stored(system, "refused")
+    assert caught.value.field in str(caught.value)
+    return caught.value

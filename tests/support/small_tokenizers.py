@@ -4,6 +4,7 @@ needs them."""
 from functools import cache
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerFast
@@ -117,3 +118,9 @@ def talk(chat: ChatFormat, *said: str, system: str | None = None) -> Transcript:
             ids = (*chat.encode(text), *chat.end_of_turn)
             transcript.extend([transcript.answer(ids, "stop")])
     return transcript
+
+
+def recorded(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records as they come back from a ledger."""
+    loaded: list[dict[str, Any]] = msgpack.unpackb(msgpack.packb(records))
+    return loaded

@@ -9,7 +9,7 @@ from kvactors.persistence.files.atomic import Files
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import Outcomes
 
-__all__ = ["F1", "RECORD", "Unsynced", "kv_save", "put"]
+__all__ = ["F1", "RECORD", "Unsynced", "inodes", "kv_save", "put"]
 
 F1 = "0" * 16
 RECORD: dict[Any, Any] = {
@@ -40,3 +40,8 @@ def put(store: Store, *saves: Save) -> Outcomes:
 def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:
     """A save of one record and these segments."""
     return Save(agent, ({"n": segments[-1].end},), fingerprint, segments)
+
+
+def inodes(root: Path) -> set[int]:
+    """The files of all segments: one has as many names as agents that share it."""
+    return {path.stat().st_ino for path in root.rglob("seg-*")}

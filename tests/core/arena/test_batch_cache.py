@@ -1,20 +1,18 @@
 """BatchQuantizedKVCache by itself: exact merge and extract, rows that leave others alone,
 writes in place, and mlx-lm's own BatchGenerator on quantized caches."""
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import LoadGrid
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import QuantizedKVCache
 from oracle import free_run
 
 from kvactors.core.arena.batch_cache import BatchQuantizedKVCache, enable_in_mlx_lm
 from kvactors.core.model.load import LoadedModel
-
-LoadGrid = Callable[..., LoadedModel]
 
 
 def filled(length: int, bits: int = 4, seed: int = 0) -> QuantizedKVCache:

@@ -1,6 +1,5 @@
 """Few short rows kept as floats for decode steps: the same tokens and bytes, within memory."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import LoadGrid, MakeEngine
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.cells import Cells
@@ -17,19 +17,15 @@ from kvactors.core.arena.pools import Pool
 from kvactors.core.attention.policy import UNPACK_ROWS, AttentionPolicy
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.engine.engine import Engine
-from kvactors.core.engine.runner import DecodeBatch
-from kvactors.core.model import workspace
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.model.workspace import WorkSpace
+from kvactors.core.model.workspace import WorkSpace, forward_bytes
 from kvactors.core.quant.codec import encode
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
 LAYER = LayerSpec("full", 2, 64, 4, 64, "float32")
 
 
@@ -144,24 +140,20 @@ def assert_same_bytes(one: Pool, two: Pool) -> None:
     assert all(mx.array_equal(array, two.arrays[name]) for name, array in one.arrays.items())
 
 
-def test_a_turn_decodes_over_floats_as_over_codes(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_decodes_over_floats_as_over_codes(make_engine: MakeEngine) -> None:
     seen: list[bool] = []
-    launch = DecodeBatch._launch
-
-    def noted(batch: DecodeBatch, *rest: object) -> None:
-        launch(batch, *rest)  # type: ignore[arg-type]
-        seen.append(all(copies(batch.arena)))
-
-    monkeypatch.setattr(DecodeBatch, "_launch", noted)
 
     def answers(loaded: LoadedModel) -> dict[str, list[int]]:
         prompts = {f"{i}": list(range(1, 12 + 7 * i)) for i in range(3)}
         requests = [
             (0, make_request(n, [], p, Sampling(max_tokens=90))) for n, p in prompts.items()
         ]
-        found = run_engine(make_engine(loaded), requests)
+        engine = make_engine(loaded)
+
+        def look(_: int) -> None:
+            seen.append(all(copies(engine.memory.running.common[0].arena)))
+
+        found = run_engine(engine, requests, look)
         return {name: found[name].request.generated for name in prompts}
 
     # Not a grid model: there a last bit may become a step of the grid.
@@ -299,6 +291,6 @@ def test_work_space_is_measured_on_the_path_that_long_rows_take(kv_heads: int) -
     model = tiny_model(num_attention_heads=8, num_key_value_heads=kv_heads)
     loaded = with_floats(load_model(lambda: (model, PlainTokenizer()), ModelOptions(kv_bits=8)))
 
-    needed, _ = workspace._held(loaded, 1, 8192)
+    needed, _ = forward_bytes(loaded, 1, 8192)
 
     assert needed <= WorkSpace.measure(loaded).decode(1, 8192)

@@ -1,27 +1,22 @@
 """How rows go from a prefill to the decoding ones: uncopied where it can be, and never late."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import LoadGrid, MakeEngine, prompt_of
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.wire import to_raw
-from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch, new_arena
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
-
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(1, 128, length).tolist()
-    return tokens
 
 
 def filled(loaded: LoadedModel, length: int) -> Arena:
@@ -142,24 +137,28 @@ def test_room_to_decode_is_given_only_where_it_fits(
 # -- tokens on time ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The agents of each decode step that was launched."""
-    seen: list[list[str]] = []
-    launch = DecodeBatch._launch
+class Launches:
+    """An engine whose model notes the agents of each decode step that is launched."""
 
-    def noted(batch: DecodeBatch, *rest: object) -> None:
-        seen.append([request.agent_id for request in batch.requests])
-        launch(batch, *rest)  # type: ignore[arg-type]
+    def __init__(self, make_engine: MakeEngine, loaded: LoadedModel) -> None:
+        self.agents: list[list[str]] = []
+        forms = [replace(form, model=partial(self._noted, form.model)) for form in loaded.forms]
+        self._decoding: Callable[[], list[DecodeBatch]] = list
+        self.engine = make_engine(replace(forms[0], floats=forms[1] if forms[1:] else None))
+        self._decoding = lambda: self.engine.memory.running.decoding
 
-    monkeypatch.setattr(DecodeBatch, "_launch", noted)
-    return seen
+    def _noted(self, model: Any, tokens: mx.array, cache: Any) -> Any:
+        for batch in self._decoding():
+            if batch.arena.table is cache[0].table:
+                self.agents.append([request.agent_id for request in batch.requests])
+        return model(tokens, cache=cache)
 
 
 def test_after_a_chunk_the_token_in_flight_does_not_wait_for_another_step(
-    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
+    load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
-    engine = make_engine(load_grid())
+    launches = Launches(make_engine, load_grid())
+    engine = launches.engine
     decoder = make_request("decoder", [], prompt_of(8), Sampling(max_tokens=200))
     decoder.stream = True
     engine.submit(decoder)
@@ -169,9 +168,9 @@ def test_after_a_chunk_the_token_in_flight_does_not_wait_for_another_step(
     told: list[tuple[int, int]] = []
     prefills = engine.memory.running.prefills
     while not told or any(request.agent_id == "reader" for request in prefills):
-        before = len(launches)
+        before = len(launches.agents)
         tokens = [event for event in engine.step() if isinstance(event, Tokens)]
-        told.append((len(tokens), len(launches) - before))
+        told.append((len(tokens), len(launches.agents) - before))
 
     # A chunk's tick passes one token on and launches nothing; another launches the next step.
     assert (1, 0) in told
@@ -179,26 +178,26 @@ def test_after_a_chunk_the_token_in_flight_does_not_wait_for_another_step(
 
 
 def test_a_long_row_with_its_last_token_in_flight_is_not_fed_once_more(
-    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
+    load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     loaded = load_grid()
     long = 4 * loaded.policy.launch_tokens + 100
     for length, surplus in ((long, 0), (50, 1)):
-        engine = make_engine(loaded)
+        launches = Launches(make_engine, loaded)
         ends = make_request("ends", [], prompt_of(length), Sampling(max_tokens=3))
         stays = make_request("stays", [], prompt_of(20), Sampling(max_tokens=300))
-        launches.clear()
 
-        run_engine(engine, [(0, ends), (0, stays)])
+        run_engine(launches.engine, [(0, ends), (0, stays)])
 
-        assert sum("ends" in step for step in launches) == 3 + surplus
+        assert sum("ends" in step for step in launches.agents) == 3 + surplus
 
 
 def test_batches_of_both_forms_get_a_token_for_each_chunk(
-    load_grid: LoadGrid, make_engine: MakeEngine, launches: list[list[str]]
+    load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     """One launched while the other was only read, and they took turns from then on."""
-    engine = make_engine(load_grid(float_tokens=60))
+    launches = Launches(make_engine, load_grid(float_tokens=60))
+    engine = launches.engine
     decoders = [
         make_request(name, [], prompt_of(length), Sampling(max_tokens=400))
         for name, length in (("float", 8), ("bits", 90))
@@ -209,11 +208,11 @@ def test_batches_of_both_forms_get_a_token_for_each_chunk(
             engine.step()
     reader = make_request("reader", [], prompt_of(900), Sampling(max_tokens=1))
     engine.submit(reader)
-    launches.clear()
-    while reader.remaining or not launches:
+    launches.agents.clear()
+    while reader.remaining or not launches.agents:
         engine.step()
 
-    steps = [name for step in launches for name in step]
+    steps = [name for step in launches.agents for name in step]
     assert abs(steps.count("float") - steps.count("bits")) <= 1
 
 

@@ -4,7 +4,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvactors.core.attention import blockwise_cpu
 from kvactors.core.attention.blockwise_cpu import attend_in_blocks
 from kvactors.core.quant.device import on_cpu
 
@@ -52,17 +51,11 @@ def a_mask(kind: str, rows: int, tokens: int, extent: int) -> np.ndarray | None:
 @pytest.mark.parametrize("sunk", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("kind", ["none", "causal", "window"])
 @pytest.mark.parametrize("block", [1, 4000, 8 << 20])
-@pytest.mark.parametrize(("rows", "heads", "kv_heads"), [(1, 4, 4), (3, 6, 2), (2, 4, 1)])
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 6, 2), (2, 4, 1)], ids=str)
 def test_blocks_of_any_size_are_one_attention(
-    monkeypatch: pytest.MonkeyPatch,
-    rows: int,
-    heads: int,
-    kv_heads: int,
-    block: int,
-    kind: str,
-    sunk: bool,
+    shape: tuple[int, int, int], block: int, kind: str, sunk: bool
 ) -> None:
-    monkeypatch.setattr(blockwise_cpu, "_BLOCK", block)
+    rows, heads, kv_heads = shape
     tokens, extent, dim, value_dim = 7, 40, 16, 8
     rng = np.random.default_rng(rows)
     queries = rng.standard_normal((rows, heads, tokens, dim), dtype="f")
@@ -78,6 +71,7 @@ def test_blocks_of_any_size_are_one_attention(
         SCALE,
         None if mask is None else mx.array(mask),
         None if sinks is None else mx.array(sinks),
+        block_bytes=block,
     )
 
     expected = attention(queries, keys, values, mask, sinks)

@@ -12,15 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from cascade import BEGINNING, OPERATIONS, Apart, Company, Noting
 from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from seeded import bug, seeded
 
-from kvactors.core.arena import float_copy_cpu, kv_layer, pools
-from kvactors.core.arena.arena import Arena
+from kvactors.core.arena import float_copy_cpu
 from kvactors.core.arena.cells import Cells
-from kvactors.core.arena.pieces import Piece
+from kvactors.core.arena.kv_layer import KVLayer
 from kvactors.core.arena.pools import Pool
-from kvactors.core.attention import attend
 from kvactors.core.attention.attend import attend_together
 from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.attention.policy import AttentionPolicy
@@ -30,46 +29,9 @@ from kvactors.core.engine.engine import Engine
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.model.workspace import WorkSpace
-from kvactors.core.schedule.sampling import Sampling
-from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
 MakeEngine = Callable[..., Engine]
-BEGINNING = np.random.default_rng(0).integers(1, 128, 200).tolist()
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    """A grid model whose attention is pinned to floats, so that it can run in float64."""
-    model = snap_to_grid(tiny_model())
-    options = ModelOptions(attention="dequantize")
-    found = load_model(lambda: (model, PlainTokenizer()), options)
-    return replace(found, policy=AttentionPolicy("dequantize", launch_tokens=64))
-
-
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
-        assert not powers
-        return mx.array(np.exp(np.array(scores)), mx.float64)
-
-    for module in (attend, pools):
-        monkeypatch.setattr(module, "PRECISION", mx.float64)
-    # Those of MLX have the digits of float32 in float64 too.
-    monkeypatch.setattr(attend, "exponentials", exponentials)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(rows, shared tokens) of each time that rows were attended together."""
-    seen: list[tuple[int, int]] = []
-
-    def attend_together(queries: Any, stored: Any, prefix: Any, plan: Any) -> mx.array:
-        seen.append((queries.shape[0], prefix[0].shape[2]))
-        return attend.attend_together(queries, stored, prefix, plan)
-
-    monkeypatch.setattr(kv_layer, "attend_together", attend_together)
-    return seen
 
 
 # -- one call ------------------------------------------------------------------------------
@@ -111,74 +73,6 @@ def test_it_is_the_attention_over_each_rows_keys(
             assert np.abs(got[row, head, 0] - expected).max() < 2e-6
 
 
-# -- rows that join, step and leave --------------------------------------------------------
-
-
-class Company:
-    """Rows in one arena, and each of them alone in another; every step compares their logits."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
-        self.arena = self.new_arena()
-        self.alone: list[Arena] = []
-        self.tokens = iter(np.random.default_rng(2).integers(1, 128, 10_000).tolist())
-        self.pieces = [self.make_beginning(tokens) for tokens in (BEGINNING, BEGINNING[::-1])]
-
-    def new_arena(self) -> Arena:
-        return Arena(self.loaded.spec, self.loaded.policy)
-
-    def make_beginning(self, tokens: list[int]) -> list[Piece]:
-        arena = self.new_arena()
-        arena.add_row(0, len(tokens))
-        arena.forward(self.loaded.model, mx.array([tokens]))
-        return [arena.export(0, 0, 128), arena.export(0, 128, len(tokens))]
-
-    def join(self, kind: int, own: int) -> None:
-        """A row with one of the beginnings, or none, and tokens of its own after it."""
-        pieces = self.pieces[kind] if kind < len(self.pieces) else []
-        length = pieces[-1].end if pieces else 0
-        alone = self.new_arena()
-        alone.add_row(length, length + own)
-        for piece in pieces:
-            alone.load(0, piece)
-        new = [next(self.tokens) for _ in range(own)]
-        alone.forward(self.loaded.model, mx.array([new]))
-        self.alone.insert(self.arena.take(alone, 0), alone)
-
-    def leave(self, row: int) -> None:
-        moved = self.arena.leave(row)
-        self.alone[row] = self.alone[moved]
-        del self.alone[moved]
-
-    def step_together(self) -> tuple[list[int], mx.array]:
-        """Tokens that a step fed, and its logits."""
-        fed = [next(self.tokens) for _ in self.alone]
-        together = self.arena.forward(self.loaded.model, mx.array(fed)[:, None])
-        self.arena.table.check()
-        return fed, together
-
-    def step(self) -> bool:
-        """Whether a step of all rows gives each the logits that it gets alone, to the bit."""
-        fed, together = self.step_together()
-        return all(
-            bool(
-                mx.array_equal(together[row], arena.forward(self.loaded.model, mx.array([[t]]))[0])
-            )
-            for row, (arena, t) in enumerate(zip(self.alone, fed, strict=True))
-        )
-
-
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("join"), st.integers(0, 2), st.integers(1, 90)),
-        st.tuples(st.just("leave"), st.integers(0, 99), st.just(0)),
-        st.tuples(st.just("step"), st.just(0), st.just(0)),
-    ),
-    max_size=12,
-)
-
-
-@pytest.mark.usefixtures("exact")
 def test_rows_that_join_and_leave_get_the_logits_they_get_alone(
     loaded: LoadedModel, calls: list[tuple[int, int]]
 ) -> None:
@@ -209,7 +103,8 @@ def test_a_beginning_that_is_kept_as_floats_gives_the_logits_that_its_codes_give
     # Not a grid model: there a last bit may become a step of the grid.
     loaded = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions())
     layer = loaded.spec.layers[0]
-    # Of no more than what two rows of 200 tokens take.
+    # Of no more than what two rows of 200 tokens take. Patched: through four constructors the limit
+    # would be handed from an arena to its slabs, for this test alone.
     monkeypatch.setattr(float_copy_cpu, "MOST_BYTES", 4 * 2 * layer.kv_heads * 400 * layer.head_dim)
     policy = AttentionPolicy(threshold=1, launch_tokens=64, unpack=True)
     kept = set()
@@ -236,93 +131,26 @@ def test_a_beginning_that_is_kept_as_floats_gives_the_logits_that_its_codes_give
     assert {0, len(loaded.spec.layers) * 4 * 2 * layer.kv_heads * 200 * layer.head_dim} <= kept
 
 
-@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("wrong", [-1, 1, 8])
-def test_a_beginning_that_is_miscounted_is_caught(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, wrong: int
-) -> None:
+def test_a_beginning_that_is_miscounted_is_caught(loaded: LoadedModel, wrong: int) -> None:
     """A shorter one is no bug; a longer one reads what is the first row's alone."""
     company = Company(loaded)
     for own in (20, 40, 60):
         company.join(0, own)
-    true = SlotTable.shared
 
-    def shared(table: SlotTable, slab: int) -> int:
-        found = true(table, slab)
-        return found + wrong if found else 0
+    @bug(SlotTable, "shared")
+    def miscounted(true: Any) -> Any:
+        return lambda table, slab: found + wrong if (found := true(table, slab)) else 0
 
-    monkeypatch.setattr(SlotTable, "shared", shared)
-
-    assert company.step() == (wrong < 0)
-
-
-# -- the engine ----------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("exact")
-def test_forks_that_decode_with_strangers_say_what_they_say_alone(
-    loaded: LoadedModel, make_engine: MakeEngine, calls: list[tuple[int, int]]
-) -> None:
-    engine = make_engine(loaded)
-    parent = make_request("parent", [], BEGINNING * 3, Sampling(max_tokens=3))
-    known = run_engine(engine, [(0, parent)])["parent"].request.tokens
-    turns = [
-        make_request(f"{i}", known if i % 4 else [], [i + 1] * (9 * i + 2), Sampling(max_tokens=n))
-        for i, n in enumerate((6, 20, 9, 14, 11, 17, 4, 12))
-    ]
-    prompts = [list(turn.tokens) for turn in turns]
-    for turn in turns:
-        if turn.prompt > turn.fresh:
-            engine.memory.fork("parent", turn.agent_id)
-
-    def cancel_one(step: int) -> None:
-        if step == 9:
-            engine.cancel("5", 0)
-
-    ends = run_engine(engine, [(2 * i, turn) for i, turn in enumerate(turns)], cancel_one)
-
-    assert max(rows for rows, _ in calls) > 2
-    assert {shared for _, shared in calls} == {len(known) - 1}
-    for turn, prompt in zip(turns, prompts, strict=True):
-        request = make_request("alone", [], prompt, turn.sampling)
-        alone = run_engine(make_engine(loaded), [(0, request)])["alone"].request.generated
-        said = ends[turn.agent_id].request.generated
-        assert said == alone[: len(said)]
-        assert len(said) == len(alone) or turn.agent_id == "5"
-
-
-@pytest.mark.usefixtures("exact")
-def test_agents_with_one_system_prompt_read_it_once_and_say_what_they_say_alone(
-    loaded: LoadedModel, make_engine: MakeEngine, calls: list[tuple[int, int]]
-) -> None:
-    engine = make_engine(loaded)
-    beginning = (BEGINNING * 2)[:300]
-    known: dict[str, list[int]] = {f"{i}": [] for i in range(5)}
-    for turn, expected in enumerate((300, 256)):
-        # Of a beginning that grew into a turn, full blocks are what agents have in common.
-        calls.clear()
-        turns = []
-        for i, (name, tokens) in enumerate(known.items()):
-            new = [5 + i, 9] if tokens else [*beginning, 5 + i, 9]
-            turns.append(make_request(name, tokens, new, Sampling(max_tokens=8), turn=turn))
-            if not tokens:
-                turns[-1].shared, turns[-1].prompt_hash = len(beginning), "system prompt"
-        prompts = [list(request.tokens) for request in turns]
-
-        ends = run_engine(engine, [(0, request) for request in turns])
-
-        assert {shared for _, shared in calls} == {expected}
-        for name, prompt in zip(known, prompts, strict=True):
-            alone = make_request("alone", [], prompt, Sampling(max_tokens=8))
-            run_engine(make_engine(loaded), [(0, alone)])
-            assert ends[name].request.generated == alone.generated
-            known[name] = ends[name].request.tokens
+    with seeded(miscounted):
+        assert company.step() == (wrong < 0)
 
 
 def test_the_packed_path_is_pinned_alone(
     load_grid: Callable[..., LoadedModel], calls: list[tuple[int, int]]
 ) -> None:
-    company = Company(load_grid())
+    loaded = load_grid()
+    company = Company(replace(loaded, policy=Noting(loaded.policy.mode)))
     for own in (20, 40, 60):
         company.join(0, own)
 
@@ -331,10 +159,10 @@ def test_the_packed_path_is_pinned_alone(
 
 
 def test_one_step_together_is_the_step_apart_but_for_rounding(
-    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, int]]
+    calls: list[tuple[int, int]],
 ) -> None:
     random = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions())
-    random = replace(random, policy=AttentionPolicy("auto", threshold=2, launch_tokens=64))
+    random = replace(random, policy=Noting("auto", threshold=2, launch_tokens=64))
     company = Company(random)
     for own in (20, 40, 60):
         company.join(0, own)
@@ -343,7 +171,9 @@ def test_one_step_together_is_the_step_apart_but_for_rounding(
     together = arena.forward(random.model, fed)
     for row, length in enumerate(arena.table.lengths):
         arena.table.set_length(row, length - 1)
-    monkeypatch.setattr(SlotTable, "shared", lambda *_: 0)
+    for layer in arena.layers:
+        assert isinstance(layer, KVLayer)
+        layer.policy = Apart("auto", threshold=2, launch_tokens=64)
     apart = arena.forward(random.model, fed)
 
     assert calls == [(3, len(BEGINNING))] * len(random.spec.layers)

@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import LoadGrid, MakeEngine
 
 from kvactors.core.attention import linear_cpu
-from kvactors.core.attention.linear_cpu import in_parts
+from kvactors.core.attention.linear_cpu import (
+    LEAST_WIDTH,
+    SMALL_PRODUCT,
+    in_parts,
+    multiply_parts,
+    watch_parts,
+)
 from kvactors.core.attention.policy import AttentionPolicy
-from kvactors.core.engine.engine import Engine
-from kvactors.core.model import calibrate, load
-from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model import calibrate
+from kvactors.core.model.load import choose_policy, load_model
 from kvactors.core.model.options import ModelOptions
+from kvactors.core.quant.device import on_cpu
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
-
-MakeEngine = Callable[..., Engine]
-LoadGrid = Callable[..., LoadedModel]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,27 +38,10 @@ def installed() -> None:
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Parts for the products of a tiny model."""
-    monkeypatch.setattr(linear_cpu, "_SMALL_PRODUCT", 1 << 13)
-    monkeypatch.setattr(linear_cpu, "_LEAST_INNER", 8)
-    linear_cpu._parts.cache_clear()
-    yield
-    linear_cpu._parts.cache_clear()
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def taken() -> Iterator[list[tuple[int, int]]]:
     """(rows, parts) of each product that was taken in parts."""
-    products: list[tuple[int, int]] = []
-    true = linear_cpu.multiply_parts
-
-    def multiply(rows: mx.array, weight: mx.array, parts: int) -> mx.array:
-        products.append((rows.size // rows.shape[-1], parts))
-        return true(rows, weight, parts)
-
-    monkeypatch.setattr(linear_cpu, "multiply_parts", multiply)
-    return products
+    with watch_parts() as products:
+        yield products
 
 
 def whole_numbers(*shape: int) -> mx.array:
@@ -106,13 +93,13 @@ def test_parts_are_equal_small_and_as_few_as_can_be(rows: int, inner: int, outer
     parts = parts_of(rows, inner, outer)
 
     assert outer % parts == 0
-    if rows * inner * outer <= linear_cpu._SMALL_PRODUCT:
+    if rows * inner * outer <= SMALL_PRODUCT:
         assert parts == 1
     if parts > 1:
-        assert rows * inner * (outer // parts) <= linear_cpu._SMALL_PRODUCT
-        assert outer // parts >= linear_cpu._LEAST_WIDTH
+        assert rows * inner * (outer // parts) <= SMALL_PRODUCT
+        assert outer // parts >= LEAST_WIDTH
     fewer = [n for n in range(1, parts) if outer % n == 0]
-    assert all(rows * inner * (outer // n) > linear_cpu._SMALL_PRODUCT for n in fewer)
+    assert all(rows * inner * (outer // n) > SMALL_PRODUCT for n in fewer)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +187,12 @@ def test_the_seam_is_installed_once() -> None:
     assert (nn.Linear.__call__, nn.Embedding.as_linear) == before
 
 
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
 def test_agents_say_the_same_in_parts(
     make_engine: MakeEngine, load_grid: LoadGrid, kind: str, taken: list[tuple[int, int]]
 ) -> None:
-    loaded, said = load_grid(kind=kind), []
+    # Large enough for two rows to be worth it.
+    loaded, said = load_grid(kind=kind, hidden_size=256, intermediate_size=2048), []
     for parts in (False, True):
         policy = AttentionPolicy("packed", parts=parts)
         requests = [
@@ -219,11 +206,14 @@ def test_agents_say_the_same_in_parts(
     assert said[0] == said[1]
 
 
-def test_what_a_step_that_fails_wanted_is_forgotten() -> None:
+def test_what_a_step_that_fails_wanted_is_forgotten(taken: list[tuple[int, int]]) -> None:
+    layer, x = nn.Linear(1024, 2048), mx.ones((2, 1024))
     with pytest.raises(ZeroDivisionError), in_parts(True):
         raise ZeroDivisionError
 
-    assert not linear_cpu._wanted.get()
+    layer(x)
+
+    assert not taken
 
 
 @pytest.mark.parametrize(
@@ -232,23 +222,12 @@ def test_what_a_step_that_fails_wanted_is_forgotten() -> None:
     ids=["half as long", "hardly faster", "slower"],
 )
 def test_parts_are_taken_where_they_are_clearly_faster(
-    whole: float, split: float, found: bool, monkeypatch: pytest.MonkeyPatch
+    whole: float, split: float, found: bool
 ) -> None:
-    made: list[int] = []
+    def timed(product: Callable[..., mx.array], *_: Any) -> float:
+        return split if product is multiply_parts else whole
 
-    def multiply(rows: mx.array, _weight: mx.array, parts: int) -> mx.array:
-        made.append(parts)
-        return rows
-
-    def timed(product: Callable[..., mx.array], *args: Any) -> float:
-        made.clear()
-        product(*args)
-        return split if made else whole
-
-    monkeypatch.setattr(calibrate, "multiply_parts", multiply)
-    monkeypatch.setattr(calibrate, "_timed", timed)
-
-    assert calibrate.measure_parts.__wrapped__() is found
+    assert calibrate.measure_parts(timed=timed) is found
 
 
 def test_to_measure_leaves_the_random_state_of_the_process_alone() -> None:
@@ -263,15 +242,11 @@ def test_to_measure_leaves_the_random_state_of_the_process_alone() -> None:
 @pytest.mark.parametrize("found", [True, False])
 @pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "mamba2"])
-def test_a_cpu_takes_parts_where_they_were_faster(
-    found: bool, cpu: bool, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load, "on_cpu", lambda: cpu)
-    monkeypatch.setattr(load, "measure_parts", lambda: found)
-
+def test_a_cpu_takes_parts_where_they_were_faster(found: bool, cpu: bool, kind: str) -> None:
     def policy(**options: Any) -> AttentionPolicy:
-        source = build(kind), PlainTokenizer()
-        return load_model(lambda: source, ModelOptions(**options)).policy
+        source, chosen = build(kind), ModelOptions(**options)
+        spec = load_model(lambda: (source, PlainTokenizer()), chosen).spec
+        return choose_policy(spec, chosen, cpu=cpu, faster_in_parts=lambda: found)
 
     assert policy().parts is (found and cpu)
     assert not policy(reproducible=True).parts
@@ -279,10 +254,8 @@ def test_a_cpu_takes_parts_where_they_were_faster(
     assert not policy(attention="dequantize").parts
 
 
-def test_weights_that_a_model_transposed_lie_straight_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(load, "on_cpu", lambda: True)
+@pytest.mark.skipif(not on_cpu(), reason="of a CPU")
+def test_weights_that_a_model_transposed_lie_straight_on_a_cpu() -> None:
     source = tiny_model()
     weight = source.layers[0].self_attn.q_proj.weight
     bent = mx.contiguous(weight.T).T

@@ -1,23 +1,13 @@
 """Taking back what is remembered: the transcript, and the ledger that only ever appends."""
 
-from typing import Any
-
-import msgpack  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tokenizers import chat_format, raw_turn, remembering, talk
+from small_tokenizers import chat_format, raw_turn, recorded, remembering, talk
 
 from kvactors.core.conversation.rewind import cut_at_token, cut_turns
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.errors import RewindOutOfRange
-
-
-def recorded(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records as they come back from a ledger."""
-    loaded: list[dict[str, Any]] = msgpack.unpackb(msgpack.packb(records))
-    return loaded
-
 
 # -- where a rewind cuts -------------------------------------------------------------------
 

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tokenizers import chat_format, raw_turn, talk
+from small_tokenizers import chat_format, raw_turn, recorded, talk
 
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.prefix_match import match_messages
@@ -17,12 +16,6 @@ from kvactors.core.conversation.transcript import Transcript
 TEXTS = st.text("ab be 🦊", min_size=1, max_size=5)
 KINDS = ["ask", "ask", "ask", "observe", "raw", "cut", "whole", "sum"]
 FORMATS = [("bytes", "chatml"), ("unigram", "default system"), ("wordpiece", "none")]
-
-
-def recorded(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records as they come back from a ledger."""
-    loaded: list[dict[str, Any]] = msgpack.unpackb(msgpack.packb(records))
-    return loaded
 
 
 def chat_of(format: tuple[str, str]) -> tuple[ChatFormat, str]:

@@ -4,122 +4,23 @@ The oracle of every turn is a model with one form of KV, float or 4 bits, to whi
 told from its beginning: hot, warm, forked and rewound agents must answer as it does, to the bit.
 """
 
-import functools
-import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
+from forms import LIMIT, Life, expected, load, new_engine, run, tell
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import prompts_of
+from seeded import Bug, bug, seeded
 
-from kvactors.actors import AgentSystem, ExportRejected, Reply, Sampling
+from kvactors.actors import Sampling
 from kvactors.core.arena.wire import layout
-from kvactors.core.cache.segment import Segment
-from kvactors.core.engine import hot_cache
 from kvactors.core.engine.engine import Engine, EngineConfig
-from kvactors.core.errors import InvalidConfig, TurnFailed
-from kvactors.core.model.load import LoadedModel, load_model
-from kvactors.core.model.options import ModelOptions
-from kvactors.core.schedule import scheduler
-from kvactors.core.schedule.events import Finished, KVNeeded
+from kvactors.core.engine.hot_cache import HotCache
+from kvactors.core.errors import TurnFailed
 from kvactors.core.schedule.request import Request
-from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.families import build
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
-from kvactors.persistence.store.store import Store
-
-OpenSystem = Callable[..., AgentSystem]
-LIMIT = 60
-WAIT = 120
-ANSWER = Sampling(max_tokens=8)
-IN_FLOAT, IN_BITS = 2 * 2 * 64 * 4 * 2, 2 * 2 * 2 * (32 + 8)
-
-
-@functools.cache
-def grid_model(kind: str) -> Any:
-    return snap_to_grid(tiny_model() if kind == "llama" else build(kind))
-
-
-@functools.cache
-def load(kind: str = "llama", kv_bits: Any = 4, float_tokens: int = LIMIT) -> LoadedModel:
-    options = ModelOptions(kv_bits=kv_bits, float_tokens=float_tokens, attention="packed")
-    return load_model(lambda: (grid_model(kind), PlainTokenizer()), options)
-
-
-def new_engine(kind: str = "llama", budget: int = 1 << 30) -> Engine:
-    return Engine(load(kind), EngineConfig(8, budget, True))
-
-
-@functools.cache
-def oracle(kind: str, kv_bits: int | None) -> Engine:
-    return Engine(load(kind, kv_bits, 0), EngineConfig(1, 1 << 30, False))
-
-
-def expected(tokens: Sequence[int], sampling: Sampling = ANSWER, kind: str = "llama") -> list[int]:
-    """What is answered to a ledger of these tokens by a cache of its one form."""
-    engine = oracle(kind, None if len(tokens) <= LIMIT else 4)
-    end = run_engine(engine, [(0, make_request("alone", [], tokens, sampling))])["alone"]
-    engine.forget("alone")
-    return end.request.generated
-
-
-def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(1, 128, length).tolist() for length in lengths]
-
-
-@dataclass
-class Life:
-    """An agent's ledger, and its KV as a store has it."""
-
-    name: str
-    tokens: list[int] = field(default_factory=list)
-    stored: dict[int, Segment] = field(default_factory=dict)
-
-    def turn(self, new: Sequence[int], sampling: Sampling = ANSWER) -> Request:
-        return make_request(self.name, self.tokens, new, sampling)
-
-    def end(self, finished: Finished) -> None:
-        self.tokens = finished.request.tokens
-        for part in finished.exported:
-            self.stored = {start: p for start, p in self.stored.items() if start < part.start}
-            self.stored[part.start] = part
-
-    def in_store(self) -> list[Segment]:
-        return [self.stored[start] for start in sorted(self.stored)]
-
-
-def run(engine: Engine, lives: Sequence[Life], requests: Sequence[Request]) -> list[Request]:
-    """Turns that arrive one after the other, and run together; what is stored is given back."""
-    by_name = {life.name: life for life in lives}
-    waiting = list(requests)
-    while waiting or engine.busy:
-        if waiting:
-            engine.submit(waiting.pop(0))
-        for event in engine.step():
-            if isinstance(event, KVNeeded):
-                engine.provide(event.agent_id, by_name[event.agent_id].in_store())
-            elif isinstance(event, Finished):
-                by_name[event.request.agent_id].end(event)
-                sent = sum(part.nbytes for part in event.exported)
-                engine.saved(event.request.agent_id, sent)
-        engine.check()
-    return list(requests)
-
-
-def tell(engine: Engine, life: Life, new: Sequence[int]) -> Request:
-    """One turn, which must be as the oracle has it."""
-    told = [*life.tokens, *new]
-    (request,) = run(engine, [life], [life.turn(new)])
-    assert request.generated == expected(told)
-    assert request.form.index == (len(told) <= LIMIT)
-    return request
-
+from kvactors.core.schedule.scheduler import Scheduler
 
 # -- exactness -----------------------------------------------------------------------------
 
@@ -128,7 +29,16 @@ def tell(engine: Engine, life: Life, new: Sequence[int]) -> Request:
 def test_turns_of_both_forms_together_answer_as_each_alone_over_a_cache_of_its_form(
     kind: str,
 ) -> None:
-    asked = prompts(5, LIMIT + 1, 300, LIMIT, 40, 100)
+    asked = prompts_of(
+        (
+            5,
+            LIMIT + 1,
+            300,
+            LIMIT,
+            40,
+            100,
+        )
+    )
     lives = [Life(str(number)) for number in range(len(asked))]
 
     turns = [life.turn(prompt) for life, prompt in zip(lives, asked, strict=True)]
@@ -140,7 +50,19 @@ def test_turns_of_both_forms_together_answer_as_each_alone_over_a_cache_of_its_f
 
 
 def test_an_agent_that_outgrows_the_limit_begins_over_once() -> None:
-    engine, life, told = new_engine(), Life("a"), prompts(30, 9, 9, 9, 9)
+    engine, life, told = (
+        new_engine(),
+        Life("a"),
+        prompts_of(
+            (
+                30,
+                9,
+                9,
+                9,
+                9,
+            )
+        ),
+    )
 
     turns = [tell(engine, life, new) for new in told]
 
@@ -155,7 +77,7 @@ def test_an_agent_that_outgrows_the_limit_begins_over_once() -> None:
 
 def test_an_answer_that_crosses_the_limit_stays_in_its_form_to_the_end() -> None:
     engine, life = new_engine(), Life("a")
-    (prompt,) = prompts(LIMIT)
+    (prompt,) = prompts_of((LIMIT,))
     long = Sampling(max_tokens=20)
 
     (turn,) = run(engine, [life], [life.turn(prompt, long)])
@@ -167,7 +89,16 @@ def test_an_answer_that_crosses_the_limit_stays_in_its_form_to_the_end() -> None
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_an_agent_rewound_below_the_limit_is_in_float_again(restarted: bool) -> None:
-    engine, life, (first, second) = new_engine(), Life("a"), prompts(40, 40)
+    engine, life, (first, second) = (
+        new_engine(),
+        Life("a"),
+        prompts_of(
+            (
+                40,
+                40,
+            )
+        ),
+    )
     tell(engine, life, first)
     tell(engine, life, second)
     life.tokens = life.tokens[:45]
@@ -178,7 +109,7 @@ def test_an_agent_rewound_below_the_limit_is_in_float_again(restarted: bool) -> 
 
 
 def test_a_fork_crosses_the_limit_without_its_parent() -> None:
-    engine, parent, (first,) = new_engine(), Life("parent"), prompts(40)
+    engine, parent, (first,) = new_engine(), Life("parent"), prompts_of((40,))
     tell(engine, parent, first)
     before = engine.stats()["hot_bytes"]
     child = Life("child", list(parent.tokens), dict(parent.stored))
@@ -228,42 +159,9 @@ def live(engine: Engine, rounds: list[list[tuple[int, int, str]]], seed: int) ->
             assert turn.generated == expected(told)
 
 
-# -- the store -----------------------------------------------------------------------------
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
-
-
-def said(system: AgentSystem, agent_id: str, prompt: list[int]) -> Reply:
-    reply: Reply = system.spawn(agent_id).ask(prompt, sampling=ANSWER).get(timeout=WAIT)
-    assert reply.cached.get(timeout=WAIT)
-    return reply
-
-
-def test_an_agent_restarted_in_either_form_is_as_one_that_never_stopped(
-    open_grid: OpenSystem, tmp_path: Path
-) -> None:
-    told = prompts(30, 9, 9, 9)
-    stayed = open_grid(grid, float_tokens=LIMIT, store=tmp_path / "stayed")
-    due = [said(stayed, "a", new) for new in told]
-
-    for new, answer, cache in zip(told, due, ["cold", "warm", "cold", "warm"], strict=True):
-        system = open_grid(grid, float_tokens=LIMIT)
-        reply = said(system, "a", new)
-        fingerprint = system.info.fingerprint
-        system.stop(timeout=WAIT)
-        assert (reply.cache, reply.token_ids) == (cache, answer.token_ids)
-        store = Store(tmp_path / "store")
-        (stored,) = {part.layout for part in store.read_kv("a", fingerprint)}
-        store.close()
-        in_float = reply.usage.prompt_tokens <= LIMIT
-        assert stored == layout(load().forms[in_float].spec)
-
-
 def test_stored_kv_is_adopted_only_as_far_as_it_has_the_turns_form() -> None:
     life, other = Life("a"), Life("b")
-    tell(new_engine(), life, prompts(300)[0])
+    tell(new_engine(), life, prompts_of((300,))[0])
     assert sorted(life.stored) == [0, 256]
     load_float = Engine(load("llama", None, 0), EngineConfig(1, 1 << 30, True))
     other.tokens = life.tokens
@@ -279,7 +177,7 @@ def test_stored_kv_is_adopted_only_as_far_as_it_has_the_turns_form() -> None:
 def test_kv_is_read_ahead_in_the_form_that_it_has() -> None:
     for length in (30, 300):
         life, engine = Life("a"), new_engine()
-        tell(new_engine(), life, prompts(length)[0])
+        tell(new_engine(), life, prompts_of((length,))[0])
 
         engine.prefetch("a", life.tokens)
         run(engine, [life], [])
@@ -288,59 +186,20 @@ def test_kv_is_read_ahead_in_the_form_that_it_has() -> None:
         assert tell(engine, life, [1]).cache_state == "hot"
 
 
-def test_an_agent_in_float_goes_to_files_and_back(open_grid: OpenSystem, tmp_path: Path) -> None:
-    system = open_grid(grid, float_tokens=LIMIT)
-    said(system, "a", prompts(30)[0])
-    with pytest.raises(ExportRejected, match="use fp16-flat, mlx-lm or archive"):
-        system.export_agent("a", tmp_path / "a.q4", format="q4-flat")
-
-    system.export_agent("a", tmp_path / "a.kva")
-    system.import_agent(tmp_path / "a.kva", "b")
-
-    reply = said(system, "b", [7, 8])
-    assert reply.cache == "warm"
-    assert reply.token_ids == said(system, "a", [7, 8]).token_ids
-
-
-def test_a_system_prompt_is_shared_by_agents_of_one_form(open_grid: OpenSystem) -> None:
-    prompt = "Remember all, word by word, in order. " * 8
-    options: dict[str, Any] = {"float_tokens": len(prompt) + 40, "store": False}
-    system = open_grid(grid, **options)
-    texts = {"a": "One?", "b": "Two?", "c": "x" * 60, "d": "y" * 60}
-
-    replies = {
-        name: system.spawn(name, system_prompt=prompt).ask(text, sampling=ANSWER).get(timeout=WAIT)
-        for name, text in texts.items()
-    }
-
-    reused = [reply.usage.reused_tokens for reply in replies.values()]
-    assert reused == [0, len(prompt), 0, len(prompt)]
-    alone = open_grid(grid, isolation="strict", **options)
-    for name, text in texts.items():
-        again = alone.spawn(name, system_prompt=prompt).ask(text, sampling=ANSWER)
-        assert again.get(timeout=WAIT).token_ids == replies[name].token_ids
-
-
-# -- memory --------------------------------------------------------------------------------
-
-
-def test_what_is_in_float_is_counted_by_its_own_bytes(open_grid: OpenSystem) -> None:
-    gc.collect()
-    system = open_grid(grid, float_tokens=LIMIT, store=False)
-    before = system.stats()["hot_bytes"]
-    said_short = system.spawn("short").ask(prompts(50)[0], sampling=ANSWER).get(timeout=WAIT)
-    short = system.stats()["hot_bytes"]
-    said_long = system.spawn("long").ask(prompts(300)[0], sampling=ANSWER).get(timeout=WAIT)
-    stats = system.stats()
-
-    assert short - before == (49 + len(said_short.token_ids)) * IN_FLOAT
-    assert stats["hot_bytes"] - short == (299 + len(said_long.token_ids)) * IN_BITS
-    counted = stats["hot_bytes"] + stats["active_bytes"] + stats["backlog_bytes"]
-    assert abs(stats["mlx_bytes"] - counted) < 0.1 * counted
-
-
 def test_under_a_small_budget_turns_of_both_forms_give_way_and_answer_the_same() -> None:
-    engine, asked = new_engine(budget=1_200_000), prompts(30, 200, 50, 200, 60, seed=1)
+    engine, asked = (
+        new_engine(budget=1_200_000),
+        prompts_of(
+            (
+                30,
+                200,
+                50,
+                200,
+                60,
+            ),
+            seed=1,
+        ),
+    )
     lives, long = [Life(str(number)) for number in range(len(asked))], Sampling(max_tokens=100)
 
     turns = [life.turn(prompt, long) for life, prompt in zip(lives, asked, strict=True)]
@@ -349,53 +208,6 @@ def test_under_a_small_budget_turns_of_both_forms_give_way_and_answer_the_same()
     assert engine.stats()["preemptions"] > 0
     for turn, prompt in zip(ended, asked, strict=True):
         assert turn.generated == expected(prompt, long)
-
-
-def test_agents_of_both_forms_stay_within_the_budget(open_system: OpenSystem) -> None:
-    budget, asked = 4 << 20, prompts(400, 600, 380, 700, 390, 500, 370)
-    system = open_system(grid, store=False, float_tokens=400, memory_budget=budget)
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-
-    turns = [system.spawn(f"{i}").ask(new, sampling=ANSWER) for i, new in enumerate(asked)]
-
-    for turn in turns:
-        turn.get(timeout=WAIT)
-    assert mx.get_peak_memory() - before <= 1.1 * budget
-    assert 0 < system.stats()["evictions"] < len(asked)
-
-
-# -- the policy ----------------------------------------------------------------------------
-
-
-def test_the_policy_is_part_of_the_fingerprint_and_none_is_as_ever() -> None:
-    off, on, more, in_float = load(float_tokens=0), load(), load(float_tokens=LIMIT + 1), None
-    bits = [load("llama", in_float, limit) for limit in (0, LIMIT)]
-
-    assert len({model.fingerprint for model in (off, on, more, bits[0])}) == 4
-    plain = load_model(lambda: (grid_model("llama"), PlainTokenizer()), ModelOptions())
-    assert off.fingerprint == plain.fingerprint
-    assert off.forms == (off,)
-    # Where nothing is quantized there is only one form.
-    assert bits[0].fingerprint == bits[1].fingerprint
-    assert bits[1].floats is None
-
-
-@pytest.mark.parametrize("wrong", [-1, True, 1.5, "512", None, np.int64(512)])
-def test_what_is_no_number_of_tokens_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidConfig, match="float_tokens must be an int of at least 0 tokens"):
-        AgentSystem(grid, store=False, float_tokens=wrong)
-
-
-def test_a_swap_keeps_the_policy_unless_it_is_given(open_grid: OpenSystem) -> None:
-    system = open_grid(grid, float_tokens=LIMIT, store=False)
-    before = system.info.fingerprint
-
-    system.swap_model(grid, kv_bits=4)
-    kept = system.info.fingerprint
-    system.swap_model(grid, float_tokens=0)
-
-    assert kept == before != system.info.fingerprint
 
 
 # -- bugs put in on purpose ----------------------------------------------------------------
@@ -408,31 +220,30 @@ LIVES: list[list[tuple[int, int, str]]] = [
 ]
 
 
-def a_form_by_what_is_new(patch: pytest.MonkeyPatch) -> None:
-    true = Engine.submit
-
+@bug(Engine, "submit")
+def a_form_by_what_is_new(true: Any) -> Any:
     def submit(self: Engine, request: Request) -> None:
         prompt, request.prompt = request.prompt, request.fresh
         true(self, request)
         request.prompt = prompt
 
-    patch.setattr(Engine, "submit", submit)
+    return submit
 
 
-def a_cache_of_any_form_is_begun_with(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hot_cache.HotCache, "in_form", lambda self, spec: True)
+@bug(HotCache, "in_form")
+def a_cache_of_any_form_is_begun_with(true: Any) -> Any:
+    return lambda self, spec: True
 
 
-def turns_of_both_forms_share_a_prefill(patch: pytest.MonkeyPatch) -> None:
-    true: Any = scheduler.Scheduler.plan
-
+@bug(Scheduler, "plan")
+def turns_of_both_forms_share_a_prefill(true: Any) -> Any:
     def plan(self: Any, prefilling: Any, decoding: Any) -> Any:
         forms = [request.form for request in prefilling]
         for request in prefilling:
             request.form = forms[0]
         return true(self, prefilling, decoding)
 
-    patch.setattr(scheduler.Scheduler, "plan", plan)
+    return plan
 
 
 def test_without_a_bug_the_oracle_agrees() -> None:
@@ -440,17 +251,14 @@ def test_without_a_bug_the_oracle_agrees() -> None:
 
 
 @pytest.mark.parametrize(
-    "bug",
+    "seed",
     [
         a_form_by_what_is_new,
         a_cache_of_any_form_is_begun_with,
         turns_of_both_forms_share_a_prefill,
     ],
+    ids=str,
 )
-def test_the_oracle_catches(
-    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug(monkeypatch)
-
-    with pytest.raises((AssertionError, KeyError, TurnFailed)):
+def test_the_oracle_catches(seed: Bug) -> None:
+    with seeded(seed), pytest.raises((AssertionError, KeyError, TurnFailed)):
         live(new_engine(), LIVES, 3)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import OpenSystem, grid
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
 from kvactors.core.engine.engine import Engine
@@ -19,16 +20,10 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 ANSWER = Sampling(max_tokens=12)
 BYTES_PER_TOKEN = 320
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 # -- the budget ----------------------------------------------------------------------------

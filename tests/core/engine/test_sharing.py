@@ -1,25 +1,20 @@
 """One beginning, many agents: forks and equal system prompts hold KV once, and nobody can tell."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem, grid
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 ANSWER = Sampling(max_tokens=6)
 SYSTEM = "You keep what you are told, word by word, and you answer from memory alone. " * 14
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def chat_model() -> tuple[Any, Any]:

@@ -1,14 +1,12 @@
 """The model that ships in the package does its one thing, through a restart."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from makers import OpenSystem
 
-from kvactors.actors import AgentSystem
 from kvactors.core.model.options import DEFAULT_MODEL
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 TOLD = (
     "Ada lives in Paris. Ada likes tea.",

@@ -1,22 +1,20 @@
 """A device whose quantized products are wrong is found at start, named once, and worked around."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.engine.engine import Engine
-from kvactors.core.model import device_probe
 from kvactors.core.model.device_probe import probe_products
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.quant import codec
 from kvactors.core.schedule.sampling import Sampling as EngineSampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import PlainTokenizer, tiny_llama, tiny_model
@@ -25,16 +23,6 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 8
 WAIT = 60
 Product = Callable[..., mx.array]
 true: Product = mx.quantized_matmul
-
-
-@pytest.fixture(autouse=True)
-def first_use() -> Iterator[None]:
-    """The device counts as unused, before and after."""
-    for probe in (device_probe._wrong_products, codec._proven):
-        probe.cache_clear()
-    yield
-    for probe in (device_probe._wrong_products, codec._proven):
-        probe.cache_clear()
 
 
 def zeros_beyond_1024_keys(x: mx.array, *args: Any, **how: Any) -> mx.array:
@@ -85,14 +73,11 @@ def test_a_fault_is_named_by_its_shapes_once(
     fault: Product,
     named: str,
     innocent: str,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loaded = load(attention="packed")
-    monkeypatch.setattr(mx, "quantized_matmul", fault)
-    monkeypatch.setattr(device_probe, "_SECONDS", WAIT)
 
-    fallen = [probe_products(loaded) for _ in range(2)]
+    fallen = [probe_products(loaded, seconds=WAIT, product=fault) for _ in range(2)]
 
     assert [found.policy.mode for found in fallen] == ["dequantize"] * 2
     (record,) = caplog.records
@@ -101,7 +86,7 @@ def test_a_fault_is_named_by_its_shapes_once(
     assert innocent not in record.getMessage()
 
 
-def test_a_probe_ends_after_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_ends_after_its_second() -> None:
     loaded = load()
     asked: list[int] = []
 
@@ -109,22 +94,24 @@ def test_a_probe_ends_after_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(x.shape[-2])
         return true(x, *args, **how)
 
-    monkeypatch.setattr(mx, "quantized_matmul", counted)
-    clock = iter(range(100))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * 0.3)
+    ticks = iter(range(100))
 
-    assert probe_products(loaded) is loaded
+    assert probe_products(loaded, product=counted, clock=lambda: next(ticks) * 0.3) is loaded
     assert len(asked) == 4
 
 
 def test_on_a_faulty_device_agents_answer_without_its_products(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls: list[int] = []
 
-    def faulty(x: mx.array, *args: Any, **how: Any) -> mx.array:
-        calls.append(1)
-        return true(x, *args, **how) * 0
+    @bug(mx, "quantized_matmul")
+    def faulty(true: Product) -> Product:
+        def zeros(x: mx.array, *args: Any, **how: Any) -> mx.array:
+            calls.append(1)
+            return true(x, *args, **how) * 0
+
+        return zeros
 
     def answer(**options: Any) -> tuple[int, ...]:
         with AgentSystem(tiny_llama(), store=False, **options) as system:
@@ -135,8 +122,7 @@ def test_on_a_faulty_device_agents_answer_without_its_products(
             )
         return token_ids
 
-    with monkeypatch.context() as patch:
-        patch.setattr(mx, "quantized_matmul", faulty)
+    with seeded(faulty):
         answers = {answer(), answer(attention="packed")}
         assert not calls
 
@@ -145,7 +131,7 @@ def test_on_a_faulty_device_agents_answer_without_its_products(
 
 
 def test_without_the_probe_a_faulty_device_answers_wrongly(
-    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    make_engine: Callable[..., Engine],
 ) -> None:
     loaded = replace(load(), policy=AttentionPolicy("packed"))
 
@@ -154,6 +140,10 @@ def test_without_the_probe_a_faulty_device_answers_wrongly(
         return run_engine(make_engine(loaded), [(0, request)])["a"].request.generated
 
     expected = answer()
-    monkeypatch.setattr(mx, "quantized_matmul", lambda *a, **how: true(*a, **how) * 0)
 
-    assert answer() != expected
+    @bug(mx, "quantized_matmul")
+    def faulty(true: Product) -> Product:
+        return lambda *args, **how: true(*args, **how) * 0
+
+    with seeded(faulty):
+        assert answer() != expected

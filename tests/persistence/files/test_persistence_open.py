@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import stat
@@ -14,6 +13,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from children import run_child
 from store_saves import F1, RECORD, kv_save, put
 
 from kvactors.persistence import (
@@ -26,9 +26,7 @@ from kvactors.persistence import (
     StoreLocked,
     StoreNotWritable,
 )
-from kvactors.persistence.files import atomic
 from kvactors.persistence.files.naming import encode_agent_id
-from kvactors.persistence.kv import folders
 from kvactors.persistence.testing.doubles import FailingFiles, example_segment
 
 HOSTILE = [
@@ -103,13 +101,6 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.read_ledger("a")
 
 
-def run_child(code: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *args],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
 def test_a_store_open_in_another_process_names_its_pid(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
@@ -179,23 +170,26 @@ def test_a_directory_that_cannot_be_written_is_a_clear_error_and_stays_unlocked(
 
 
 def test_a_sync_is_a_full_one_where_there_is_one_and_falls_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     calls: list[str] = []
 
-    def full_sync(fd: int, command: int) -> None:
-        calls.append("full")
-        raise OSError(errno.ENOTSUP, "not here")
+    class Full(Files):
+        def full_sync(self, descriptor: int) -> None:
+            calls.append("full alone")
 
-    monkeypatch.setattr(atomic, "_FULL_SYNC", 51)
-    monkeypatch.setattr(fcntl, "fcntl", full_sync)
-    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("plain"))
+        def plain_sync(self, descriptor: int) -> None:
+            calls.append("plain")
 
-    Files().sync_dir(tmp_path)
+    class NotHere(Full):
+        def full_sync(self, descriptor: int) -> None:
+            calls.append("full")
+            raise OSError(errno.ENOTSUP, "not here")
+
+    NotHere().sync_dir(tmp_path)
 
     assert calls == ["full", "plain"]
-    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: calls.append("full alone"))
-    Files().sync_dir(tmp_path)
+    Full().sync_dir(tmp_path)
     assert calls[2:] == ["full alone"]
 
 
@@ -226,24 +220,27 @@ def test_a_store_needs_no_file_at_its_top_level(tmp_path: Path) -> None:
     again.close()
 
 
-def test_opening_looks_into_no_agents_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_looks_into_no_agents_folder(tmp_path: Path) -> None:
     store = Store(tmp_path)
     put(store, *(kv_save(f"agent {n}", example_segment(0, 4, seed=n)) for n in range(50)))
     store.close()
-    looked, scandir = [], os.scandir
 
-    def look(path: str) -> object:
-        looked.append(path)
-        return scandir(path)
+    # Python itself tells of every folder that is looked into and every file that is opened.
+    child = run_child(
+        """
+        import sys
+        from kvactors.persistence import Store
+        hooked = ("os.scandir", "os.listdir", "open")
+        sys.addaudithook(lambda event, args: event in hooked and print(event, args[0]))
+        Store(sys.argv[1])
+        """,
+        str(tmp_path),
+    )
 
-    monkeypatch.setattr(os, "scandir", look)
-    monkeypatch.setattr(folders, "read_manifest", lambda path: pytest.fail(f"read {path}"))
-
+    told = [line.split(" ", 1) for line in child.stdout.splitlines()]
+    looked = {Path(path).name for event, path in told if event != "open"}
+    assert looked == {"agents", "kv", F1}, child.stderr
+    assert not [path for event, path in told if event == "open" and f"/kv/{F1}/" in path]
     again = Store(tmp_path)
-
-    assert {Path(path).name for path in looked} == {"kv", F1}
-    monkeypatch.undo()
     assert again.kv_extent("agent 7", F1) == 4
     again.close()

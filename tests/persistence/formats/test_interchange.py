@@ -1,13 +1,12 @@
 """Agents to files and back: the formats of other programs, through AgentSystem."""
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from exchange_agents import SHORT, WAIT, stored_kv, system_with_alice, tiny_llama
+from exchange_agents import SHORT, WAIT, stored_kv, tiny_llama
 from exchange_files import (
     HEAD_DIM,
     HEADS,
@@ -18,26 +17,15 @@ from exchange_files import (
     random_floats,
     random_q4,
 )
+from makers import OpenSystem
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from kvactors.actors import AgentSystem
 
-OpenSystem = Callable[..., AgentSystem]
 STORY = "Once upon a time there was an actor. " * 9
 EXACT = ("archive", "q4-flat", "q4-blocks", "mlx-lm")
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentSystem]:
-    with system_with_alice(tmp_path_factory.mktemp("exchange") / "store") as running:
-        yield running
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "agent.safetensors"
 
 
 def halves_of(system: AgentSystem, agent_id: str, name: str) -> NDArray[Any]:

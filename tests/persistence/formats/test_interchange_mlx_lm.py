@@ -1,8 +1,6 @@
 """mlx-lm's prompt caches, both ways, against the installed mlx-lm."""
 
-import importlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from children import run_child
 from exchange_agents import SHORT, WAIT, stored_kv, tiny_llama
+from makers import OpenSystem
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import (
     KVCache,
@@ -23,13 +23,7 @@ from mlx_lm.models.cache import (
 from kvactors.actors import AgentSystem, ImportRejected, ModelMismatch, Sampling, TokensMissing
 from kvactors.core.model.options import DEFAULT_MODEL
 
-OpenSystem = Callable[..., AgentSystem]
 TOKENS = [index * 7 % 128 for index in range(300)]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "prompt.safetensors"
 
 
 def prefilled(make: Callable[[], Any]) -> list[Any]:
@@ -176,8 +170,6 @@ def test_caches_that_do_not_fit_are_refused_by_the_field(
 def test_the_command_of_mlx_lm_continues_from_an_exported_agent(
     open_system: OpenSystem,
     path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     system = open_system("default")
     alice = system.spawn("alice")
@@ -198,9 +190,14 @@ def test_the_command_of_mlx_lm_continues_from_an_exported_agent(
         "--verbose": "False",
     }
     arguments = [word for pair in options.items() for word in pair]
-    monkeypatch.setattr(sys, "argv", ["generate", "--ignore-chat-template", *arguments])
-    importlib.import_module("mlx_lm.generate").main()
+    generate = """
+        from kvactors.core import blas
+        blas.preload()
+        from mlx_lm.generate import main
+        main()
+    """
+    generated = run_child(generate, "--ignore-chat-template", *arguments)
 
     assert metadata["model"] == str(DEFAULT_MODEL)
     assert "Rex" in reply.text
-    assert capsys.readouterr().out.strip() == reply.text.strip()
+    assert generated.stdout.strip() == reply.text.strip(), generated.stderr

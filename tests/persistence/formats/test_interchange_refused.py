@@ -1,16 +1,14 @@
 """Files that must not become agents, and agents that must not become files."""
 
-import json
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from exchange_agents import SHORT, WAIT, is_stored, system_with_alice, tiny_llama
+from exchange_agents import SHORT, WAIT, refused, tiny_llama
 from exchange_files import fp16_flat, q4_blocks, q4_flat, random_floats, random_q4
+from makers import OpenSystem
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -19,7 +17,6 @@ from kvactors.actors import (
     AgentExists,
     AgentSystem,
     ExportRejected,
-    ImportRejected,
     InvalidInput,
     ModelMismatch,
     TokensMissing,
@@ -29,28 +26,7 @@ from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_mode
 from kvactors.persistence import Save, Store
 from kvactors.persistence.store.new_agent import add_agent
 
-OpenSystem = Callable[..., AgentSystem]
 FORMS = ("q4-flat", "q4-blocks", "fp16-flat", "mlx-lm")
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentSystem]:
-    with system_with_alice(tmp_path_factory.mktemp("exchange") / "store") as running:
-        yield running
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "agent.safetensors"
-
-
-def refused(system: AgentSystem, path: Path, **options: Any) -> ImportRejected:
-    """The error of an import that must fail and store nothing."""
-    with pytest.raises(ImportRejected) as caught:
-        system.import_agent(path, "refused", **options)
-    assert not is_stored(system, "refused")
-    assert caught.value.field in str(caught.value)
-    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -178,96 +154,6 @@ def test_a_tensor_of_another_form_is_refused_by_its_name(
     save_file(tensors, path, metadata)
 
     assert refused(system, path).field == field
-
-
-def header(entries: Any, *, length: int | None = None, body: bytes = b"") -> bytes:
-    raw = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
-    return struct.pack("<Q", len(raw) if length is None else length) + raw + body
-
-
-ONE = {"dtype": "U32", "shape": [1], "data_offsets": [0, 4]}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\x00",
-        header({}, length=2**63),
-        header({}, length=99),
-        header(b"[" * 200_000),
-        header(b"not json"),
-        header([]),
-        header({}),
-        header({"__metadata__": 7}),
-        header({"layer_0_k_weights": ONE}),
-        header({"layer_0_k_weights": {**ONE, "data_offsets": [0, 2**62]}}, body=b"1234"),
-        header({"layer_0_k_weights": {**ONE, "data_offsets": [-4, 0]}}, body=b"1234"),
-        header({"layer_0_k_weights": {**ONE, "shape": [-1]}}, body=b"1234"),
-        header({"layer_0_k_weights": {**ONE, "shape": [2**40, 2**40]}}, body=b"1234"),
-        header({"layer_0_k_weights": {**ONE, "dtype": ["U32"]}}, body=b"1234"),
-        header({"layer_0_k_weights": ONE, "layer_0_v_weights": ONE}, body=b"1234"),
-        header(b'{"layer_0_k_weights":' + json.dumps(ONE).encode() + b',"layer_0_k_weights":1}'),
-        b"PK\x03\x04 no zip file",
-    ],
-)
-def test_a_hostile_header_ends_in_a_typed_error(
-    system: AgentSystem, path: Path, data: bytes
-) -> None:
-    path.write_bytes(data)
-
-    assert refused(system, path).field in ("file", "format")
-
-
-WEIRD: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    2**70,
-    "",
-    [],
-    {},
-    "x",
-    1.5,
-    [[]],
-    "[1",
-    {"a": 1},
-    [1] * 5,
-)
-
-
-def mutated(good: bytes, random: Random) -> bytes:
-    """A bit of the header flipped, or one of its values replaced."""
-    (size,) = struct.unpack_from("<Q", good)
-    if random.random() < 0.5:
-        data = bytearray(good)
-        data[random.randrange(8 + size)] ^= 1 << random.randrange(8)
-        return bytes(data)
-    entries = json.loads(good[8 : 8 + size])
-    place = entries[random.choice(list(entries))]
-    place[random.choice(list(place))] = random.choice(WEIRD)
-    return header(entries, body=good[8 + size :])
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_mutated_header_is_refused_or_harmless(
-    system: AgentSystem, path: Path, form: str
-) -> None:
-    system.export_agent("alice", path, format=form)
-    good, random, refusals = path.read_bytes(), Random(form), 0
-    for number in range(100):
-        path.write_bytes(mutated(good, random))
-        try:
-            agent = system.import_agent(path, f"{form} {number}")
-        except ImportRejected:
-            refusals += 1
-        else:
-            known = system.spawn("alice").transcript().token_ids
-            # A token id may have become another: nothing in these formats can tell.
-            assert len(agent.transcript().token_ids) == len(known)
-            system.forget(agent.agent_id)
-    assert refusals > 50
 
 
 def test_a_file_beyond_the_memory_budget_is_not_read(open_system: OpenSystem, path: Path) -> None:
