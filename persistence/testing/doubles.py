@@ -66,6 +66,11 @@ class WrappedFiles(Files):
         self.inner = inner if inner is not None else Files()
         self._index = 0
 
+    @property
+    def met(self) -> int:
+        """Operations so far."""
+        return self._index
+
     def around(self, operation: Operation, act: Callable[[], None]) -> None:
         """Called in place of each operation; `act` performs it."""
         act()
@@ -152,6 +157,10 @@ class FailingFiles(WrappedFiles):
         self.failed: list[Operation] = []
         self._at, self._sticky, self._code = at, sticky, code
         self._name, self._path = name, path
+
+    def arm(self) -> None:
+        """Fail where told, counting operations from here."""
+        self._index, self.armed = 0, True
 
     def around(self, operation: Operation, act: Callable[[], None]) -> None:
         if not self.armed or not self._is_due(operation):

@@ -20,7 +20,7 @@ from crash_saves import (
     operations_of,
     save,
 )
-from store_saves import put
+from store_saves import Unsynced, put
 
 from kvactors.persistence import Store
 from kvactors.persistence.testing.doubles import (
@@ -40,11 +40,11 @@ def test_a_disk_error_at_any_operation_spoils_nothing_and_heals(
     count = operations_of(tmp_path / "count")
     for at in range(0, count, 1 if FULL or (code == errno.ENOSPC and not sticky) else 5):
         root = tmp_path / str(at)
-        files = FailingFiles(at=at, sticky=sticky, code=code)
+        files = FailingFiles(Unsynced(), at=at, sticky=sticky, code=code)
         files.armed = False
         store = Store(root, files=files)
         first = put(store, *FIRST)
-        files._index, files.armed = 0, True
+        files.arm()
 
         second = put(store, *SECOND)
 
@@ -74,13 +74,13 @@ def test_what_a_failing_disk_refused_is_there_once_when_it_is_written_again(
     tmp_path: Path,
 ) -> None:
     for at in range(operations_of(tmp_path / "count")):
-        put(store := Store(tmp_path / str(at)), *FIRST)
+        put(store := Store(tmp_path / str(at), files=Unsynced()), *FIRST)
         store.close()
         # Nothing can be taken back either, and this process has not written these ledgers yet.
-        files = FailingFiles(at=at, sticky=True, code=errno.EIO)
+        files = FailingFiles(Unsynced(), at=at, sticky=True, code=errno.EIO)
         files.armed = False
         store = Store(tmp_path / str(at), files=files)
-        files._index, files.armed = 0, True
+        files.arm()
         refused = [item for item, part, _ in put(store, *SECOND).failed if part == "ledger"]
         files.armed = False
 
@@ -102,7 +102,7 @@ def test_forgetting_that_fails_at_any_operation_can_be_repeated(tmp_path: Path) 
         files.armed = False
         store = Store(tmp_path / str(at), files=files)
         put(store, *FIRST, *SECOND)
-        files._index, files.armed = 0, True
+        files.arm()
 
         with suppress(OSError):
             store.forget("a")
@@ -117,7 +117,7 @@ def test_forgetting_that_fails_at_any_operation_can_be_repeated(tmp_path: Path) 
         assert {agent.agent_id for agent in again.agents()} == {"b", "c", "new"}
         assert not leftovers(tmp_path / str(at))
         again.close()
-    assert at > files._index, "every operation was met"
+    assert at > files.met, "every operation was met"
 
 
 def test_a_disk_error_fails_its_save_alone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from store_saves import F1, RECORD, inodes, kv_save, put
+from store_saves import F1, RECORD, Unsynced, inodes, kv_save, put
 
 from kvactors.persistence import AgentExists, AgentNotStored, Save, Store
 from kvactors.persistence.testing.doubles import (
@@ -157,10 +157,10 @@ def operations_of_a_fork(root: Path) -> int:
 def test_an_error_at_any_operation_of_a_fork_leaves_no_child(tmp_path: Path) -> None:
     for at in range(operations_of_a_fork(tmp_path / "count")):
         root = tmp_path / str(at)
-        files = FailingFiles(at=at, code=errno.EIO)
+        files = FailingFiles(Unsynced(), at=at, code=errno.EIO)
         files.armed = False
         store = with_parent(root, files=files)
-        files._index, files.armed = 0, True
+        files.arm()
 
         with pytest.raises(OSError, match="Input/output"):
             store.fork("parent", "child")
@@ -180,7 +180,7 @@ def test_a_power_loss_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
         files = FailingFiles(disk, at=at, sticky=True, code=errno.EIO)
         files.armed = False
         store = with_parent(tmp_path / str(at), files=files)
-        files._index, files.armed = 0, True
+        files.arm()
         done = False
         with suppress(OSError):
             store.fork("parent", "child")
@@ -233,7 +233,11 @@ def test_a_kill_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
 ) -> None:
     command = [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path), str(at)]
     child = subprocess.run(
-        [*command, str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")],
+        [
+            *command,
+            str(Path(__file__).parent),
+            str(Path(__file__).parents[2] / "support" / "store"),
+        ],
         capture_output=True,
         text=True,
         check=False,

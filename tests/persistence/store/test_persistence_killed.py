@@ -47,7 +47,7 @@ def run_killed(root: Path, at: int) -> tuple[list[Save], list[Save], bool]:
     """Saves that a child, killed at operation `at`, had reported; and whether it ended."""
     command = [sys.executable, "-c", textwrap.dedent(CHILD), str(root), str(at)]
     child = subprocess.run(
-        [*command, str(Path(__file__).parents[2] / "support")],
+        [*command, str(Path(__file__).parents[2] / "support" / "store")],
         capture_output=True,
         text=True,
         check=False,

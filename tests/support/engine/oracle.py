@@ -121,7 +121,9 @@ def _fill(cache: Any, layer: LayerSpec, arrays: Any, position: int, length: int)
     cache.keys, cache.values = sides
     cache.offset = length
     if isinstance(cache, RotatingKVCache):
-        cache._idx = cache.keys.shape[2]
+        # With where it writes next: behind what it holds.
+        held = cache.keys.shape[2]
+        cache.state = (*sides, length, cache.keep, cache.max_size, held)
     _quantize_what_follows(cache, layer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from store_saves import put
+from store_saves import Unsynced, put
 
 from kvactors.persistence import Save, Segment, Store
 from kvactors.persistence.kv.manifest import read_manifest
@@ -63,7 +63,7 @@ def leftovers(root: Path) -> list[Path]:
 
 def operations_of(folder: Path) -> int:
     """How many operations the SECOND commit takes."""
-    files = CountingFiles()
+    files = CountingFiles(Unsynced())
     store = Store(folder, files=files)
     put(store, *FIRST)
     before = len(files.operations)
