@@ -132,8 +132,9 @@ def use_actors(
     gpu: type[GpuActor] = GpuActor,
     persistence: type[PersistenceActor] = PersistenceActor,
 ) -> None:
-    """Let the actors of a system be of these classes: what they are told passes their
-    `on_receive`, on their threads. Before it starts; raises InvalidConfig."""
+    """Let the actors of a system be of these classes, `agent` each of its agents', `gpu` and
+    `persistence` the two others: what they are told passes their `on_receive`, on their threads.
+    Before it starts; raises InvalidConfig."""
     lifecycle = _not_started(system, "kind of actor")
     lifecycle.gpu_kind, lifecycle.persistence_kind = gpu, persistence
     system.parts.agents.kind = agent

@@ -49,8 +49,9 @@ def socket_path(store: Path) -> Path:
 
 
 class Monitor:
-    """Serves `snapshot()`, which is called on the monitor's thread, while anybody looks, every
-    `interval` seconds. `sleep` takes seconds; `sockets` is the class of the one that listens."""
+    """Serves `snapshot()` on a socket at `path`, called on the monitor's thread, while anybody
+    looks, every `interval` seconds. `sleep` takes seconds; `sockets` is the class of the one that
+    listens."""
 
     def __init__(
         self,

@@ -50,10 +50,7 @@ def render(rows: list[Row]) -> str:
     ways = ", ".join(f"{len(list(group))} {name}" for name, group in counts)
     return "\n".join(
         [
-            (
-                "Model families of mlx-lm over kvactors, as `python -m "
-                "kvactors.bench.families.families` found"
-            ),
+            "Model families of mlx-lm over kvactors, as `python -m kvactors.bench.families` found",
             "them: tiny random grid models in true geometry, packed attention.",
             "",
             "rows: in one batch, or one by one, as plain and latent layers are where sums must not",

@@ -76,9 +76,9 @@ class AttentionPolicy:
         return "packed" if self.packed(width, repeats) else "dequantize"
 
     def together(self, rows: int, repeats: int, shared: int) -> bool:
-        """Whether a decode step attends the `shared` tokens that `rows` begin with as one: with
-        twice the queries from which floats are faster, since taking the parts together costs too
-        (bench/LOG.md)."""
+        """Whether a decode step attends the `shared` tokens that `rows` begin with as one, each KV
+        head for `repeats` heads of queries: with twice the queries from which floats are faster,
+        since taking the parts together costs too (bench/LOG.md)."""
         return shared > 0 and not self.packed(1, rows * repeats // 2)
 
 

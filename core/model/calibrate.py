@@ -70,7 +70,7 @@ def measure_launch_tokens(layer: LayerSpec, extent: int = 2048, tries: int = 7) 
 
 
 def seconds_of(product: Callable[..., mx.array], *args: Any) -> float:
-    """What it takes to make a product of `args`."""
+    """What it takes to make a product [..., outputs] of `args`."""
     start = time.perf_counter()
     mx.eval(product(*args))
     return time.perf_counter() - start

@@ -38,9 +38,10 @@ def probe_products(
     clock: Callable[[], float] = time.perf_counter,
     product: Callable[..., mx.array] | None = None,
 ) -> LoadedModel:
-    """The model, pinned to dequantizing attention where this device's quantized products are
-    wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
-    device and shapes. `product`: another one than MLX's."""
+    """The `loaded` model, pinned to dequantizing attention where this device's quantized products
+    are wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
+    device and shapes. `product`: another one than MLX's, of [..., M, K] and codes of [..., N, K]
+    to [..., M, N]."""
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
     shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
     ours = product or mx.quantized_matmul

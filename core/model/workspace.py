@@ -96,8 +96,9 @@ def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
 
 
 def forward_bytes(loaded: LoadedModel, tokens: int, keys: int) -> tuple[int, int]:
-    """Bytes that MLX held at most beside the cache during one forward of `tokens` tokens a row that
-    end `keys` keys, measured once; and bytes that are gone since it began."""
+    """Bytes that MLX held at most beside the cache during one forward of the `loaded` model, of
+    `tokens` tokens a row that end `keys` keys, measured once; and bytes that are gone
+    since it began."""
     arena = Arena(loaded.spec, loaded.policy, max_slabs=1)
     arena.table.lean = True
     # Decoding rows have spare room; on the CPU a product over a part of a slab copies it.

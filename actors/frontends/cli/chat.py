@@ -42,7 +42,8 @@ def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str |
 
 
 class Chat:
-    """One conversation: what is read from stdin, and what is shown of it. `bar` shows prefills."""
+    """One conversation with `agent_id` of `system`, spawned with `system_prompt`: what is read from
+    stdin, and what is shown of it. `bar` shows prefills."""
 
     def __init__(
         self, system: AgentSystem, agent_id: str, system_prompt: str | None, bar: PrefillBar

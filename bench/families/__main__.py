@@ -1,7 +1,6 @@
 """Which model families run, and how exactly: a tiny grid model of each, batched and restarted.
 
-    python -m kvactors.bench.families.families [--all] [--quick] [--write
-    bench/families/families.txt] [NAMES]
+    python -m kvactors.bench.families [--all] [--quick] [--write FILE] [NAMES]
 
 Every family is built from mlx-lm's own classes in true geometry, snapped to a grid on which
 sums are exact, and asked alone, in a staggered batch, and again in a new process from what
@@ -100,7 +99,7 @@ def examine_all(names: Any) -> list[Row]:
         command = [
             sys.executable,
             "-m",
-            "kvactors.bench.families.families",
+            "kvactors.bench.families",
             "--restart",
             folder,
             *asked,

@@ -1,6 +1,6 @@
 """What the precision of the KV cache costs: perplexity, divergence from float, and recall.
 
-    python -m kvactors.bench.quality.quality [--model default] [--text FILE] [--plot out.png]
+    python -m kvactors.bench.quality [--model default] [--text FILE] [--plot out.png]
     [--quick]
 
 The same tokens are read, in chunks, over a float cache and over quantized ones; the
