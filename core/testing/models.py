@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-__all__ = ["Faulty", "PlainTokenizer", "snap_to_grid", "tiny_llama", "tiny_model"]
+__all__ = ["Faulty", "PlainTokenizer", "grid", "snap_to_grid", "tiny_llama", "tiny_model"]
 
 
 class PlainTokenizer:
@@ -83,6 +83,11 @@ def tiny_llama(**changes: Any) -> Callable[[], tuple[Any, PlainTokenizer]]:
 
     build.__name__ = "tiny_llama"
     return build
+
+
+def grid() -> tuple[Any, PlainTokenizer]:
+    """For `AgentSystem(model=...)`: a random llama whose sums are exact in any order."""
+    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:

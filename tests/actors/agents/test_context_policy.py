@@ -4,7 +4,6 @@ it can be seen."""
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,22 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from small_tokenizers import chat_format
 from swap_models import ANSWER, WAIT, ask, computed_alone
 
 from kvactors.actors import (
     Agent,
     AgentSystem,
     DropOldest,
-    Sampling,
     Summarize,
     TurnFailed,
     TurnTimeout,
 )
 from kvactors.actors.agents.actor import AgentActor
-from kvactors.actors.agents.planner import Planner, Running
 from kvactors.actors.frontends.cli.store import show_transcript
 from kvactors.actors.testing import use_actors
-from kvactors.actors.turns.messages_agent import Ask, CancelTurn
-from kvactors.actors.turns.options import TurnOptions
-from kvactors.actors.turns.prompt import NewText
-from kvactors.actors.turns.ticket import Ticket
-from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
-from kvactors.core.conversation.context_policy import ContextPolicy
-from kvactors.core.conversation.transcript import Transcript
+from kvactors.actors.turns.messages_agent import CancelTurn
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import ContextExceeded, InvalidConfig
-from kvactors.core.schedule.events import Finished
-from kvactors.core.schedule.request import Request
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 from kvactors.persistence.store.store import Store
 
@@ -281,74 +269,3 @@ def test_a_turn_that_ends_during_its_summary_leaves_no_trace(
 def test_what_cannot_be_a_policy_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         Summarize(**wrong)
-
-
-# -- with a chat template ------------------------------------------------------------------
-
-SPEC = ModelCacheSpec((LayerSpec("full", 1, 64, 4, 64, "float32"),), 10_000, 300)
-
-
-def planned(transcript: Transcript, policy: ContextPolicy, summary: str) -> tuple[Running, Request]:
-    """What runs for a question, once its summary, if it has one made, is there."""
-    planner = Planner("a", transcript, SPEC, policy, isolated=False)
-    asked = TurnOptions(NewText("be"), Sampling(max_tokens=8))
-    question = Ask(Ticket.begin("a", streamed=False), asked)
-    running, request = planner.first(question)
-    if running.gap is None:
-        return running, request
-    assert request.passing
-    request.tokens += transcript.chat.encode(summary)
-    return planner.after_summary(running, Finished(request, "stop", 0.0, ()))
-
-
-@pytest.mark.parametrize("cut", [False, True], ids=["the first was cut", "the others were cut"])
-@pytest.mark.parametrize("keep_head", [0, 2])
-@pytest.mark.parametrize("policy", [DropOldest, Summarize], ids=["drop", "summarize"])
-def test_what_is_left_is_a_well_formed_conversation_with_its_system_prompt(
-    policy: type[DropOldest], keep_head: int, cut: bool
-) -> None:
-    transcript = Transcript(chat_format("bytes", "chatml"), "test", "Be calm.")
-    for number in range(9):
-        question = transcript.render("user", f"Hello world {number}, hello again", answer=True)
-        # The last of those that stay in front ended otherwise than the last that goes.
-        ended = cut == (number > 0)
-        answer = transcript.given_answer("a cab", "length" if ended else "stop")
-        transcript.extend([question, answer])
-
-    chosen = policy(keep_head=keep_head)
-    if isinstance(chosen, Summarize):
-        chosen = replace(chosen, max_tokens=16, prompt="abc")
-    running, request = planned(transcript, chosen, "abc")
-
-    draft = running.draft
-    assert draft.keep == keep_head
-    turns = [*transcript.turns[:keep_head], *draft.turns]
-    assert request.tokens == [token for turn in turns for token in turn.token_ids]
-    assert len(request.tokens) + 8 <= SPEC.context
-    whole_text = "".join(turn.rendered for turn in turns)
-    assert transcript.chat.decode(request.tokens) == whole_text
-    parts = whole_text.split("<|start|>")[1:]
-    assert all(part.endswith("<|end|>\n") for part in parts[:-1])
-    assert parts[0] == "system\nBe calm.<|end|>\n"
-    assert parts[-2:] == ["user\nbe<|end|>\n", "assistant\n"]
-    said = [part for part in parts if "Summary of our conversation so far: abc" in part]
-    assert len(said) == (policy is Summarize)
-    assert sum(turn.stands_for or 1 for turn in turns[:-1]) == (
-        18 if policy is Summarize else len(turns) - 1
-    )
-
-
-def test_a_summary_is_summed_up_in_its_turn() -> None:
-    transcript = Transcript(chat_format("bytes", "chatml"), "test")
-    policy, said, spans = Summarize(keep_head=0, max_tokens=16, prompt="abc"), 0, list[int]()
-    for _ in range(40):
-        running, _ = planned(transcript, policy, "abc")
-        answer = transcript.given_answer("Hello world, hello again")
-        record = transcript.extend([*running.draft.turns, answer], running.draft.keep)
-        said += 2
-        if "stands_for" in record["turns"][0]:
-            spans.append(record["turns"][0]["stands_for"])
-        assert sum(turn.stands_for or 1 for turn in transcript.turns) == said
-
-    assert len(spans) > 3
-    assert spans == sorted(spans)

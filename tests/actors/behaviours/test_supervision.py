@@ -1,7 +1,6 @@
 """What becomes of behaviours that raise, and who is told."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,11 +52,6 @@ class Watcher(AgentBehaviour):
         else:
             self.heard.append(message)
             self.told.set()
-
-
-@pytest.fixture
-def system(open_system: Callable[..., AgentSystem]) -> AgentSystem:
-    return open_system(store=False)
 
 
 def fail(agent: Agent, error: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from kvactors.actors import Agent, AgentBehaviour, AgentSystem, Sampling, Supervision
 from kvactors.actors.observe.recorder import Recorder
 from kvactors.core.errors import InvalidInput
-from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
 from kvactors.core.trace import (
     DecodeStep,
     Evicted,
@@ -35,10 +35,6 @@ OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
 SECRET = "the combination is 39-12-7"
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def of(recorder: Recorder, *kinds: type) -> list[Any]:

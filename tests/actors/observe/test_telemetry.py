@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 
 from kvactors.actors import AgentSystem, ContextExceeded, Sampling
 from kvactors.actors.observe.telemetry import Telemetry
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import grid
 
 OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
@@ -40,10 +40,6 @@ with AgentSystem(tiny_llama(), store=False) as system:
     system.spawn("alice").ask([1, 2], sampling=Sampling(max_tokens=3)).get(timeout=60)
 print(*sorted({span.name for span in exporter.get_finished_spans()}), sep=",")
 """
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 class Watched:

@@ -19,7 +19,7 @@ from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.observe.chrome_trace import ENGINE, FIRST_AGENT, SAVES, chrome_trace, merge
 from kvactors.actors.observe.recorder import Recorder
 from kvactors.actors.observe.timeline import draw_timeline
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import grid
 from kvactors.core.trace import (
     DecodeStep,
     PrefillStep,
@@ -38,10 +38,6 @@ Trace = dict[str, Any]
 WAIT = 60
 # Times are rounded to a tenth of a microsecond, a bar's start and its length each.
 ROUNDED = 0.2
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def tracks(trace: Trace) -> dict[tuple[int, str], list[Trace]]:

@@ -1,61 +1,21 @@
-"""Pooled actors: pykka's semantics on few threads, two lanes, and no message left waiting."""
+"""Pooled actors: pykka's semantics on few threads, and no message left waiting."""
 
 import threading
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pykka
 import pytest
+from pooled import Recorder, Work
 
 from kvactors.actors.runtime import dispatcher as module
 from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor, SystemActor, handles
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.runtime.mailbox import Envelope, LanePolicy, Mailbox
+from kvactors.actors.runtime.mailbox import Envelope, Mailbox
 from kvactors.actors.runtime.timer import Timer
-from kvactors.core.errors import BlockingCall, InvalidConfig, MailboxFull
+from kvactors.core.errors import BlockingCall
 
 WAIT = 30
-
-
-@dataclass(frozen=True)
-class Work:
-    number: int
-    in_prompt_lane: bool = True
-
-
-class Recorder(SystemActor):
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__()
-        self.dispatcher = dispatcher
-        self.seen: list[Any] = []
-        self.events: list[str] = []
-
-    def on_start(self) -> None:
-        self.events.append("start")
-
-    def on_stop(self) -> None:
-        self.events.append("stop")
-
-    def on_failure(self, *_info: Any) -> None:
-        self.events.append("failure")
-
-    def on_receive(self, message: Any) -> Any:
-        if isinstance(message, BaseException):
-            raise message
-        if callable(message):
-            return message(self)
-        self.seen.append(message)
-        return list(self.seen)
-
-
-@pytest.fixture
-def pool() -> Iterator[Dispatcher]:
-    dispatcher = Dispatcher("test", 2)
-    yield dispatcher
-    dispatcher.close(WAIT)
 
 
 def test_messages_are_handled_in_order(pool: Dispatcher) -> None:
@@ -134,45 +94,6 @@ def test_every_one_of_200_000_asks_that_race_stop_is_answered(pool: Dispatcher) 
     assert not unanswered.acquire(blocking=False)
 
 
-def test_a_message_that_comes_after_the_mailbox_was_closed_is_answered(pool: Dispatcher) -> None:
-    actor = Recorder(pool)
-    ref = actor.begin()
-    ref.ask("handled", timeout=WAIT)
-    future: ReplyFuture[Any] = ReplyFuture()
-    ref.stop(timeout=WAIT)
-
-    # As from a sender that saw the actor alive.
-    actor.actor_inbox.put(Envelope("late", reply_to=future))
-
-    with pytest.raises(pykka.ActorDeadError):
-        future.get(timeout=WAIT)
-
-
-def test_a_message_that_comes_while_the_actor_goes_to_sleep_wakes_it(pool: Dispatcher) -> None:
-    inbox, woken = Mailbox(), []
-
-    class Sneaks(deque[Any]):
-        """A lane that gets a message just after it was found empty for the last time."""
-
-        looks = 0
-
-        def __len__(self) -> int:
-            self.looks += 1
-            if self.looks == 2:
-                self.append("late")
-                # Between two lines of `get`: nothing public says that the actor is off the queue.
-                woken.append(not inbox._scheduled)
-                return 0
-            return super().__len__()
-
-    inbox.bind(Recorder(pool))
-    inbox._system = Sneaks()
-
-    assert inbox.get() is None
-    # So `put` wakes the actor, and nothing is left lying.
-    assert woken == [True]
-
-
 def test_a_flooded_mailbox_delays_others_by_at_most_a_batch() -> None:
     one = Dispatcher("one", 1)
     actor = Recorder(one)
@@ -194,121 +115,6 @@ def test_a_flooded_mailbox_delays_others_by_at_most_a_batch() -> None:
     # The message that held it up was the first of its batch.
     assert seen.get(timeout=WAIT) == module.BATCH - 1
     one.close(WAIT)
-
-
-def test_the_system_lane_overtakes_prompts_and_passes_a_shut_prompt_lane(
-    pool: Dispatcher,
-) -> None:
-    actor = Recorder(pool)
-    ref = actor.begin()
-
-    def shut(me: Recorder) -> None:
-        me.actor_inbox.open_to_prompts = False
-
-    ref.ask(shut, timeout=WAIT)
-    ref.tell(Work(1))
-    assert ref.ask("system", timeout=WAIT) == ["system"]
-
-    def reopen(me: Recorder) -> None:
-        me.actor_inbox.open_to_prompts = True
-
-    ref.tell(reopen)
-    assert ref.ask(Work(2), timeout=WAIT) == ["system", Work(1), Work(2)]
-
-
-def blocked(capacity: int, policy: Any, timeout: float | None = None) -> Any:
-    """An actor whose full prompt lane waits behind a gate, the gate, and the last answer."""
-    actor = Recorder(pool := Dispatcher("blocked", 1))
-    actor.actor_inbox.lane = LanePolicy(capacity, policy, timeout)
-    ref, gate, entered = actor.begin(), threading.Event(), threading.Event()
-
-    def hold(_: Recorder) -> None:
-        entered.set()
-        gate.wait(WAIT)
-
-    ref.tell(hold)
-    assert entered.wait(WAIT)
-    for number in range(capacity - 1):
-        ref.tell(Work(number))
-    return actor, ref, gate, ref.ask(Work(capacity - 1), block=False), pool
-
-
-def test_the_prompt_lane_refuses_and_the_system_lane_does_not() -> None:
-    _, ref, gate, last, pool = blocked(3, "refuse")
-
-    with pytest.raises(MailboxFull, match="3 prompts wait"):
-        ref.tell(Work(3))
-    for number in range(100):
-        ref.tell(number)
-    gate.set()
-
-    # The system lane goes first.
-    assert last.get(timeout=WAIT)[100:] == [Work(0), Work(1), Work(2)]
-    pool.close(WAIT)
-
-
-def test_a_full_lane_can_drop_its_oldest_prompt_and_says_so() -> None:
-    actor, ref, gate, first, pool = blocked(1, "drop_oldest")
-
-    second = ref.ask(Work(1), block=False)
-    gate.set()
-
-    with pytest.raises(MailboxFull, match="gave way"):
-        first.get(timeout=WAIT)
-    assert second.get(timeout=WAIT) == [Work(1)]
-    assert actor.actor_inbox.dropped == 1
-    pool.close(WAIT)
-
-
-def test_a_full_lane_can_let_its_senders_wait_in_order() -> None:
-    actor, ref, gate, _, pool = blocked(1, "block")
-    answers: list[Any] = []
-
-    accepted = [actor.actor_inbox.offer(Envelope(Work(number))) for number in (1, 2)]
-    sender = threading.Thread(target=lambda: answers.append(ref.ask(Work(3), timeout=WAIT)))
-    sender.start()
-    assert [future.done for future in accepted] == [False, False]
-    gate.set()
-    sender.join(WAIT)
-
-    for future in accepted:
-        assert future.get(timeout=WAIT) is None
-    assert answers == [list(map(Work, range(4)))]
-    pool.close(WAIT)
-
-
-def test_a_sender_waits_no_longer_than_the_policy_says() -> None:
-    _, ref, gate, last, pool = blocked(1, "block", 0.01)
-
-    with pytest.raises(MailboxFull):
-        ref.tell(Work(1))
-    gate.set()
-
-    assert last.get(timeout=WAIT) == [Work(0)]
-    pool.close(WAIT)
-
-
-def test_a_sender_that_waits_for_an_actor_that_stops_is_answered() -> None:
-    actor, ref, gate, _, pool = blocked(1, "block")
-    future: Any = ReplyFuture()
-
-    accepted = actor.actor_inbox.offer(Envelope(Work(1), reply_to=future))
-    stopping = ref.stop(block=False)
-    gate.set()
-
-    assert stopping.get(timeout=WAIT)
-    assert accepted.get(timeout=WAIT) is None
-    with pytest.raises(pykka.ActorDeadError):
-        future.get(timeout=WAIT)
-    pool.close(WAIT)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"capacity": 0}, {"when_full": "explode"}, {"timeout": 0}, {"capacity": "many"}]
-)
-def test_a_lane_policy_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfig):
-        LanePolicy(**wrong)
 
 
 def test_a_blocking_get_is_refused_on_every_pool_thread_at_once() -> None:
@@ -420,6 +226,7 @@ def test_a_message_that_comes_while_an_actor_is_bound_queues_it_once() -> None:
     queued, mailbox = list[Any](), Mailbox()
     actor: Any = SimpleNamespace(dispatcher=SimpleNamespace(schedule=queued.append))
     lock: Any = Sender()
+    # A mailbox has no room for a lock of somebody else's: there are a hundred thousand.
     mailbox._lock = lock
 
     mailbox.bind(actor)

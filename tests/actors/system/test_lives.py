@@ -6,7 +6,6 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.engine.engine import Engine
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import grid
 
 FULL = bool(os.environ.get("KVACTORS_FULL"))
 WAIT = 60
@@ -24,10 +23,6 @@ ANSWER = Sampling(max_tokens=6)
 BUDGET = 12 * 256 * 320
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 TOKENS = st.lists(st.integers(1, 127), min_size=1, max_size=300)
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 class Lives(RuleBasedStateMachine):

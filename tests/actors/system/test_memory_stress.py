@@ -20,7 +20,7 @@ from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.model.worlds.world import World, make_world
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import grid
 
 OpenSystem = Callable[..., AgentSystem]
 FULL = bool(os.environ.get("KVACTORS_FULL"))
@@ -32,10 +32,6 @@ BYTES_PER_TOKEN = 320
 ANSWER = Sampling(max_tokens=12)
 
 pytestmark = [pytest.mark.timeout(WAIT * 2), pytest.mark.usefixtures("no_engine")]
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def ask_all(system: AgentSystem, prompts: Sequence[Any]) -> list[tuple[int, ...]]:

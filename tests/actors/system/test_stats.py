@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from store_saves import F1, kv_save, put
@@ -14,7 +13,7 @@ from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.status import in_memory
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.testing.engines import make_request
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
+from kvactors.core.testing.models import grid
 from kvactors.persistence import Save, Store
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -23,10 +22,6 @@ WAIT = 60
 F2 = "f" * 16
 BYTES_PER_TOKEN = 320
 ANSWER = Sampling(max_tokens=6)
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def fill(store: Store) -> None:

@@ -1,0 +1,172 @@
+"""Who may wait for what: plain functions, asyncio, what blocks, full mailboxes, and the end."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from behaviours import Does, DoesAtOnce, Recorder, run
+
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    AgentSystem,
+    BlockingCall,
+    InvalidInput,
+    LanePolicy,
+    MailboxFull,
+    Sampling,
+    SystemStopped,
+    Undelivered,
+)
+
+OpenSystem = Callable[..., AgentSystem]
+SHORT = Sampling(max_tokens=4)
+WAIT = 60
+
+
+def test_a_plain_function_cannot_wait_unless_it_has_its_own_thread(system: AgentSystem) -> None:
+    class OnItsOwn(DoesAtOnce):
+        blocking = True
+
+    def think(me: AgentBehaviour) -> str:
+        return me.think([1], sampling=SHORT).get(timeout=WAIT).finish_reason  # type: ignore[no-any-return]
+
+    with pytest.raises(BlockingCall):
+        system.spawn("pooled", behaviour=DoesAtOnce()).request(think).get(timeout=WAIT)
+    own = system.spawn("own", behaviour=OnItsOwn())
+
+    assert own.request(think).get(timeout=WAIT) == "length"
+    names = {thread.name for thread in threading.enumerate()}
+    assert "kvactors-own-0" in names
+
+
+def test_a_behaviour_that_awaits_something_of_asyncio_is_told_so(system: AgentSystem) -> None:
+    async def sleep(me: AgentBehaviour) -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(TypeError, match="nothing of asyncio"):
+        run(system, sleep)
+
+
+def test_blocking_work_runs_elsewhere(system: AgentSystem) -> None:
+    async def work(me: AgentBehaviour) -> str:
+        return await me.run_blocking(lambda: threading.current_thread().name)  # type: ignore[no-any-return]
+
+    assert run(system, work).startswith("kvactors-blocking")
+
+
+def test_a_full_mailbox_holds_a_sender_back_or_refuses(system: AgentSystem) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        blocking = True
+
+        def on_message(self, message: Any, sender: Agent | None) -> int:
+            entered.set()
+            gate.wait(WAIT)
+            return super().on_message(message, sender)
+
+    waiting, refusing = Slow(), Slow()
+    lanes = LanePolicy(1, "block"), LanePolicy(1)
+    for name, slow, lane in zip("wr", (waiting, refusing), lanes, strict=True):
+        entered.clear()
+        system.spawn(name, behaviour=slow, prompt_lane=lane).deliver(0)
+        assert entered.wait(WAIT)
+
+    async def fill(me: AgentBehaviour) -> list[bool]:
+        sent = [me.send("w", number) for number in (1, 2, 3)]
+        await me.send("r", 1)
+        with pytest.raises(MailboxFull):
+            await me.send("r", 2)
+        return [future.done for future in sent]
+
+    assert run(system, fill) == [True, False, False]
+    gate.set()
+    assert system.wait_idle(WAIT)
+    assert [message for message, _ in waiting.seen] == [0, 1, 2, 3]
+    assert [message for message, _ in refusing.seen] == [0, 1]
+    assert [letter.receiver for letter in system.dead_letters()] == ["r"]
+
+
+def test_stopping_the_system_ends_behaviours_in_the_middle(open_system: OpenSystem) -> None:
+    system = open_system(store=False)
+    never = threading.Event()
+
+    async def wait(me: AgentBehaviour) -> None:
+        me.later(3600, "never")
+        never.set()
+        await me.ask("does", None, timeout=3600)  # Itself, which is busy.
+
+    waiting = system.spawn("does", behaviour=Does()).request(wait)
+    assert never.wait(WAIT)
+    queued = system.spawn("does").request(wait)
+
+    system.stop()
+
+    for future in (waiting, queued):
+        with pytest.raises((SystemStopped, Undelivered)):
+            future.get(timeout=WAIT)
+    with pytest.raises(SystemStopped):
+        system.spawn("does").deliver("late")
+
+
+@pytest.mark.parametrize("seconds", [-1, "soon", float("inf"), True])
+def test_times_that_cannot_be_are_refused(system: AgentSystem, seconds: Any) -> None:
+    def later(me: AgentBehaviour) -> None:
+        me.later(seconds, None)
+
+    agent = system.spawn(f"a{seconds}", behaviour=DoesAtOnce())
+    with pytest.raises(InvalidInput):
+        agent.request(later).get(timeout=WAIT)
+
+
+def test_a_behaviour_belongs_to_one_agent(system: AgentSystem) -> None:
+    behaviour = Recorder()
+    system.spawn("a", behaviour=behaviour)
+
+    with pytest.raises(InvalidInput, match="behaviour of 'a' already"):
+        system.spawn("b", behaviour=behaviour)
+    with pytest.raises(InvalidInput, match="has a behaviour"):
+        system.spawn("a", behaviour=Recorder())
+
+
+# -- asyncio ---------------------------------------------------------------------------
+
+
+def test_asyncio_users_await_turns_and_streams(system: AgentSystem) -> None:
+    agent = system.spawn("a")
+
+    async def main() -> tuple[str, str]:
+        replies = await asyncio.gather(*(agent.ask_async([n], sampling=SHORT) for n in range(1, 4)))
+        assert len(replies) == 3
+        text = ""
+        async for piece in agent.stream_async([9], sampling=SHORT):
+            text += piece.text
+        return text, (await agent.ask([10], sampling=SHORT)).finish_reason
+
+    text, finish = asyncio.run(main())
+
+    assert finish == "length"
+    assert agent.transcript().turns[-3].text == text
+
+
+def test_cancelling_a_task_cancels_its_turn(system: AgentSystem) -> None:
+    agent = system.spawn("a")
+    endless = Sampling(max_tokens=5000)
+
+    async def main() -> None:
+        stream = agent.stream_async([1], sampling=endless)
+        await anext(stream)
+        task = asyncio.create_task(agent.ask_async([2], sampling=endless))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await stream.aclose()
+
+    asyncio.run(main())
+
+    assert system.wait_idle(WAIT)
+    assert [turn.finish for turn in agent.transcript().turns] == [None, "cancelled"]
