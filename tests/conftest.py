@@ -215,5 +215,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
         if isinstance(message, Pause):
             told.release()
 
+    # Patched: the system makes its agents' actors by itself, and a pause has no other trace that a
+    # test could wait for.
     monkeypatch.setattr(AgentActor, "on_receive", noted)
     return told
