@@ -3,11 +3,11 @@
 import errno
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import (
     Agent,
@@ -31,7 +31,6 @@ from kvactors.actors.testing import (
 )
 from kvactors.core.errors import InvalidConfig
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

@@ -1,21 +1,18 @@
 """What fixtures that make something give, and what many tests give these: models and prompts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from kvactors.actors import AgentSystem
 from kvactors.core.engine.engine import Engine
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
 __all__ = [
     "LoadFamily",
     "LoadGrid",
     "MakeEngine",
     "OpenSystem",
-    "grid",
     "prompt_of",
     "prompts_of",
 ]
@@ -24,11 +21,6 @@ LoadFamily = Callable[..., LoadedModel]
 LoadGrid = Callable[..., LoadedModel]
 MakeEngine = Callable[..., Engine]
 OpenSystem = Callable[..., AgentSystem]
-
-
-def grid() -> tuple[Any, PlainTokenizer]:
-    """A random llama whose sums are exact in any order; its name is this function's."""
-    return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

@@ -3,19 +3,19 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from makers import OpenSystem
 from typer.testing import CliRunner
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import Sampling
 from kvactors.actors.frontends.cli.app import app
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
 __all__ = ["Held", "connect", "lines", "top"]
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 RUNNER = CliRunner()
 

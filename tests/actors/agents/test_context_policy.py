@@ -3,7 +3,7 @@ it can be seen."""
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from makers import OpenSystem
 from swap_models import ANSWER, WAIT, ask, computed_alone
 
 from kvactors.actors import (
@@ -30,7 +31,6 @@ from kvactors.core.errors import ContextExceeded, InvalidConfig
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 from kvactors.persistence.store.store import Store
 
-OpenSystem = Callable[..., AgentSystem]
 CONTEXT = 400
 PROMPT = "Sum up."
 

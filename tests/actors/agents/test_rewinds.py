@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conversations import answered, as_if_told_at_once, ask
+from makers import OpenSystem
 
 from kvactors.actors import Agent, AgentSystem, RewindOutOfRange, Sampling
 from kvactors.core.conversation.hashing import common_prefix
@@ -14,7 +15,6 @@ from kvactors.core.errors import InvalidInput
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 from kvactors.persistence.store.store import Store
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
 LONG = "a long beginning, and decade by decade " * 8

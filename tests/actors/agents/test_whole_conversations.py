@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from conversations import answered, as_if_told_at_once, ask
+from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, Sampling, TurnFailed
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import EmptyPrompt, InvalidInput
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
 LONG = "a long beginning, and decade by decade " * 8

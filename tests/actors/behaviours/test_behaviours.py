@@ -1,12 +1,12 @@
 """Behaviours: agents that think about messages, send, ask, wait and spawn."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from behaviours import Does, DoesAtOnce, Recorder, run
+from makers import OpenSystem
 
 from kvactors.actors import (
     Agent,
@@ -18,7 +18,6 @@ from kvactors.actors import (
 )
 from kvactors.core.testing.models import Faulty, PlainTokenizer, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

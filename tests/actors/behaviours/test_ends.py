@@ -1,12 +1,12 @@
 """How behaviours begin and end among others: what is left of what they were doing."""
 
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from behaviours import DoesMuch, Echo
+from makers import OpenSystem
 
 from kvactors.actors import (
     Agent,
@@ -22,7 +22,6 @@ from kvactors.actors.testing import use_actors
 from kvactors.actors.turns.messages_agent import Prefetch
 from kvactors.core.testing.models import Faulty, PlainTokenizer, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

@@ -1,13 +1,13 @@
 """What may go wrong between agents: each of these was found broken once, or could be."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pykka
 import pytest
 from behaviours import Does, DoesMuch, Echo
+from makers import OpenSystem
 
 from kvactors.actors import (
     Agent,
@@ -24,7 +24,6 @@ from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor, SystemAc
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import BlockingCall, InvalidConfig
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

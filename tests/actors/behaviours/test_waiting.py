@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from behaviours import Does, DoesAtOnce, Recorder, run
+from makers import OpenSystem
 
 from kvactors.actors import (
     Agent,
@@ -21,7 +21,6 @@ from kvactors.actors import (
     Undelivered,
 )
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
-from kvactors.actors import Agent, AgentBehaviour, AgentSystem, Sampling, Supervision
+from kvactors.actors import Agent, AgentBehaviour, Sampling, Supervision
 from kvactors.actors.observe.recorder import Recorder
 from kvactors.core.errors import InvalidInput
 from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
@@ -31,7 +32,6 @@ from kvactors.core.trace import (
 )
 from kvactors.persistence.testing.doubles import FailingFiles
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
 SECRET = "the combination is 39-12-7"

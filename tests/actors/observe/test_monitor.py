@@ -6,21 +6,21 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 from monitored import Held, connect, lines, top
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import Sampling
 from kvactors.actors.observe.monitor import LEAST_INTERVAL, MOST_CLIENTS, Monitor, socket_path
 from kvactors.actors.testing import use_store
 from kvactors.persistence.store.store import Store
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 
 

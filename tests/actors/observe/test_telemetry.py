@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -20,7 +20,6 @@ from kvactors.actors import AgentSystem, ContextExceeded, Sampling
 from kvactors.actors.observe.telemetry import Telemetry
 from kvactors.core.testing.models import grid
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
 PROGRAM = """

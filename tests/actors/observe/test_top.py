@@ -6,18 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 from monitored import Held, top
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.observe.monitor import socket_path
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 CHILD = """
 import signal, sys

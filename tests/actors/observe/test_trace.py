@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import OpenSystem
 from typer.testing import CliRunner
 
-from kvactors.actors import AgentSystem, InvalidInput, Sampling
+from kvactors.actors import InvalidInput, Sampling
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.observe.chrome_trace import ENGINE, FIRST_AGENT, SAVES, chrome_trace, merge
 from kvactors.actors.observe.recorder import Recorder
@@ -33,7 +34,6 @@ from kvactors.core.trace import (
     TurnStarted,
 )
 
-OpenSystem = Callable[..., AgentSystem]
 Trace = dict[str, Any]
 WAIT = 60
 # Times are rounded to a tenth of a microsecond, a bar's start and its length each.

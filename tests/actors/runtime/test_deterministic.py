@@ -1,16 +1,15 @@
 """Deterministic mode: the same seed gives the same interleaving, another one another."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pykka
 import pytest
+from makers import OpenSystem
 
-from kvactors.actors import Agent, AgentBehaviour, AgentSystem, BlockingCall, Sampling, Supervision
+from kvactors.actors import Agent, AgentBehaviour, BlockingCall, Sampling, Supervision
 from kvactors.core.errors import InvalidConfig
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 
 

@@ -7,13 +7,14 @@
 import gc
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import OpenSystem
 from oracle import free_run, margins, prefill_noise
 
 from kvactors.actors import AgentSystem, Sampling
@@ -22,7 +23,6 @@ from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.model.worlds.world import World, make_world
 from kvactors.core.testing.models import grid
 
-OpenSystem = Callable[..., AgentSystem]
 FULL = bool(os.environ.get("KVACTORS_FULL"))
 WAIT = 3000 if FULL else 60
 AGENTS, TURN = (200, 1000) if FULL else (12, 280)

@@ -1,14 +1,13 @@
 """AgentSystem is made of parts: it offers what they do, and is none of them."""
 
 import inspect
-from collections.abc import Callable
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import Agent, AgentBehaviour, AgentSystem, InvalidInput, SystemStopped
 from kvactors.actors.system.registry import AgentRegistry
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 OFFERED = {
     *("agents", "chat", "check", "dead_letters", "export_agent", "find", "forget", "health"),

@@ -3,11 +3,12 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import (
     AgentSystem,
@@ -27,7 +28,6 @@ from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import FailingFiles, HoldingFiles
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from makers import OpenSystem
 from store_saves import F1, kv_save, put
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import Sampling
 from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.status import in_memory
 from kvactors.core.model.load import LoadedModel
@@ -17,7 +18,6 @@ from kvactors.core.testing.models import grid
 from kvactors.persistence import Save, Store
 from kvactors.persistence.testing.doubles import example_segment
 
-OpenSystem = Callable[..., AgentSystem]
 WAIT = 60
 F2 = "f" * 16
 BYTES_PER_TOKEN = 320

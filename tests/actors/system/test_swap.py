@@ -1,13 +1,13 @@
 """Another model under the same agents: what is kept, and what comes back warm."""
 
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from makers import OpenSystem
 from swap_models import (
     ANSWER,
     FIRST,
@@ -19,16 +19,13 @@ from swap_models import (
     computed_alone,
 )
 
-from kvactors.actors import AgentSystem, ContextExceeded
+from kvactors.actors import ContextExceeded
 from kvactors.actors.system.export import export_stored
 from kvactors.actors.testing import use_store
 from kvactors.actors.turns.messages_gpu import SwapModel
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.persistence.errors import ExportRejected
 from kvactors.persistence.store.store import Store
-
-OpenSystem = Callable[..., AgentSystem]
-
 
 # -- there and back ------------------------------------------------------------------------
 

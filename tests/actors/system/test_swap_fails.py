@@ -1,12 +1,12 @@
 """Swaps that fail or are cut short: the old model goes on, or everybody is told."""
 
-from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from makers import OpenSystem
 from swap_models import (
     ANSWER,
     FIRST,
@@ -25,9 +25,6 @@ from kvactors.actors import AgentSystem, BlockingCall, EngineDied, SwapFailed, S
 from kvactors.actors.runtime.futures import mark_pool_thread
 from kvactors.core.errors import InvalidConfig, KvactorsError, ModelNotFound, TemplateError
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
-
-OpenSystem = Callable[..., AgentSystem]
-
 
 # -- when it fails -------------------------------------------------------------------------
 

@@ -1,11 +1,11 @@
 """Turns, ends and late answers of the store while the model is exchanged."""
 
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 from small_tokenizers import chat_format
 from swap_models import (
     ANSWER,
@@ -21,14 +21,11 @@ from swap_models import (
     swapping,
 )
 
-from kvactors.actors import AgentSystem, Reply, SwapFailed, SystemStopped
+from kvactors.actors import Reply, SwapFailed, SystemStopped
 from kvactors.actors.testing import use_store
 from kvactors.actors.turns.messages_gpu import Restored
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.store.store import Store
-
-OpenSystem = Callable[..., AgentSystem]
-
 
 # -- turns meanwhile -----------------------------------------------------------------------
 

@@ -2,18 +2,17 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import Sampling
 from kvactors.core.errors import SystemStopped
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
 

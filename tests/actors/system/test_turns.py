@@ -3,17 +3,16 @@
 import logging
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
 from kvactors.core.errors import KvactorsError, SystemStopped
 from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import (
     AdmissionFull,
@@ -29,7 +30,6 @@ from kvactors.core.testing.engines import make_request
 
 WAIT = 60
 SHORT = Sampling(max_tokens=6)
-OpenSystem = Callable[..., AgentSystem]
 
 
 def hold(system: AgentSystem, held: FaultyModel) -> tuple[Agent, threading.Event]:

@@ -1,10 +1,10 @@
 """Bad input gets a typed error that names the rule and the numbers, before any work."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import (
     AgentSystem,
@@ -23,7 +23,6 @@ from kvactors.core.errors import (
 )
 from kvactors.core.testing.models import PlainTokenizer, tiny_llama, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

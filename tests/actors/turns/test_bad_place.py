@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import (
     AgentSystem,
@@ -30,7 +30,6 @@ from kvactors.core.errors import (
 )
 from kvactors.core.testing.models import tiny_llama
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, EngineDied, Sampling, TurnFailed
 from kvactors.core.engine.failure import is_fatal
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
-OpenSystem = Callable[..., AgentSystem]
 LONG = Sampling(max_tokens=30)
 WAIT = 60
 LOST = RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import OpenSystem
 
-from kvactors.actors import AgentSystem, Sampling, SaveFailed, SaveQueueFull
+from kvactors.actors import Sampling, SaveFailed, SaveQueueFull
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer, use_actors
 from kvactors.actors.turns.messages_gpu import ReadStats
 from kvactors.actors.turns.messages_store import Flush
@@ -18,7 +19,6 @@ from kvactors.actors.turns.ticket import Ticket
 from kvactors.actors.workers.persistence import PersistenceActor
 from kvactors.actors.workers.unwritten import LONGEST_PAUSE
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
 

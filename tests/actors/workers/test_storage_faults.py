@@ -2,16 +2,15 @@
 
 import errno
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from makers import OpenSystem
 
-from kvactors.actors import AgentSystem, EncryptionError, Sampling, SaveFailed, SaveQueueFull
+from kvactors.actors import EncryptionError, Sampling, SaveFailed, SaveQueueFull
 from kvactors.actors.testing import FailingFiles, HoldingFiles
 from kvactors.core.errors import InvalidConfig
 
-OpenSystem = Callable[..., AgentSystem]
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
 

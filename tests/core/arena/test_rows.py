@@ -181,6 +181,7 @@ def test_a_long_row_with_its_last_token_in_flight_is_not_fed_once_more(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     loaded = load_grid()
+    loaded = replace(loaded, policy=replace(loaded.policy, launch_tokens=128))
     long = 4 * loaded.policy.launch_tokens + 100
     for length, surplus in ((long, 0), (50, 1)):
         launches = Launches(make_engine, loaded)

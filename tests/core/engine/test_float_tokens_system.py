@@ -8,14 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from forms import ANSWER, LIMIT, grid_model, load
-from makers import OpenSystem, grid, prompts_of
+from makers import OpenSystem, prompts_of
 
 from kvactors.actors import AgentSystem, ExportRejected, Reply
 from kvactors.core.arena.wire import layout
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.testing.models import PlainTokenizer
+from kvactors.core.testing.models import PlainTokenizer, grid
 from kvactors.persistence.store.store import Store
 
 WAIT = 120

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makers import OpenSystem, grid
+from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
 from kvactors.core.engine.engine import Engine
@@ -20,6 +20,7 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.models import grid
 
 WAIT = 60
 ANSWER = Sampling(max_tokens=12)

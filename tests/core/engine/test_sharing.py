@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import OpenSystem, grid
+from makers import OpenSystem
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
-from kvactors.core.testing.models import snap_to_grid, tiny_model
+from kvactors.core.testing.models import grid, snap_to_grid, tiny_model
 
 WAIT = 60
 ANSWER = Sampling(max_tokens=6)
