@@ -47,14 +47,14 @@ def measure_rates(setup: Setup) -> Rates:
     mx.eval(square, vector, large, packed, query, weights)
     operations = 2 * layer.kv_heads * 2 * KEYS * 64
 
-    def product(left: Any, transposed: bool) -> Any:
+    def product(left: Any, *, transposed: bool) -> Any:
         return mx.quantized_matmul(left, *packed, transposed, group_size=64, bits=4)
 
     return Rates(
         2 * 1024**3 / _best(lambda: square @ square),
         large.nbytes / _best(lambda: vector @ large),
-        operations / _best(lambda: product(query, True)),
-        operations / _best(lambda: product(weights, False)),
+        operations / _best(lambda: product(query, transposed=True)),
+        operations / _best(lambda: product(weights, transposed=False)),
     )
 
 

@@ -215,7 +215,7 @@ class Arena:
         for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
             held = self.table.slabs[slab]
             held.capacity = self.table.capacity_for(held.capacity, extent)
-        with in_parts(self.policy.parts):
+        with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
         return logits
 

@@ -41,7 +41,7 @@ _taken: list[tuple[int, int]] | None = None
 
 
 @contextmanager
-def in_parts(wanted: bool) -> Iterator[None]:
+def in_parts(*, wanted: bool) -> Iterator[None]:
     """Within, few rows are multiplied with parts of a weight, if wanted."""
     token = _wanted.set(wanted)
     try:

@@ -38,7 +38,7 @@ class ChatFormat:
             {"role": "assistant", "content": _ANSWER},
         ]
         if self.has_template:
-            self._history = self._render(self._probe, False)
+            self._history = self._render(self._probe, answer=False)
             place = self._history.rfind(_ANSWER)
             if place < 0:
                 raise TemplateError("the chat template does not render an assistant's answer")
@@ -99,7 +99,7 @@ class ChatFormat:
         if not self.has_template:
             return (system or "") + text
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self._render([*messages, {"role": role, "content": text}], answer)
+        return self._render([*messages, {"role": role, "content": text}], answer=answer)
 
     def following(self, role: str, text: str, *, answer: bool) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens."""
@@ -107,11 +107,15 @@ class ChatFormat:
             return text
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
-            before = self._render(self._probe[:1], False)
-            return self._suffix(before, [*self._probe[:1], {"role": role, "content": text}], False)
-        return self._suffix(self._history, [*self._probe, {"role": role, "content": text}], answer)
+            before = self._render(self._probe[:1], answer=False)
+            return self._suffix(
+                before, [*self._probe[:1], {"role": role, "content": text}], answer=False
+            )
+        return self._suffix(
+            self._history, [*self._probe, {"role": role, "content": text}], answer=answer
+        )
 
-    def closing_after(self, tokens: Sequence[int], answered: bool) -> str:
+    def closing_after(self, tokens: Sequence[int], *, answered: bool) -> str:
         """Closing text that a finished answer still lacks, given its last token.
 
         An answer that ended by itself sampled the end-of-turn token; one that was cut
@@ -127,8 +131,8 @@ class ChatFormat:
                 return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
         return self._closing
 
-    def _suffix(self, before: str, messages: list[dict[str, str]], answer: bool) -> str:
-        after = self._render(messages, answer)
+    def _suffix(self, before: str, messages: list[dict[str, str]], *, answer: bool) -> str:
+        after = self._render(messages, answer=answer)
         if not after.startswith(before):
             raise TemplateError(
                 "the chat template rewrites the conversation when a turn is added; "
@@ -138,15 +142,15 @@ class ChatFormat:
 
     def _check_append_only(self) -> None:
         try:
-            self._suffix(self._history, [*self._probe, self._probe[0]], True)
+            self._suffix(self._history, [*self._probe, self._probe[0]], answer=True)
         except TemplateError:
             # Some templates drop a closing newline once another turn follows: what
             # stands in the ledger wins, and the suffix starts where the two part.
             self._history = self._history.rstrip()
             self._closing = self._closing.rstrip()
-            self._suffix(self._history, [*self._probe, self._probe[0]], True)
+            self._suffix(self._history, [*self._probe, self._probe[0]], answer=True)
 
-    def _render(self, messages: list[dict[str, str]], answer: bool) -> str:
+    def _render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
         with self._lock:
             try:
                 return str(

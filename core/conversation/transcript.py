@@ -109,7 +109,7 @@ class Transcript:
         """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
         (default: all)."""
         after = self.turns if after is None else after
-        return self._closing(after) + self._frame(role, text, answer, after)
+        return self._closing(after) + self._frame(role, text, after, answer=answer)
 
     def answer(
         self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
@@ -165,7 +165,7 @@ class Transcript:
         self.turns = [*self.turns[:keep], *turns]
         return record
 
-    def _frame(self, role: str, text: str, answer: bool, after: Sequence[Turn]) -> str:
+    def _frame(self, role: str, text: str, after: Sequence[Turn], *, answer: bool) -> str:
         """A text turn in its template, from where the turns before it are complete."""
         if after:
             return self.chat.following(role, text, answer=answer)
@@ -177,13 +177,13 @@ class Transcript:
             return ""
         *before, last = turns
         if last.is_answer:
-            return self.chat.closing_after(last.token_ids, True)
+            return self.chat.closing_after(last.token_ids, answered=True)
         # A prompt lacks something if a rewind cut it, or if its answer is gone.
         head = self._closing(before) if before and before[-1].is_answer else ""
         for answer in (False, True):
-            whole = head + self._frame(last.role, last.text, answer, before)
+            whole = head + self._frame(last.role, last.text, before, answer=answer)
             if whole.startswith(last.rendered):
-                unanswered = self.chat.closing_after((), True) if answer else ""
+                unanswered = self.chat.closing_after((), answered=True) if answer else ""
                 return whole[len(last.rendered) :] + unanswered
         return ""
 
@@ -204,7 +204,7 @@ class Transcript:
         if turn.is_answer or turn.raw:
             return 0
         before = [] if turn is self.turns[0] else self.turns[:1]
-        head, _, _ = self._frame(turn.role, PROBE, True, before).partition(PROBE)
+        head, _, _ = self._frame(turn.role, PROBE, before, answer=True).partition(PROBE)
         place = turn.rendered.find(head)
         return place + len(head) if place >= 0 else len(turn.rendered)
 

@@ -87,7 +87,7 @@ class Engine:
         self._events += [KVNeeded(agent_id) for agent_id in needed]
         for request in started:
             self.execution.begin(request)
-        running.set_lean(self.memory.tight)
+        running.set_lean(lean=self.memory.tight)
         prefilling = [request for request in running.prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, running.answering)
         for outcome in self.execution.run(plan):

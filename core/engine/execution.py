@@ -78,7 +78,7 @@ class Execution:
         """Some prefill, one decode step; what came of it. Raises what is fatal to the engine."""
         running = self._running
         if plan.prefill:
-            yield from self._prefill(plan.prefill, plan.decode)
+            yield from self._prefill(plan.prefill, decoding=plan.decode)
         yield from self._hand_over()
         if not running.prefills:
             self._scheduler.prefill_ended()
@@ -103,20 +103,22 @@ class Execution:
 
     # -- prefill -----------------------------------------------------------------------
 
-    def _prefill(self, planned: Sequence[Chunk], decoding: bool) -> Iterator[Outcome]:
+    def _prefill(self, planned: Sequence[Chunk], *, decoding: bool) -> Iterator[Outcome]:
         preemption, fixed = self.preemption, self._scheduler.config.reproducible
         chunks = preemption.within_memory(planned, fixed=fixed)
         if not chunks:
             return
         requests = [chunk.request for chunk in chunks]
-        batch = self._running.prefill_batch(requests, preemption.can_spare(requests))
+        spare = preemption.can_spare(requests)
+        batch = self._running.prefill_batch(requests, spare=spare)
         begin, self.forward = self._clock(), batch.requests
         try:
             computed = self._metrics.prefill(batch, chunks)
         except Exception as error:
             yield from self._blame(batch.requests, error)
             return
-        self._scheduler.record_prefill(computed, self._clock() - begin, decoding)
+        seconds = self._clock() - begin
+        self._scheduler.record_prefill(computed, seconds, decoding=decoding)
         for request in batch.requests:
             done, total = request.cached - request.kept, request.target - request.kept
             yield Progress(request.agent_id, done, total)

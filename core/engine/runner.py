@@ -63,7 +63,7 @@ class PrefillBatch:
         self.arena.table.lean = True
         self.requests: list[Request] = []
 
-    def add(self, request: Request, pieces: Sequence[Piece], spare: bool = False) -> None:
+    def add(self, request: Request, pieces: Sequence[Piece], *, spare: bool = False) -> None:
         """Give a request a row, with its cached pieces in it; with `spare`, room to decode, so
         that the row is not copied as soon as it does."""
         more = max(map(len, request.choices), default=0)
@@ -134,6 +134,16 @@ class PrefillBatch:
         _leave(self.arena, self.requests, request)
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched and not read: `tokens` [rows] of `requests`, None for one that has
+    left since, and the errors of rows whose own sampler failed."""
+
+    tokens: mx.array
+    requests: list[Request | None]
+    errors: dict[int, Exception]
+
+
 class DecodeBatch:
     """The rows that decode together, one step ahead of what was read."""
 
@@ -141,9 +151,7 @@ class DecodeBatch:
         self._model = loaded.model
         self.arena = new_arena(loaded)
         self.requests: list[Request] = []
-        self._flying: list[Request | None] = []
-        self._tokens: mx.array | None = None
-        self._errors: dict[int, Exception] = {}
+        self._flight: Flight | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -155,8 +163,7 @@ class DecodeBatch:
 
     def adopt(self, batch: PrefillBatch) -> None:
         """Take over all rows of a batch at once, without a copy; this one must be empty."""
-        assert not self.requests
-        assert self._tokens is None
+        assert self.idle
         self.arena, self.requests = batch.arena, list(batch.requests)
         self.arena.table.lean = False
         batch.requests.clear()
@@ -169,7 +176,7 @@ class DecodeBatch:
     @property
     def in_flight(self) -> bool:
         """Whether a step was launched that was not read."""
-        return self._tokens is not None
+        return self._flight is not None
 
     @property
     def long_row_ends(self) -> bool:
@@ -177,20 +184,20 @@ class DecodeBatch:
         would cost more than to launch the next step only when that token was read."""
         longest = LATE_LAUNCHES * self.arena.policy.launch_tokens
         long = (request for request in self.requests if request.cached > longest)
-        return any(self._last_in_flight(request, self._flying) for request in long)
+        return any(self._last_in_flight(request, self._flight) for request in long)
 
     def step(self, *, launch: bool) -> list[Decoded]:
         """Launch the next step, if asked to, then read the one before it."""
-        flying, tokens, errors = self._land()
-        more = any(not self._last_in_flight(request, flying) for request in self.requests)
+        flight, self._flight = self._flight, None
+        more = any(not self._last_in_flight(request, flight) for request in self.requests)
         if launch and more:
-            self._launch(flying, tokens)
-        if tokens is None:
+            self._launch(flight)
+        if flight is None:
             return []
-        read: list[int] = tokens.tolist()  # type: ignore[assignment]
+        read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
         return [
-            Decoded(request, token, errors.get(index))
-            for index, (request, token) in enumerate(zip(flying, read, strict=True))
+            Decoded(request, token, flight.errors.get(index))
+            for index, (request, token) in enumerate(zip(flight.requests, read, strict=True))
             if request is not None
         ]
 
@@ -204,47 +211,46 @@ class DecodeBatch:
     def remove(self, request: Request) -> None:
         """Drop a request's row; what is in flight for it is not read."""
         _leave(self.arena, self.requests, request)
-        self._flying = [None if other is request else other for other in self._flying]
-        if not any(self._flying):
-            self._land()
+        if self._flight is not None:
+            flying = self._flight.requests
+            flying[:] = [None if other is request else other for other in flying]
+            if not any(flying):
+                self._flight = None
 
-    def _land(self) -> tuple[list[Request | None], mx.array | None, dict[int, Exception]]:
-        """What was in flight; nothing is now."""
-        landed = self._flying, self._tokens, self._errors
-        self._flying, self._tokens, self._errors = [], None, {}
-        return landed
+    def _last_in_flight(self, request: Request, flight: Flight | None) -> bool:
+        ahead = flight is not None and request in flight.requests
+        return request.decoded + ahead >= request.sampling.max_tokens
 
-    def _last_in_flight(self, request: Request, flying: Sequence[Request | None]) -> bool:
-        done = request.decoded + (request in flying)
-        return done >= request.sampling.max_tokens
-
-    def _launch(self, flying: Sequence[Request | None], tokens: mx.array | None) -> None:
-        inputs = self._inputs(flying, tokens)
+    def _launch(self, flight: Flight | None) -> None:
+        inputs = self._inputs(flight)
         logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
-        ahead = set(map(id, flying))
-        self._tokens = self._sample(logits, inputs, ahead)
-        self._flying = list(self.requests)
-        mx.async_eval(self._tokens)  # type: ignore[no-untyped-call]
+        ahead = set(map(id, flight.requests)) if flight else set()
+        errors: dict[int, Exception] = {}
+        tokens = self._sample(logits, inputs, ahead, errors)
+        self._flight = Flight(tokens, list(self.requests), errors)
+        mx.async_eval(tokens)  # type: ignore[no-untyped-call]
 
-    def _inputs(self, flying: Sequence[Request | None], tokens: mx.array | None) -> mx.array:
+    def _inputs(self, flight: Flight | None) -> mx.array:
         """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""
-        if tokens is None:
+        if flight is None:
             return mx.array([request.tokens[-1] for request in self.requests])
-        if list(flying) == self.requests:
-            return tokens
-        place = {id(request): index for index, request in enumerate(flying) if request}
+        if flight.requests == self.requests:
+            return flight.tokens
+        place = {id(request): index for index, request in enumerate(flight.requests) if request}
         fresh = [request.tokens[-1] for request in self.requests if id(request) not in place]
-        index, used = [], len(flying)
+        index, used = [], len(flight.requests)
         for request in self.requests:
             if id(request) in place:
                 index.append(place[id(request)])
             else:
                 index.append(used)
                 used += 1
-        known = mx.array(fresh, dtype=tokens.dtype)
-        return mx.concatenate([tokens, known])[mx.array(index)]
+        known = mx.array(fresh, dtype=flight.tokens.dtype)
+        return mx.concatenate([flight.tokens, known])[mx.array(index)]
 
-    def _sample(self, logits: mx.array, inputs: mx.array, ahead: set[int]) -> mx.array:
+    def _sample(
+        self, logits: mx.array, inputs: mx.array, ahead: set[int], errors: dict[int, Exception]
+    ) -> mx.array:
         chosen = mx.argmax(logits, axis=-1)
         if all(request.sampling.greedy for request in self.requests):
             return chosen
@@ -254,13 +260,14 @@ class DecodeBatch:
                 rows.append(chosen[row])
                 continue
             try:
-                rows.append(self._draw(request, logits[row], inputs[row], id(request) in ahead))
+                known = id(request) in ahead
+                rows.append(self._draw(request, logits[row], inputs[row], ahead=known))
             except Exception as error:
-                self._errors[row] = error
+                errors[row] = error
                 rows.append(chosen[row])
         return mx.stack([row.astype(mx.uint32) for row in rows])
 
-    def _draw(self, request: Request, logits: mx.array, fed: mx.array, ahead: bool) -> mx.array:
+    def _draw(self, request: Request, logits: mx.array, fed: mx.array, *, ahead: bool) -> mx.array:
         position = len(request.tokens) + ahead
         key = draw_key(request.sampling, request.agent_id, request.turn, position)
         context = None

@@ -63,7 +63,7 @@ class RunningBatches:
             total += row * (2 if batch is None else 1)
         return total
 
-    def set_lean(self, lean: bool) -> None:
+    def set_lean(self, *, lean: bool) -> None:
         """Whether the common batches take no spare room from now on."""
         for batch in self.common:
             batch.arena.table.lean = lean
@@ -80,7 +80,7 @@ class RunningBatches:
             return self.prefills[request]
         return next((batch for batch in self.decoding if request in batch.requests), None)
 
-    def prefill_batch(self, requests: Sequence[Request], spare: bool = False) -> PrefillBatch:
+    def prefill_batch(self, requests: Sequence[Request], *, spare: bool = False) -> PrefillBatch:
         """The batch of the first of these, or a new one for all of them, which have one form;
         with `spare`, with room to decode."""
         batch = self.prefills[requests[0]]
@@ -88,7 +88,7 @@ class RunningBatches:
             batch = PrefillBatch(self._forms[requests[0].form.index])
             for request in requests:
                 cache = self._hot.get(request.agent_id)
-                batch.add(request, cache.pieces if cache else (), spare)
+                batch.add(request, cache.pieces if cache else (), spare=spare)
                 self.prefills[request] = batch
         return batch
 

@@ -40,7 +40,7 @@ def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> Mod
     """
     expected = [_alone(model, prompt) for prompt in _PROMPTS]
     failures = []
-    for plan in _plans(spec, exact):
+    for plan in _plans(spec, exact=exact):
         failure = _compare(model, plan, expected)
         if failure is None:
             break
@@ -60,7 +60,7 @@ def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> Mod
     return plan
 
 
-def _plans(spec: ModelCacheSpec, exact: bool) -> Iterator[ModelCacheSpec]:
+def _plans(spec: ModelCacheSpec, *, exact: bool) -> Iterator[ModelCacheSpec]:
     """Ways to run a model, the fastest first."""
     plain = tuple(
         layer if layer.kind == "recurrent" else replace(layer, plain=True) for layer in spec.layers

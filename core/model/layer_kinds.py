@@ -58,7 +58,9 @@ class _Watched:
             return
 
         def noting_mask(
-            tokens: int, return_array: bool = False, window_size: int | None = None
+            tokens: int,
+            return_array: bool = False,  # noqa: FBT001, FBT002 - mlx-lm's signature
+            window_size: int | None = None,
         ) -> Any:
             # An array even where none is asked: one can tell it again.
             mask = make_mask(tokens, return_array=True, window_size=window_size)

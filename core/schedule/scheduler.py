@@ -95,12 +95,12 @@ class Scheduler:
         first = ordered[0]
         self._pace = self._paces[_longest(first.cached)]
         self._latency = self._latency_beside(first, decoding)
-        size = self._chunk_size(first.cached, self._due(first), decode)
+        size = self._chunk_size(first.cached, self._due(first), decoding=decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
-            budget = self._chunk_size(first.cached, self.config.first_chunk, decode)
+            budget = self._chunk_size(first.cached, self.config.first_chunk, decoding=decode)
             alike = [other for other in ordered[1:] if other.form is first.form]
             chunks += self._pack(alike, size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
@@ -109,7 +109,7 @@ class Scheduler:
         self._last_chunk = max(chunk.tokens for chunk in chunks) * len(chunks)
         return Plan(tuple(chunks), decode)
 
-    def _chunk_size(self, cached: int, remaining: int, decoding: bool) -> int:
+    def _chunk_size(self, cached: int, remaining: int, *, decoding: bool) -> int:
         """Tokens of the next chunk of a prompt with `cached` tokens done, `remaining` to do."""
         if self.config.reproducible:
             return min(remaining, _BLOCK - cached % _BLOCK)
@@ -121,7 +121,7 @@ class Scheduler:
             size = min(size, _BLOCK)
         return min(remaining, _longest(cached), size)
 
-    def record_prefill(self, tokens: int, seconds: float, decoding: bool) -> None:
+    def record_prefill(self, tokens: int, seconds: float, *, decoding: bool) -> None:
         """A chunk of `tokens` tokens (padding included) took `seconds`, while others were
         `decoding` or not."""
         # A few tokens take as long as many.

@@ -28,7 +28,11 @@ class PlainTokenizer:
         self.eos_token_id = eos_token_id
         self.eos_token_ids = {eos_token_id}
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = False,  # noqa: FBT001, FBT002 - transformers' signature
+    ) -> list[int]:
         """One id per character."""
         return [ord(character) % self.vocab_size for character in text]
 

@@ -195,9 +195,9 @@ def keys_and_values_swapped_on_export(true: Any) -> Any:
 # Not public: what a step is fed is decided and used in one place.
 @bug(DecodeBatch, "_inputs")
 def the_surplus_token_is_read(true: Any) -> Any:
-    def inputs(self: Any, flying: Any, tokens: Any) -> Any:
-        fed = true(self, flying, tokens)
-        return fed if tokens is None or len(fed) < 2 else fed[::-1]
+    def inputs(self: Any, flight: Any) -> Any:
+        fed = true(self, flight)
+        return fed if flight is None or len(fed) < 2 else fed[::-1]
 
     return inputs
 

@@ -69,7 +69,7 @@ def test_a_layer_says_the_same_in_parts(
         layer.bias = whole_numbers(outer)
     x = whole_numbers(*shape, inner)
 
-    with in_parts(True):
+    with in_parts(wanted=True):
         product = layer(x)
 
     assert product.shape == (*shape, outer)
@@ -81,7 +81,7 @@ def test_an_embedding_says_the_same_in_parts_as_output_layer() -> None:
     layer.weight, x = whole_numbers(8192, 512), whole_numbers(2, 1, 512)
     assert parts_of(2, 512, 8192) > 1
 
-    with in_parts(True):
+    with in_parts(wanted=True):
         product = layer.as_linear(x)
 
     assert mx.array_equal(product, layer.as_linear(x))
@@ -121,7 +121,7 @@ def test_what_gains_nothing_is_multiplied_whole(
     x = mx.ones((rows, inner), dtype)
     assert linear_cpu.parts_of(x, layer.weight) == 1
 
-    with in_parts(True):
+    with in_parts(wanted=True):
         product = layer(x)
 
     assert mx.array_equal(product, layer(x))
@@ -148,7 +148,7 @@ class Scaled(nn.Embedding):  # type: ignore[misc]
 def test_a_layer_of_a_users_own_keeps_its_meaning() -> None:
     layer, x = Scaled(), whole_numbers(2, 1024)
 
-    with in_parts(True):
+    with in_parts(wanted=True):
         product = layer.as_linear(x)
 
     assert mx.array_equal(product, layer.as_linear(x))
@@ -158,7 +158,7 @@ def test_a_layer_of_a_users_own_keeps_its_meaning() -> None:
 def test_rows_that_do_not_fit_get_mlxs_own_error() -> None:
     layer = nn.Linear(1024, 2048)
 
-    with in_parts(True), pytest.raises(ValueError, match="shape"):
+    with in_parts(wanted=True), pytest.raises(ValueError, match="shape"):
         layer(mx.ones((2, 512)))
 
 
@@ -167,11 +167,11 @@ def test_outside_of_a_step_and_in_other_threads_the_layer_is_mlxs_own(
 ) -> None:
     layer, x = nn.Linear(1024, 2048), mx.ones((2, 1024))
     layer(x)
-    with in_parts(True):
+    with in_parts(wanted=True):
         thread = Thread(target=lambda: layer(x))
         thread.start()
         thread.join()
-        with in_parts(False):
+        with in_parts(wanted=False):
             layer(x)
         assert not taken
         layer(x)
@@ -208,7 +208,7 @@ def test_agents_say_the_same_in_parts(
 
 def test_what_a_step_that_fails_wanted_is_forgotten(taken: list[tuple[int, int]]) -> None:
     layer, x = nn.Linear(1024, 2048), mx.ones((2, 1024))
-    with pytest.raises(ZeroDivisionError), in_parts(True):
+    with pytest.raises(ZeroDivisionError), in_parts(wanted=True):
         raise ZeroDivisionError
 
     layer(x)

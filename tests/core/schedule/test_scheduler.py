@@ -53,7 +53,7 @@ def run(
         if plan.prefill:
             log.append("+".join(str(chunk.tokens) for chunk in plan.prefill))
             tokens = sum(chunk.tokens for chunk in plan.prefill)
-            scheduler.record_prefill(tokens, tokens * 0.001, plan.decode)
+            scheduler.record_prefill(tokens, tokens * 0.001, decoding=plan.decode)
         elif plan.decode:
             log.append("d")
         if plan.decode:
@@ -114,7 +114,7 @@ def test_the_pace_of_short_prompts_says_nothing_about_a_deep_one() -> None:
 def test_a_few_tokens_that_took_long_do_not_shorten_the_next_chunk() -> None:
     scheduler = paced()
     scheduler.plan([request(1)], [])
-    scheduler.record_prefill(1, 0.09, False)
+    scheduler.record_prefill(1, 0.09, decoding=False)
 
     assert run(scheduler, [request(900)], [STREAMED], 1) == ["64"]
 
@@ -123,7 +123,7 @@ def test_prompts_that_end_with_each_chunk_still_owe_the_others_their_steps() -> 
     scheduler = Scheduler(SchedulerConfig(target_latency=0.05))
     scheduler.record_decode(0.01)
     scheduler.plan([request(32)], [STREAMED])
-    scheduler.record_prefill(32, 0.2, True)
+    scheduler.record_prefill(32, 0.2, decoding=True)
 
     scheduler.prefill_ended()
 
@@ -139,7 +139,7 @@ def test_a_slow_chunk_is_followed_by_as_many_decode_steps_as_the_target_asks_for
     long = request(1000)
     scheduler.record_decode(0.01)
     scheduler.plan([long], [STREAMED])
-    scheduler.record_prefill(32, 0.2, True)  # five times what 0.05 - 0.01 leaves
+    scheduler.record_prefill(32, 0.2, decoding=True)  # five times what 0.05 - 0.01 leaves
 
     owed = 0
     while not scheduler.plan([long], [STREAMED]).prefill:
@@ -221,7 +221,7 @@ def test_every_plan_is_within_bounds_and_everything_ends(
             assert 1 <= chunk.tokens <= min(4096, chunk.request.remaining)
             chunk.request.cached += chunk.tokens
         if plan.prefill:
-            scheduler.record_prefill(plan.prefill[0].tokens, 0.02, plan.decode)
+            scheduler.record_prefill(plan.prefill[0].tokens, 0.02, decoding=plan.decode)
         if plan.decode:
             scheduler.record_decode(0.01)
 
