@@ -1,6 +1,6 @@
 """How times, bytes and operations grow with tokens, rows and agents: fits and a picture.
 
-    python -m kvactors.bench.table.growth [--quick] [--plot growth.png] [--json FILE]
+    python -m kvactors.bench.table.growth [--quick] [--only VALUE] [--plot PNG] [--json FILE]
 
 A fit is value ~ size^order, by least squares over the logarithms, of the whole curve and of its
 last half: an order near 0 is flat, near 1 linear. A curve breaks at the size from which its
@@ -10,7 +10,7 @@ local order is more than a half away from that before it.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,13 @@ def _order(sizes: Sequence[int], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def grow(setup: Setup, model: str, plot: Path | None = None) -> list[Growth]:
-    """Measure all curves of `setup`, with this name of a `model`, print their fits, draw `plot` if
+def grow(
+    setup: Setup, model: str, plot: Path | None = None, curves: Sequence[Curve] = CURVES
+) -> list[Growth]:
+    """Measure `curves` of `setup`, with this name of a `model`, print their fits, draw `plot` if
     asked to."""
     found = []
-    for curve in CURVES:
+    for curve in curves:
         print(f"{curve.value} by {curve.size}: {curve.described}", flush=True)
         sizes = curve.sizes if setup.scale.shrink == 1 else curve.sizes[:FEWEST]
         measured = list(curve.measure(setup, sizes))
@@ -129,17 +131,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; draw and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes only")
+    parser.add_argument("--only", choices=sorted({c.value for c in CURVES}), help="these curves")
     parser.add_argument("--model", help="as mlx-lm loads it [random llama]")
     parser.add_argument("--plot", type=Path, help="write a PNG here (needs kvactors[plot])")
-    parser.add_argument("--json", type=Path, help="write the points here")
+    parser.add_argument("--json", type=Path, help="write the points here, over those of before")
     options = parser.parse_args(arguments)
     source = random_llama if options.model is None else endless(options.model)
     setup = Setup(QUICK if options.quick else GROWTH, source)
-    found = grow(setup, options.model or DESCRIPTION, options.plot)
+    curves = [curve for curve in CURVES if options.only in (None, curve.value)]
+    found = grow(setup, options.model or DESCRIPTION, options.plot, curves)
     if options.json is not None:
-        curves = [growth.as_json() for growth in found]
-        text = dumps({"bench": "growth", **machine(), "curves": curves}, indent=1)
-        options.json.write_text(text, encoding="utf-8")
+        _write(found, options.json)
+
+
+def _write(found: Sequence[Growth], path: Path) -> None:
+    """Replace the curves that were measured; others of the file stay."""
+    new = {(growth.curve.value, growth.curve.size): growth.as_json() for growth in found}
+    if path.exists():
+        old = {
+            (c["value"], c["over"]): c for c in loads(path.read_text(encoding="utf-8"))["curves"]
+        }
+        new = old | new
+    text = dumps({"bench": "growth", **machine(), "curves": list(new.values())}, indent=1)
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
