@@ -160,6 +160,8 @@ class AgentRegistry:
             self._lifecycle.require_running()
             if agent_id in self._spawned:
                 raise AgentExists(agent_id)
+            if agent_id in self._forking:
+                raise AgentExists(agent_id, "is just being forked")
             store()
             return self.spawn(agent_id)
 

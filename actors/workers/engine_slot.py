@@ -97,16 +97,21 @@ class EngineSlot:
             report(event)
         self._let_go()
         try:
-            info, rebuilt = launch(self._tracer)
-            if info.fingerprint != self.model.fingerprint:
-                raise ModelError("the model that was loaded again is another one")
+            self._engine = self._load_again(launch)
         except Exception as failure:
+            _release_frames(failure)
             error.__cause__ = failure
             return False
-        self._engine = rebuilt
-        rebuilt.resume(turns, backlog)
+        self._engine.resume(turns, backlog)
         self._vitals.rebuild_ended()
         return True
+
+    def _load_again(self, launch: Launch) -> "Engine":
+        info, rebuilt = launch(self._tracer)
+        if info.fingerprint != self.model.fingerprint:
+            rebuilt.memory.release()
+            raise ModelError("the model that was loaded again is another one")
+        return rebuilt
 
     def drop(self) -> None:
         """Free the engine and every cache of it."""

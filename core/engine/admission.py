@@ -1,6 +1,6 @@
 """Admission: which waiting turns may start beside those that run. GPU thread only."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.cache.slots import EXTENT_STEP
@@ -8,6 +8,7 @@ from kvactors.core.engine.kv_transfer import KVTransfer
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import AdmissionFull, MemoryExceeded
+from kvactors.core.schedule.events import KVNeeded
 from kvactors.core.schedule.eviction import EvictionPolicy
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.waiting import WaitingTurns
@@ -121,49 +122,57 @@ class Admission:
             self.waiting.add(request)
         self.retry()
 
-    def admit(self, running: Sequence[Request]) -> tuple[list[Request], list[str]]:
+    def empty(self) -> list[Request]:
+        """Take all turns out of the queue, for another engine to resume."""
+        turns = list(self.waiting)
+        for request in turns:
+            self._take(request)
+        return turns
+
+    def admit(self, running: Sequence[Request]) -> Iterator[Request | KVNeeded]:
         """The waiting turns that start now, in order, beside those `running`; and the agents
-        whose KV must be read from the store first.
+        whose KV must be read from the store first. Each turn is out of the queue when it is given.
 
         A turn whose KV is being read holds its place and its blocks, so that no more is read
         than can be used.
         """
-        started: list[Request] = []
-        needed: list[str] = []
+        active, held = list(running), [*running, *self._places]
+        # Whose beginning a turn may wait for: of who runs, or holds a place before it.
+        ahead = list(running)
         full = False
-        held = [*running, *self._places]
         for request in self._candidates(len(running)):
             if self._backed_up:
                 break
-            if self._transfer.reading(request.agent_id) or self._follows(request, held):
-                continue
-            has_place = request in held
-            if not has_place and (full or len(held) >= self._config.max_batch):
+            has_place = request in self._places
+            waits = self._transfer.reading(request.agent_id) or self._follows(request, ahead)
+            if has_place:
+                ahead.append(request)
+            if waits or (not has_place and (full or len(held) >= self._config.max_batch)):
                 continue
             self._sharing.prepare(request)
-            active = [*running, *started]
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
                 self._blocked = full = True
                 continue
             if not has_place:
                 held.append(request)
+                ahead.append(request)
             if self._transfer.must_ask(request):
                 self._transfer.ask(request.agent_id, self._row_bytes(request))
                 self._places[request] = None
-                needed.append(request.agent_id)
-                continue
-            self._take(request)
-            self._start(request)
-            started.append(request)
-        if started:
+                yield KVNeeded(request.agent_id)
+            else:
+                self._take(request)
+                self._start(request)
+                active.append(request)
+                yield request
+        if len(active) > len(running):
             self.waiting.admitted()
-        return started, needed
 
     def _candidates(self, running: int) -> list[Request]:
         """The waiting turns that may start beside so many running ones, the next one first."""
         if running + len(self._places) >= self._config.max_batch:
             return self.waiting.in_order(self._places)
-        first = self.waiting.first(LOOKED_AT)
+        first = self.waiting.first(max(LOOKED_AT, 2 * self._config.max_batch))
         return self.waiting.in_order({*first, *self._places}) if self._places else first
 
     def _take(self, request: Request) -> None:
@@ -174,16 +183,15 @@ class Admission:
     def _backed_up(self) -> bool:
         return self._memory.backlog > self._config.backlog_limit
 
-    def _follows(self, request: Request, running: Iterable[Request]) -> bool:
-        """Whether another turn is just prefilling the system prompt that this one needs too."""
+    def _follows(self, request: Request, ahead: Iterable[Request]) -> bool:
+        """Whether a turn `ahead` is just prefilling the system prompt that this one needs too."""
         if not request.shared or request.agent_id in self._memory.hot:
             return False
         return self._sharing.donor(request) is None and any(
-            other is not request
-            and other.prompt_hash == request.prompt_hash
+            other.prompt_hash == request.prompt_hash
             and other.form is request.form
             and other.cached < other.shared
-            for other in running
+            for other in ahead
         )
 
     def _gave_way_to(self, request: Request, running: Sequence[Request]) -> bool:

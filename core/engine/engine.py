@@ -83,10 +83,11 @@ class Engine:
         """Run one plan: some prefill, one decode step. Returns what happened."""
         self._end_cancelled()
         running = self.memory.running
-        started, needed = self._admission.admit(running.active)
-        self._events += [KVNeeded(agent_id) for agent_id in needed]
-        for request in started:
-            self.execution.begin(request)
+        for admitted in self._admission.admit(running.active):
+            if isinstance(admitted, KVNeeded):
+                self._events.append(admitted)
+            else:
+                self.execution.begin(admitted)
         running.set_lean(lean=self.memory.tight)
         prefilling = [request for request in running.prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, running.answering)
@@ -129,6 +130,7 @@ class Engine:
             if serial in (None, request.serial) and error is not None:
                 self._abort(request, error)
             elif serial in (None, request.serial):
+                request.cancelled = True
                 self._cancelled.append(request)
 
     def forget(self, agent_id: str) -> None:
@@ -144,7 +146,7 @@ class Engine:
         self._queue_again()
         self._events += make_suspects(self.execution.forward)
         guilty = {event.serial for event in self._events if isinstance(event, Aborted)}
-        turns = [*self.memory.running.active, *self._admission.waiting]
+        turns = [*self.memory.running.active, *self._admission.empty()]
         left = [request for request in turns if request.serial not in guilty]
         return self._events, left, self.memory.backlog
 
@@ -153,6 +155,7 @@ class Engine:
         self.memory.resume(backlog)
         for request in turns:
             request.form = self.loaded.form_of(request.prompt)
+        self._cancelled += [request for request in turns if request.cancelled]
         self._admission.resume(turns)
 
     @property
@@ -190,9 +193,9 @@ class Engine:
             try:
                 self._finish(outcome.request, outcome.reason)
             except Exception as error:
+                self._abort(outcome.request, turn_failed(outcome.request, error))
                 if is_fatal(error):
                     raise
-                self._abort(outcome.request, turn_failed(outcome.request, error))
         elif isinstance(outcome, Failed):
             self._abort(outcome.request, outcome.error)
         else:
@@ -205,13 +208,13 @@ class Engine:
             self._admission.put_back(gave_way.pop(0))
 
     def _end_cancelled(self) -> None:
-        cancelled, self._cancelled = self._cancelled, []
-        for request in cancelled:
+        while self._cancelled:
+            request = self._cancelled.pop(0)
             if request in self._admission.waiting:
                 self._admission.note_cache(request)
-                self._finish(request, "cancelled")
+                self._reply(Ended(request, "cancelled"))
             elif request in self.memory.running.active:
-                self._finish(request, "cancelled")
+                self._reply(Ended(request, "cancelled"))
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""

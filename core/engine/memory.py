@@ -136,7 +136,7 @@ class Memory:
         """Whether so many more bytes leave half of the budget to others."""
         return self.fits(need + self.budget // 2)
 
-    def make_room(self, need: int, busy: Iterable[str]) -> bool:
+    def make_room(self, need: int, busy: Iterable[str] = ()) -> bool:
         """Whether `need` more bytes fit, once spare room is given back and idle agents are
         evicted."""
         if self.fits(need):
@@ -144,7 +144,7 @@ class Memory:
         self.running.shrink()
         return self.evict_until(lambda: self.fits(need), busy)
 
-    def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str]) -> bool:
+    def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str] = ()) -> bool:
         """Let `agent_id` hold the blocks of so many `tokens`; evicts others for it that are not
         `busy`."""
         blocks = self.hot.blocks
@@ -156,10 +156,11 @@ class Memory:
         return True
 
     def evict_until(self, done: Callable[[], bool], busy: Iterable[str]) -> bool:
-        """Evict idle agents in the policy's order until `done`; whether it is."""
+        """Evict idle agents in the policy's order until `done`; whether it is. Those that are
+        `busy` or run stay: a turn that was admitted has no row yet, and begins with its cache."""
         if done():
             return True
-        taken = frozenset(busy)
+        taken = {*busy, *(request.agent_id for request in self.running.active)}
         for agent in in_order(self._eviction, lambda: self.hot.idle(taken), self._clock):
             self.hot.drop(agent.agent_id)
             self.evictions += 1

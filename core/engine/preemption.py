@@ -119,17 +119,13 @@ class Preemption:
         # One step ahead: a token is in flight that `tokens` does not have yet.
         memory.expect(space)
         return all(
-            memory.make_blocks(r.agent_id, len(r.tokens) + 2, self._busy) for r in batch.requests
+            memory.make_blocks(r.agent_id, len(r.tokens) + 2) for r in batch.requests
         ) and self._fits(lambda: arena.step_bytes(1) + space)
 
     def _fits(self, need: Callable[[], int]) -> bool:
         """Whether a need fits, at last with lean arenas, which may make it smaller."""
         memory = self._memory
-        return memory.make_room(need(), self._busy) or memory.fits(need())
-
-    @property
-    def _busy(self) -> list[str]:
-        return [request.agent_id for request in self._running.active]
+        return memory.make_room(need()) or memory.fits(need())
 
     def _give_way(self) -> bool:
         """The youngest turn of the lowest priority goes back into the queue; False if only one

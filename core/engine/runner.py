@@ -69,8 +69,10 @@ class PrefillBatch:
         more = max(map(len, request.choices), default=0)
         if spare and request.generate and not request.choices:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
+        have = pieces[-1].end if pieces else 0
+        assert request.cached <= have, f"{request.cached} tokens are to be there, {have} are"
         # A piece may hold the last token too, which is fed again to get logits.
-        held = max(request.target, pieces[-1].end if pieces else 0)
+        held = max(request.target, have)
         row = self.arena.add_row(request.cached, held, spare=more)
         for piece in pieces:
             self.arena.load(row, piece)

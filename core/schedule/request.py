@@ -72,6 +72,7 @@ class Request:
     kept: int = 0
     cached: int = 0
     cache_state: str = "cold"
+    cancelled: bool = False
     choices: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
     arrival: int = 0

@@ -1,0 +1,137 @@
+"""What goes wrong at the worst moment: a device that dies while a turn ends, a cancel just before
+the engine is built anew, memory that is short while an admitted turn has no row yet."""
+
+from typing import Any
+
+import pytest
+from makers import LoadGrid, MakeEngine, prompt_of
+from seeded import bug, seeded
+
+from kvactors.core.arena.arena import Arena
+from kvactors.core.engine import kv_transfer
+from kvactors.core.engine.engine import Engine
+from kvactors.core.schedule.events import Aborted, Event, Finished
+from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.testing.engines import make_request, run_engine
+
+DEVICE_LOST = "Command buffer execution failed: device lost"
+
+
+def fails(*_: Any) -> Any:
+    raise RuntimeError(DEVICE_LOST)
+
+
+@bug(kv_transfer, "to_raw")
+def the_device_is_lost_in_the_export(true: Any) -> Any:
+    return fails
+
+
+@bug(Arena, "export")
+def the_device_is_lost_when_the_row_is_kept(true: Any) -> Any:
+    return fails
+
+
+def steps(engine: Engine, most: int = 200) -> list[Event]:
+    """All that happens until the engine is idle, which it must be in the end."""
+    events: list[Event] = []
+    for _ in range(most):
+        if not engine.busy:
+            return events
+        events += engine.step()
+    raise AssertionError("the engine is still busy")
+
+
+@pytest.mark.parametrize(
+    "lost", [the_device_is_lost_in_the_export, the_device_is_lost_when_the_row_is_kept]
+)
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_turn_whose_end_the_device_did_not_survive_fails_and_is_not_begun_again(
+    load_grid: LoadGrid, make_engine: MakeEngine, lost: Any, cancelled: bool
+) -> None:
+    engine = make_engine(load_grid(), stored=True)
+    engine.submit(make_request("a", [], prompt_of(20), Sampling(max_tokens=3)))
+    engine.submit(make_request("b", [], prompt_of(25), Sampling(max_tokens=30), serial=1))
+    for _ in range(3):
+        engine.step()
+    if cancelled:
+        engine.cancel("a", 0)
+
+    with seeded(lost), pytest.raises(RuntimeError, match="device lost"):
+        steps(engine)
+    events, left, backlog = engine.abandon()
+    again = make_engine(load_grid(), stored=True)
+    again.resume(left, backlog)
+
+    assert [event.agent_id for event in events if isinstance(event, Aborted)] == ["a"]
+    ended = [event.request for event in steps(again) if isinstance(event, Finished)]
+    assert [(request.agent_id, request.decoded) for request in ended] == [("b", 30)]
+
+
+def test_a_cancel_outlives_the_engine_that_heard_it(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    for name in "ab":
+        engine.submit(make_request(name, [], prompt_of(20), Sampling(max_tokens=50)))
+    for _ in range(4):
+        engine.step()
+    engine.cancel("a", 0)
+
+    _, left, backlog = engine.abandon()
+    again = make_engine(load_grid())
+    again.resume(left, backlog)
+
+    ended = [event for event in steps(again) if isinstance(event, Finished)]
+    assert {event.request.agent_id: event.reason for event in ended} == {
+        "a": "cancelled",
+        "b": "length",
+    }
+
+
+def test_an_admitted_turn_without_a_row_keeps_the_cache_that_it_begins_with(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    def answer(*, short: bool) -> list[int]:
+        engine = make_engine(load_grid(), budget=1 << 28, stored=True)
+        sampling = Sampling(max_tokens=8)
+        first = make_request("a", [], prompt_of(600), sampling)
+        exported = run_engine(engine, [(0, first)])["a"].exported
+        engine.saved("a", sum(part.nbytes for part in exported))
+        # The short prompts go first: the second turn of a is admitted, and has no row.
+        engine.submit(make_request("b", [], prompt_of(4_000, 1), sampling))
+        engine.step()
+        second = make_request("a", first.tokens, prompt_of(3_000, 2), sampling, turn=1)
+        engine.submit(second)
+        engine.submit(make_request("c", [], prompt_of(2_500, 3), sampling))
+        engine.step()
+        running = engine.memory.running
+        assert (second.cached > 600, running.batch_of(second)) == (True, None)
+        if short:
+            tokens = engine.memory.room // second.form.bytes_of(1) + 1
+            engine.prefetch("z", [1] * tokens)
+        assert "a" in engine.memory.hot
+        steps(engine)
+        return second.generated
+
+    assert answer(short=True) == answer(short=False)
+
+
+def test_turns_that_wait_for_their_kv_do_not_wait_for_each_others_system_prompt(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid(), stored=True)
+    beginning = prompt_of(64)
+    for name in "ab":
+        engine.prefetch(name, [*beginning, *prompt_of(10)])
+    for name in "ab":
+        request = make_request(name, [], [*beginning, *prompt_of(20)], Sampling(max_tokens=3))
+        request.shared, request.prompt_hash = 64, "the same"
+        engine.submit(request)
+    engine.step()
+
+    for name in "ab":
+        engine.provide(name, ())
+
+    ended = [event.request for event in steps(engine) if isinstance(event, Finished)]
+    assert sorted(request.agent_id for request in ended) == ["a", "b"]
+    assert engine.stats()["shared_tokens"] > 0
