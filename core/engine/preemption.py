@@ -10,7 +10,6 @@ from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.cache.blocks import block_floor
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch
-from kvactors.core.model.workspace import LEAST_CHUNK
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk
 
@@ -34,7 +33,7 @@ class Preemption:
             return chunks
         tokens, request = chunks[0].tokens, chunks[0].request
         space = self._memory.workspace[request.form.index]
-        least = space.chunk(min(tokens, LEAST_CHUNK), 1, request.target)
+        least = space.chunk(min(tokens, space.least_chunk), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._running.prefills:
                 return ()

@@ -7,13 +7,14 @@ layer). The three factors are solved from the peaks of three small forwards.
 
 import sys
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.attention.products_cpu import LEAST_KEYS
+from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 
@@ -34,7 +35,8 @@ _TRIES = 3
 @dataclass(frozen=True, slots=True)
 class WorkSpace:
     """Bytes for each new token, for each token and key, for each key, and for a decode step
-    for each row and key; `unpacked` if there are `many` of those, which may become floats."""
+    for each row and key; `unpacked` if there are `many` of those, which may become floats. No
+    chunk is shortened below `least_chunk` tokens."""
 
     token: float
     pair: float
@@ -42,6 +44,7 @@ class WorkSpace:
     decoded: float
     unpacked: float = 0.0
     many: int = sys.maxsize
+    least_chunk: int = LEAST_CHUNK
 
     @classmethod
     def measure(cls, loaded: LoadedModel) -> "WorkSpace":
@@ -54,10 +57,12 @@ class WorkSpace:
         token, pair, key = (float(factor) for factor in factors)
         decoded = _decode_peak(loaded, _DECODE_KEYS)
         heads = [layer.kv_heads for layer in loaded.spec.layers if layer.kv_heads]
+        fixed = loaded.policy.reproducible or loaded.spec.fixed_chunks
+        space = cls(token, pair, key, decoded, least_chunk=BLOCK_TOKENS if fixed else LEAST_CHUNK)
         if not heads or not loaded.policy.unpacks(1, 1):
-            return cls(token, pair, key, decoded)
+            return space
         unpacked = _decode_peak(loaded, max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads))))
-        return cls(token, pair, key, decoded, max(decoded, unpacked), LEAST_KEYS // max(heads))
+        return replace(space, unpacked=max(decoded, unpacked), many=LEAST_KEYS // max(heads))
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
@@ -71,7 +76,7 @@ class WorkSpace:
 
     def least(self, keys: int, others: int) -> int:
         """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
-        return max(self.chunk(LEAST_CHUNK, 1, keys), self.decode(1 + others, keys))
+        return max(self.chunk(min(keys, self.least_chunk), 1, keys), self.decode(1 + others, keys))
 
     def longest_chunk(self, asked: int, cached: int, room: int) -> int:
         """The longest chunk of one row behind `cached` tokens, of at most `asked` tokens, that

@@ -20,7 +20,7 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import grid
+from kvactors.core.testing.models import grid, tiny_llama
 
 WAIT = 60
 ANSWER = Sampling(max_tokens=12)
@@ -78,6 +78,29 @@ def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
 
     assert 900 < tokens < 2000
     assert mx.get_peak_memory() - before <= 1.1 * budget
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_many_agents_never_take_more_than_the_budget(
+    open_system: OpenSystem, reproducible: bool
+) -> None:
+    budget = 5_000_000
+    system = open_system(
+        tiny_llama(num_hidden_layers=3),
+        store=False,
+        memory_budget=budget,
+        reproducible=reproducible,
+    )
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+
+    asked = [system.spawn(f"{n}").ask([n + 1] * 700, sampling=ANSWER) for n in range(6)]
+    for future in asked:
+        future.get(timeout=WAIT)
+
+    assert system.stats()["evictions"] > 0
+    assert mx.get_peak_memory() - before <= budget
 
 
 def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
