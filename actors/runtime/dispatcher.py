@@ -6,6 +6,7 @@ mailbox (`kvactors.actors.runtime.mailbox`) has a system lane and a bounded lane
 """
 
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -24,6 +25,9 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 BATCH = 32
+
+# What pykka logs of its actors, ours log as well, where its users look for it.
+logger = logging.getLogger("pykka")
 
 
 class Dispatcher:
@@ -167,6 +171,8 @@ class PooledActor(Actor):
             answer = self._handle_receive(envelope.message)
         except BaseException as error:
             if reply_to is not None:
+                if isinstance(error, Exception):
+                    logger.info("Exception returned from %s to caller:", self, exc_info=error)
                 reply_to.reject(error)
             if not isinstance(error, Exception):
                 self._broke()
@@ -187,6 +193,7 @@ class PooledActor(Actor):
 
     def _broke(self) -> None:
         """SystemExit and the like: as in pykka, all registered actors end."""
+        logger.debug("%r in %s. Stopping all actors.", sys.exc_info()[1], self)
         self._stop()
         ActorRegistry.stop_all(block=False)
 

@@ -5,7 +5,8 @@
 Fetches the source of the installed pykka into a temporary folder (unless an sdist is named) and
 runs its tests with PooledActor in the place of ThreadingActor. Left out are the tests of a
 ThreadingActor's own thread. pykka's actors may block on each other, so these run on threads
-that allow it. Where the source cannot be fetched it says so, and that is no failure.
+that allow it. A test that runs over other actors fails, and so does a run in which none ran over
+ours. Where the source cannot be fetched it says so, and that is no failure.
 """
 
 import subprocess
@@ -14,8 +15,10 @@ import tarfile
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pykka
+import pytest
 
 from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor
 from kvactors.actors.runtime.futures import ReplyFuture
@@ -30,10 +33,40 @@ class Pooled(PooledActor):
     use_daemon_thread = False
 
 
-def pytest_configure() -> None:
-    """As a plugin: be in place before pykka's conftest is imported."""
+used: dict[bool, int] = {True: 0, False: 0}
+"""How many tests had our actors as their runtime, and how many had others."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """As a plugin: be in place before pykka's conftest is imported, which takes the names. (By
+    `pytest_configure` it has been.)"""
     pykka.ThreadingActor = Pooled  # type: ignore[misc,assignment]
     pykka.ThreadingFuture = ReplyFuture  # type: ignore[misc]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Function) -> None:
+    """A test whose actors or futures are not ours proves nothing of them: it fails."""
+    runtime: Any = item.funcargs.get("runtime")
+    if runtime is not None:
+        actor, future = runtime.actor_class, runtime.future_class
+        ours = issubclass(actor, PooledActor) and issubclass(future, ReplyFuture)
+        used[ours] += 1
+        assert ours, f"this test runs over {actor} and {future}, not over ours"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run without any test of our actors is a failure as well."""
+    if (used[False] or not used[True]) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many there were."""
+    terminalreporter.write_line(
+        f"{used[True]} tests ran over PooledActor, {used[False]} over other actors"
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Pooled actors: pykka's semantics on few threads, and no message left waiting."""
 
+import logging
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +28,19 @@ def test_messages_are_handled_in_order(pool: Dispatcher) -> None:
     assert ref.ask("last", timeout=WAIT) == [*range(500), "last"]
 
 
-def test_an_exception_goes_to_the_asker_and_the_actor_lives(pool: Dispatcher) -> None:
-    ref = Recorder.start(pool)
+def test_an_exception_goes_to_the_asker_and_the_actor_lives(
+    pool: Dispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref, error = Recorder.start(pool), ValueError("mine")
 
-    with pytest.raises(ValueError, match="mine"):
-        ref.ask(ValueError("mine"), timeout=WAIT)
+    with caplog.at_level(logging.INFO, "pykka"), pytest.raises(ValueError, match="mine"):
+        ref.ask(error, timeout=WAIT)
 
+    # The line is there before the asker knows, and nothing else is.
+    line = f"Exception returned from {ref} to caller:"
+    assert caplog.record_tuples == [("pykka", logging.INFO, line)]
+    assert caplog.records[0].exc_info
+    assert caplog.records[0].exc_info[1] is error
     assert ref.ask("alive", timeout=WAIT) == ["alive"]
 
 
@@ -157,7 +165,11 @@ def test_an_answer_that_is_a_future_reaches_the_asker_as_its_value(pool: Dispatc
     assert other.get(timeout=WAIT) == "another"
 
 
-def test_a_registered_actor_that_exits_stops_the_others_as_in_pykka(pool: Dispatcher) -> None:
+def test_a_registered_actor_that_exits_stops_the_others_as_in_pykka(
+    pool: Dispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "pykka")
+
     class Exits(PooledActor):
         dispatcher = pool
 
@@ -166,10 +178,13 @@ def test_a_registered_actor_that_exits_stops_the_others_as_in_pykka(pool: Dispat
 
     bystander, system_actor = Exits.start(), Recorder.start(pool)
 
+    exits = Exits.start()
     with pytest.raises(SystemExit):
-        Exits.start().ask(1, timeout=WAIT)
+        exits.ask(1, timeout=WAIT)
 
     assert bystander.actor_stopped.wait(WAIT)
+    line = f"SystemExit(1) in {exits}. Stopping all actors."
+    assert ("pykka", logging.DEBUG, line) in caplog.record_tuples
     assert system_actor.ask("here", timeout=WAIT) == ["here"]
 
 
