@@ -140,6 +140,9 @@ class MessageRouter:
             accepted = offer(receiver, deliver)
         except MailboxFull as error:
             return _full(deliver, error)
+        except BaseException as error:
+            deliver.reject(error)
+            raise
         if accepted is None:
             return resolved()
         if inbox.lane.timeout is not None:
@@ -248,6 +251,9 @@ class MessageRouter:
         except KvactorsError as error:
             deliver.reject(error)
             return resolved()
+        except BaseException as error:
+            deliver.reject(error)
+            raise
         self.handled(deliver, turn)
         return resolved()
 

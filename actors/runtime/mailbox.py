@@ -228,6 +228,10 @@ class Mailbox:
         except Timeout:
             if self.withdraw(accepted):
                 raise self._full() from None
+        except BaseException:
+            # Ctrl-C: nobody would hear of what is put in later.
+            self.withdraw(accepted)
+            raise
 
     def _queue_sender(self, envelope: Any) -> ReplyFuture[None]:
         accepted: ReplyFuture[None] = ReplyFuture()
