@@ -35,8 +35,8 @@ class TranscriptView:
 class Agent:
     """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent.
 
-    `host` is what its system's agents have in common; `ended` whether any behaviour of it
-    has, `ended_by` what the last one failed with.
+    `host` is what its system's agents have in common; `ended` whether a behaviour of it
+    ever has, `ended_by` what the last one failed with.
     """
 
     def __init__(self, host: AgentHost, actor: AgentActor) -> None:

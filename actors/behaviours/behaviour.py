@@ -96,9 +96,10 @@ class AgentBehaviour:
         self, to: str | Agent, message: Any, *, timeout: float | None = None
     ) -> ReplyFuture[Any]:
         """Send a `message` `to` an agent; the future is what the receiver's `on_message` returns or
-        raises (its Reply, for an agent that never had one). Fails with Undelivered, MailboxFull,
-        and with TurnTimeout after `timeout` seconds. Agents that wait for each other wait for ever
-        without one; asking oneself like that is InvalidInput, unless `reentrant`."""
+        raises (its Reply, for an agent that never had a behaviour). Fails with Undelivered,
+        MailboxFull, and with TurnTimeout after `timeout` seconds. Agents that wait for each
+        other wait for ever without one; asking oneself like that is InvalidInput, unless
+        `reentrant`."""
         return _bound(self).ask(to, message, timeout)
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None = None) -> ReplyFuture[None]:
