@@ -35,13 +35,14 @@ class TranscriptView:
 class Agent:
     """One agent of a system. Made by `AgentSystem.spawn`; the same id is the same agent.
 
-    `host` is what its system's agents have in common; `ended_by` what its behaviour failed with,
-    once it has ended.
+    `host` is what its system's agents have in common; `ended` whether a behaviour of it
+    ever has, `ended_by` what the last one failed with.
     """
 
     def __init__(self, host: AgentHost, actor: AgentActor) -> None:
         self.host = host
         self._actor = actor
+        self.ended = False
         self.ended_by: BaseException | None = None
 
     def __repr__(self) -> str:

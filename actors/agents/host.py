@@ -12,7 +12,7 @@ from kvactors.actors.turns.checks import check_turn
 from kvactors.actors.turns.messages_agent import CancelTurn, MakePrompt
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.actors.turns.ticket import Ticket
-from kvactors.core.errors import MailboxFull, SystemStopped, TurnTimeout
+from kvactors.core.errors import SystemStopped, TurnTimeout
 from kvactors.core.model.info import ModelInfo
 
 __all__ = ["AgentHost", "gone"]
@@ -69,7 +69,8 @@ class AgentHost:
         self._outstanding.begin_turn(ticket)
         try:
             accepted = send(actor.actor_ref, make(ticket))
-        except MailboxFull as error:
+        except BaseException as error:
+            # A full mailbox, Ctrl-C while it was waited for, or a defect: `stop` waits for tickets.
             ticket.reject(error)
             raise
         if not accepted:

@@ -85,7 +85,7 @@ class AgentBehaviour:
     # -- others ------------------------------------------------------------------------
 
     def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
-        """Send a message; an agent without a behaviour takes text as a turn.
+        """Send a message; an agent that never had a behaviour takes text as a turn.
 
         The future resolves when it is in the receiver's mailbox; where that is full it waits,
         or fails with MailboxFull, as its LanePolicy says. A message to nobody is a dead letter.
@@ -96,9 +96,10 @@ class AgentBehaviour:
         self, to: str | Agent, message: Any, *, timeout: float | None = None
     ) -> ReplyFuture[Any]:
         """Send a `message` `to` an agent; the future is what the receiver's `on_message` returns or
-        raises (its Reply, for an agent without a behaviour). Fails with Undelivered, MailboxFull,
-        and with TurnTimeout after `timeout` seconds. Agents that wait for each other wait for ever
-        without one; asking oneself like that is InvalidInput, unless `reentrant`."""
+        raises (its Reply, for an agent that never had a behaviour). Fails with Undelivered,
+        MailboxFull, and with TurnTimeout after `timeout` seconds. Agents that wait for each
+        other wait for ever without one; asking oneself like that is InvalidInput, unless
+        `reentrant`."""
         return _bound(self).ask(to, message, timeout)
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None = None) -> ReplyFuture[None]:

@@ -20,7 +20,7 @@ from kvactors.actors.behaviours.router import Deliver, MessageRouter
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.supervision import Restarts, Supervision
-from kvactors.core.errors import BehaviourFailed, SystemStopped
+from kvactors.core.errors import BehaviourFailed, InvalidConfig, SystemStopped
 from kvactors.core.trace import Fault, Tracer
 
 __all__ = ["BehaviourActor", "ChildFailed", "StopBehaviour"]
@@ -115,8 +115,7 @@ class BehaviourActor(SystemActor):
         self._runs: dict[Run, None] = {}
         self._stopping = False
         self._cause: BaseException | None = None
-        self._behaviour = make()
-        self._behaviour.bind(context)
+        self._behaviour = self._made()
 
     @property
     def blocking(self) -> bool:
@@ -256,9 +255,16 @@ class BehaviourActor(SystemActor):
             again = Restart(message.run, rewind=False)
             self._agent.rewind().on_done(lambda _: send(self.actor_ref, again))
             return
-        self._behaviour = self._make()
-        self._behaviour.bind(self._context)
+        self._behaviour = self._made()
         self._begin(message.run, self._behaviour.on_start)
+
+    def _made(self) -> AgentBehaviour:
+        """A behaviour that acts through the context of this actor. Raises InvalidConfig."""
+        behaviour = self._make()
+        if not isinstance(behaviour, AgentBehaviour):
+            raise InvalidConfig(f"behaviour made no AgentBehaviour, but {behaviour!r}")
+        behaviour.bind(self._context)
+        return behaviour
 
 
 def _asked(run: Run) -> bool:

@@ -94,8 +94,9 @@ class MessageRouter:
     ) -> list[Callable[[Terminated], object]]:
         """It gets no more; whom to tell."""
         with self._lock:
+            # First: `post` looks without the lock, and finds the one or the other.
+            agent.ended, agent.ended_by = True, cause
             self._receivers.pop(agent.agent_id, None)
-            agent.ended_by = cause
             for topic in list(self._followed.get(agent.agent_id, ())):
                 self.unsubscribe(topic, agent.agent_id)
             return self._watchers.pop(agent.agent_id, [])
@@ -140,6 +141,9 @@ class MessageRouter:
             accepted = offer(receiver, deliver)
         except MailboxFull as error:
             return _full(deliver, error)
+        except BaseException as error:
+            deliver.reject(error)
+            raise
         if accepted is None:
             return resolved()
         if inbox.lane.timeout is not None:
@@ -236,8 +240,12 @@ class MessageRouter:
         tell(Terminated(agent_id, None if agent is None else agent.ended_by))
 
     def _to_model(self, deliver: Deliver) -> ReplyFuture[None]:
-        """An agent without a behaviour takes text as a turn."""
+        """An agent that never had a behaviour takes text as a turn; what was meant for one that
+        has ended is no prompt."""
         agent = self._find(deliver.receiver)
+        if agent is not None and agent.ended:
+            deliver.reject(Undelivered(f"the behaviour of {deliver.receiver!r} has ended"))
+            return resolved()
         if agent is None or not isinstance(deliver.message, str):
             deliver.reject()
             return resolved()
@@ -248,6 +256,9 @@ class MessageRouter:
         except KvactorsError as error:
             deliver.reject(error)
             return resolved()
+        except BaseException as error:
+            deliver.reject(error)
+            raise
         self.handled(deliver, turn)
         return resolved()
 

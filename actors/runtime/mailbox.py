@@ -59,13 +59,15 @@ class LanePolicy:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.capacity, int) or self.capacity < 1:
+        if type(self.capacity) is not int or self.capacity < 1:
             raise InvalidConfig(f"a lane holds at least 1 prompt, not {self.capacity!r}")
         if self.when_full not in get_args(WhenFull):
             raise InvalidConfig(
                 f"when_full is one of {', '.join(get_args(WhenFull))}, not {self.when_full!r}"
             )
-        if self.timeout is not None and not 0 < self.timeout <= threading.TIMEOUT_MAX:
+        if self.timeout is not None and not (
+            type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
+        ):
             raise InvalidConfig(f"timeout must be above 0 seconds and finite, not {self.timeout!r}")
 
 
@@ -226,6 +228,10 @@ class Mailbox:
         except Timeout:
             if self.withdraw(accepted):
                 raise self._full() from None
+        except BaseException:
+            # Ctrl-C: nobody would hear of what is put in later.
+            self.withdraw(accepted)
+            raise
 
     def _queue_sender(self, envelope: Any) -> ReplyFuture[None]:
         accepted: ReplyFuture[None] = ReplyFuture()

@@ -33,11 +33,16 @@ class Supervision:
             raise InvalidConfig(
                 f"on_error is one of {', '.join(get_args(OnError))}, not {self.on_error!r}"
             )
-        if not 0 <= self.backoff <= self.longest_backoff:
+        if not _is_number(self.longest_backoff) or not self.longest_backoff >= 0:
+            raise InvalidConfig(
+                f"longest_backoff must be seconds, at least 0, not {self.longest_backoff!r}"
+            )
+        if not _is_number(self.backoff) or not 0 <= self.backoff <= self.longest_backoff:
             raise InvalidConfig(
                 f"backoff must be 0 to {self.longest_backoff:g} seconds, not {self.backoff!r}"
             )
-        if not isinstance(self.most, int) or self.most < 0 or not self.window > 0:
+        counted = type(self.most) is int and self.most >= 0
+        if not counted or not _is_number(self.window) or not self.window > 0:
             raise InvalidConfig(f"most {self.most!r} within {self.window!r} s cannot be counted")
 
 
@@ -76,3 +81,7 @@ class Restarts:
         self._times.append(now)
         wait = self._policy.backoff * 2.0 ** (len(self._times) - 1)
         return float(min(wait, self._policy.longest_backoff))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What callers may pass to AgentSystem, checked before anything starts."""
+"""What callers may pass to AgentSystem and `spawn`, checked before anything starts."""
 
 import functools
 import os
@@ -7,15 +7,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.runtime.supervision import Supervision
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.files.encryption import KEY_BYTES
 
 __all__ = [
     "callable_name",
+    "check_flags",
     "check_isolation",
+    "check_journal",
+    "check_lane",
     "check_model",
     "check_parameters",
     "check_seconds",
+    "check_seed",
+    "check_spawn",
     "check_storage",
     "default_store",
     "parse_budget",
@@ -46,6 +54,54 @@ def check_model(model: object) -> None:
         raise InvalidConfig(
             f"model must be a name, a directory or a callable: {type(model).__name__}"
         )
+
+
+def check_flags(**flags: object) -> None:
+    """Raise InvalidConfig unless each is True or False: a text such as "no" is true, too."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidConfig(f"{name} must be True or False, not {value!r}")
+
+
+def check_seed(seed: Any) -> int:
+    """The seed. Raises InvalidConfig unless it is an int."""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise InvalidConfig(f"seed must be an int, not {seed!r}")
+    return seed
+
+
+def check_lane(lane: Any) -> LanePolicy:
+    """The lane. Raises InvalidConfig unless it is a LanePolicy."""
+    if not isinstance(lane, LanePolicy):
+        raise InvalidConfig(f"prompt_lane must be a LanePolicy, not {lane!r}")
+    return lane
+
+
+def check_journal(journal: Any) -> None:
+    """Raise InvalidConfig for a `journal` that no file could be made as; whether one is there
+    already is seen when it is made."""
+    if journal is None:
+        return
+    if not _is_path(journal):
+        raise InvalidConfig(f"journal must be a file, not {journal!r}")
+    folder = Path(journal).parent
+    if not folder.is_dir():
+        raise InvalidConfig(f"journal {str(journal)!r}: no directory at {folder}")
+
+
+def check_spawn(prompt_lane: Any, behaviour: Any, supervision: Any, parent: Any) -> None:
+    """Raise InvalidConfig for a `prompt_lane`, `behaviour`, `supervision` or `parent` that no agent
+    has."""
+    if prompt_lane is not None:
+        check_lane(prompt_lane)
+    if behaviour is not None and not (isinstance(behaviour, AgentBehaviour) or callable(behaviour)):
+        raise InvalidConfig(
+            f"behaviour must be an AgentBehaviour or a callable that makes one, not {behaviour!r}"
+        )
+    if supervision is not None and not isinstance(supervision, Supervision):
+        raise InvalidConfig(f"supervision must be a Supervision, not {supervision!r}")
+    if parent is not None and not isinstance(parent, str):
+        raise InvalidConfig(f"parent must be the id of an agent, not {parent!r}")
 
 
 def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
@@ -122,7 +178,8 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 
 def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike) and bool(str(value))
+    text = str(value) if isinstance(value, str | os.PathLike) else ""
+    return bool(text) and "\0" not in text
 
 
 def _is_number(value: object) -> bool:

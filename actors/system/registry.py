@@ -16,6 +16,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.system.parameters import check_spawn
 from kvactors.actors.turns.checks import check_id, check_system_prompt
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause, Prefetch
 from kvactors.actors.turns.messages_gpu import Forget
@@ -135,6 +136,7 @@ class AgentRegistry:
         check_id(agent_id)
         check_system_prompt(system_prompt)
         check_policy(context_policy)
+        check_spawn(prompt_lane, behaviour, supervision, parent)
         if from_ is not None:
             if system_prompt is not None:
                 raise InvalidConfig("a fork has its parent's system prompt: leave it unset")

@@ -17,9 +17,13 @@ from kvactors.actors.system.exchange import AgentExchange
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import (
     callable_name,
+    check_flags,
     check_isolation,
+    check_journal,
+    check_lane,
     check_parameters,
     check_seconds,
+    check_seed,
     check_storage,
     default_store,
     parse_budget,
@@ -125,6 +129,9 @@ class AgentSystem:
     ) -> None:
         check_parameters(model, max_batch, target_latency, progress, max_waiting)
         check_storage(store, max_disk, encryption_key)
+        check_flags(reproducible=reproducible, deterministic=deterministic, log_text=log_text)
+        check_journal(journal)
+        seed = check_seed(seed)
         isolated = check_isolation(isolation)
         path = store_path(store)
         opener = partial(
@@ -167,7 +174,7 @@ class AgentSystem:
             lifecycle,
             launch,
             isolated=isolated,
-            lane=prompt_lane,
+            lane=check_lane(prompt_lane),
             log_text=log_text,
             journal=journal,
             store=path,

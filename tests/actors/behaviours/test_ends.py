@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from behaviours import DoesMuch, Echo
+from behaviours import Does, DoesMuch, Echo
 from makers import OpenSystem
 
 from kvactors.actors import (
@@ -16,6 +16,7 @@ from kvactors.actors import (
     Sampling,
     Supervision,
     SystemStopped,
+    Undelivered,
 )
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.testing import use_actors
@@ -190,3 +191,38 @@ def test_a_restart_fails_what_else_a_reentrant_behaviour_was_doing(
         thinking.get(timeout=WAIT)
     gate.set()
     assert system.wait_idle(WAIT)
+
+
+def test_text_for_a_behaviour_that_has_ended_is_undelivered_and_never_a_prompt(
+    system: AgentSystem,
+) -> None:
+    echo, asks = system.spawn("echo", behaviour=Echo()), system.spawn("asks", behaviour=Does())
+    system.spawn("model").request("hello").get(timeout=WAIT)  # It never had one: a turn.
+    with pytest.raises(ValueError, match="mine"):
+        echo.request(ValueError("mine")).get(timeout=WAIT)
+    assert system.watch("echo").get(timeout=WAIT)
+
+    async def ask(me: AgentBehaviour) -> Any:
+        return await me.ask("echo", "from inside")
+
+    with pytest.raises(Undelivered, match="the behaviour of 'echo' has ended"):
+        echo.request("hello").get(timeout=WAIT)
+    with pytest.raises(Undelivered, match="has ended"):
+        asks.request(ask).get(timeout=WAIT)
+    assert system.spawn("echo") is echo
+    echo.deliver("too late").get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+    assert not echo.transcript().turns
+    assert [letter.message for letter in system.dead_letters() if letter.receiver == "echo"] == [
+        "hello",
+        "from inside",
+        "too late",
+    ]
+
+    # Its user may still ask it, and another behaviour, or another agent, begins anew.
+    assert echo.ask([1], sampling=SHORT).get(timeout=WAIT).token_ids
+    system.spawn("echo", behaviour=Echo())
+    assert echo.request("again").get(timeout=WAIT) == "again"
+    system.forget("echo")
+    assert system.watch("echo").get(timeout=WAIT)
+    assert system.spawn("echo").request("anew").get(timeout=WAIT).token_ids

@@ -165,8 +165,10 @@ def test_a_journal_of_an_earlier_run_is_not_written_over(
 def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
     open_system: Callable[..., AgentSystem], tmp_path: Path
 ) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
     with pytest.raises(FileNotFoundError):
-        open_system(journal=tmp_path / "missing" / "journal")
+        open_system(journal=folder / "journal", prepare=lambda _: folder.rmdir())
 
     # The store is not locked any more.
     system = open_system(journal=tmp_path / "journal")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from behaviours import Echo
 from makers import OpenSystem
 
 from kvactors.actors import (
@@ -229,3 +230,27 @@ def test_after_any_mix_nothing_is_left(open_system: OpenSystem) -> None:
     assert system.wait_idle(WAIT)
     system.check()
     assert outcomes.keys() >= {"length", "TurnTimeout"}, outcomes
+
+
+# -- what cannot be sent ---------------------------------------------------------------
+
+
+def test_a_prompt_that_a_defect_keeps_from_the_mailbox_leaves_nobody_waiting(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(store=False)
+    alice, echo = system.spawn("alice"), system.spawn("echo", behaviour=Echo())
+    assert system.wait_idle(WAIT)
+    for actor in (system.parts.agents.actor("alice"), system.parts.router.receiver("echo")):
+        assert actor is not None
+        actor.actor_inbox.lane = 3  # type: ignore[assignment]
+
+    for send in (lambda: alice.ask([1]), lambda: alice.rewind(), lambda: echo.request("x")):
+        with pytest.raises(AttributeError, match="capacity"):
+            send()
+
+    try:
+        assert not system.parts.lifecycle.outstanding.turns()
+        assert system.wait_idle(1)
+    finally:
+        system.parts.lifecycle.outstanding.fail_turns(ValueError("left behind"))

@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 from makers import OpenSystem
 
-from kvactors.actors import (
-    AgentSystem,
-    Sampling,
-)
+from kvactors.actors import AgentSystem, LanePolicy, Sampling, Supervision
 from kvactors.core.errors import (
     ContextExceeded,
     EmptyPrompt,
@@ -130,7 +127,20 @@ def test_any_unicode_id_is_legal_and_stays_inside_the_store(
         ({"memory_budget": -1}, InvalidConfig, "above 0"),
         ({"store": True}, InvalidConfig, "directory"),
         ({"store": 7}, InvalidConfig, "directory"),
+        ({"store": "a\0b"}, InvalidConfig, "directory"),
         ({"model": 7}, InvalidConfig, "callable"),
+        ({"prompt_lane": 3}, InvalidConfig, "prompt_lane must be a LanePolicy, not 3"),
+        ({"prompt_lane": None}, InvalidConfig, "LanePolicy, not None"),
+        ({"deterministic": "x"}, InvalidConfig, "deterministic must be True or False, not 'x'"),
+        ({"reproducible": 1}, InvalidConfig, "reproducible must be True or False, not 1"),
+        ({"log_text": None}, InvalidConfig, "log_text must be True or False, not None"),
+        ({"seed": "x"}, InvalidConfig, "seed must be an int, not 'x'"),
+        ({"seed": True}, InvalidConfig, "seed must be an int, not True"),
+        ({"journal": 3}, InvalidConfig, "journal must be a file, not 3"),
+        ({"journal": ""}, InvalidConfig, "journal must be a file, not ''"),
+        ({"journal": "a\0b"}, InvalidConfig, "journal must be a file"),
+        ({"journal": "no folder/journal"}, InvalidConfig, "no directory at no folder"),
+        ({"watchdog": "x"}, InvalidConfig, "watchdog must be above 0 seconds, not 'x'"),
     ],
 )
 def test_a_bad_parameter_is_refused_before_anything_starts(
@@ -138,6 +148,48 @@ def test_a_bad_parameter_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(error, match=text):
         AgentSystem(**{"model": tiny_llama(), "store": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"prompt_lane": "refuse"}, "prompt_lane must be a LanePolicy, not 'refuse'"),
+        ({"context_policy": 3}, "context_policy is"),
+        ({"system_prompt": 3}, "must be text: int"),
+        ({"behaviour": 3}, "behaviour must be an AgentBehaviour or .* not 3"),
+        ({"supervision": "restart"}, "supervision must be a Supervision, not 'restart'"),
+        ({"parent": 3}, "parent must be the id of an agent, not 3"),
+    ],
+)
+def test_a_bad_parameter_of_an_agent_is_refused_and_none_is_spawned(
+    shared: AgentSystem, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=text):
+        shared.spawn("refused", **options)
+    assert shared.find("refused") is None
+
+
+def test_what_makes_no_behaviour_is_refused(shared: AgentSystem) -> None:
+    with pytest.raises(InvalidConfig, match="made no AgentBehaviour, but 3"):
+        shared.spawn("made", behaviour=lambda: 3)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "text"),
+    [
+        (LanePolicy, {"capacity": True}, "at least 1 prompt, not True"),
+        (LanePolicy, {"timeout": "x"}, "finite, not 'x'"),
+        (Supervision, {"backoff": "x"}, "backoff must be .* not 'x'"),
+        (Supervision, {"longest_backoff": "x"}, "longest_backoff must be .* not 'x'"),
+        (Supervision, {"window": "x"}, "within 'x' s"),
+        (Supervision, {"most": True}, "most True"),
+    ],
+)
+def test_a_bad_field_of_a_policy_is_refused(
+    policy: Any, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=text):
+        policy(**options)
 
 
 def _raises() -> Any:
