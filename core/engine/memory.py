@@ -116,10 +116,8 @@ class Memory:
 
     def least(self, tokens: int, form: KVForm) -> int:
         """Bytes that a turn of so many `tokens` in this `form` takes when it runs alone: its row,
-        and the least chunk; or then the copy of it that is kept when it ends, and a decode step."""
-        row, space = form.bytes_of(tokens), self.workspace[form.index]
-        chunk = space.chunk(min(tokens, space.least_chunk), 1, tokens)
-        return row + max(chunk, row + space.decode(1, tokens))
+        the copy of it that is kept when it ends, and a decode step."""
+        return 2 * form.bytes_of(tokens) + self.workspace[form.index].decode(1, tokens)
 
     @property
     def room(self) -> int:
