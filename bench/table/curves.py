@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from kvactors.bench.disk import fill, save_one
+from kvactors.bench.disk import fill, save_one, seconds_of
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.table.decoding import deep_llama, hot_agents, step_seconds
 from kvactors.bench.table.latency import remembering
@@ -166,13 +166,7 @@ def ask_among(setup: Setup, sizes: Sequence[int]) -> Points:
                 system.spawn(f"agent {number}")
             agent = system.spawn("agent 0")
             answer(agent, setup.prompt(SHORT))
-            yield size, median(_seconds(lambda: answer(agent, [1])) for _ in range(9))  # noqa: B023
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    act()
-    return time.perf_counter() - begin
+            yield size, median(seconds_of(lambda: answer(agent, [1])) for _ in range(9))  # noqa: B023
 
 
 def operations_over_rows(setup: Setup, sizes: Sequence[int]) -> Points:

@@ -63,7 +63,7 @@ class Engine:
         self._scheduler = Scheduler(
             SchedulerConfig(
                 config.target_latency,
-                reproducible=loaded.policy.reproducible or loaded.spec.fixed_chunks,
+                reproducible=loaded.fixed_chunks,
                 checkpointed=loaded.spec.checkpointed,
             )
         )

@@ -61,6 +61,11 @@ class LoadedModel:
         """What its layers cache, in this form."""
         return self.form.spec
 
+    @property
+    def fixed_chunks(self) -> bool:
+        """Whether chunks end where they always do, and are not shortened: to repeat bit for bit."""
+        return self.policy.reproducible or self.spec.fixed_chunks
+
     def form_of(self, tokens: int) -> KVForm:
         """Which of `forms` a turn is run in that begins with so many tokens, its prompt among
         them. It depends on the ledger alone, so that an agent's KV is the same whether it stayed

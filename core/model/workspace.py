@@ -57,8 +57,8 @@ class WorkSpace:
         token, pair, key = (float(factor) for factor in factors)
         decoded = _decode_peak(loaded, _DECODE_KEYS)
         heads = [layer.kv_heads for layer in loaded.spec.layers if layer.kv_heads]
-        fixed = loaded.policy.reproducible or loaded.spec.fixed_chunks
-        space = cls(token, pair, key, decoded, least_chunk=BLOCK_TOKENS if fixed else LEAST_CHUNK)
+        least_chunk = BLOCK_TOKENS if loaded.fixed_chunks else LEAST_CHUNK
+        space = cls(token, pair, key, decoded, least_chunk=least_chunk)
         if not heads or not loaded.policy.unpacks(1, 1):
             return space
         unpacked = _decode_peak(loaded, max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads))))
