@@ -25,7 +25,7 @@ from typing import Any
 from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import (
-    ExportRejected,
+    AgentNotStored,
     ImportRejected,
     LedgerUnreadable,
     NewerFormat,
@@ -76,11 +76,11 @@ def export_archive(
     """Write all that `store` has of `agent_id` to `path`, one fingerprint's KV in memory at a time,
     with a call of `on_step` for each step.
 
-    Raises ExportRejected if it is not stored or the file is there, LedgerUnreadable, OSError.
+    Raises AgentNotStored, ExportRejected if the file is there, LedgerUnreadable, OSError.
     """
     records = store.read_ledger(agent_id)
     if records is None:
-        raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
+        raise AgentNotStored(agent_id, "to export")
     fingerprints = store.fingerprints(agent_id)
     frame = encode_records(records, 1, agent_id, None)
     ledger = encode_header(agent_id, None) + frame

@@ -197,3 +197,21 @@ def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
     assert ChatFormat(Minimal()).opening("user", "hi", system=None, answer=True) == (
         "[user]hi\n[assistant]"
     )
+
+
+def test_a_role_that_the_template_leaves_out_is_refused() -> None:
+    known = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}" + CHATML[
+        len("{% for m in messages %}") :
+    ].replace("{% endfor %}", "{% endif %}{% endfor %}")
+    chat = ChatFormat(TemplateTokenizer(known, "<|im_end|>"))
+
+    for render in (
+        lambda role: chat.opening(role, "dark", system=None, answer=False),
+        lambda role: chat.following(role, "dark", answer=True),
+    ):
+        assert "dark" in render("user")
+        with pytest.raises(TemplateError, match="leaves out what the role 'narrator' says"):
+            render("narrator")
+    assert "narrator" in ChatFormat(TemplateTokenizer(CHATML)).following(
+        "narrator", "x", answer=False
+    )
