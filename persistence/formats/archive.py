@@ -88,7 +88,7 @@ def export_archive(
         _put(archive, _ABOUT, json.dumps({"format": _FORMAT, "version": VERSION}).encode())
         _put(archive, LEDGER_NAME, ledger)
         for place, fingerprint in enumerate(fingerprints, start=1):
-            segments = store.read_kv(agent_id, fingerprint)
+            segments = store.read_kv(agent_id, fingerprint, used=False)
             entries = [_put_segment(archive, fingerprint, segment) for segment in segments]
             checksum = payload_checksum(frame)
             manifest = Manifest(agent_id, fingerprint, len(ledger), checksum, tuple(entries))
@@ -132,6 +132,10 @@ class _Reader:
     """An open archive whose names, ledger and manifests are checked."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+        if _ABOUT not in archive.namelist():
+            raise ImportRejected(
+                "file", f"a zip file, and no archive of kvactors: no {_ABOUT} in it"
+            )
         self._archive = archive
         self._members = _members(archive, size)
         self._check_version()

@@ -66,7 +66,10 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
     core/schedule core/testing persistence/commit persistence/store
 bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors core/model
     core/quant core/schedule core/testing core/trace persistence
-actors/frontends/cli: actors/agents actors/errors actors/frontends/stress actors/observe
+actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
+    persistence/files
+actors/frontends/cli: actors/agents actors/errors actors/frontends/demo actors/frontends/stress
+    actors/observe
     actors/system actors/turns bench bench/table core/blas core/cache core/errors core/model
     core/model/worlds core/schedule persistence/errors persistence/files persistence/formats
     persistence/store

@@ -167,7 +167,7 @@ def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InvalidConfig, match=r"no journal can be made .* No such file"):
         open_system(journal=folder / "journal", prepare=lambda _: folder.rmdir())
 
     # The store is not locked any more.

@@ -217,7 +217,7 @@ def test_a_plain_zip_file_is_refused(path: Path, other: Store) -> None:
         archive.writestr("holiday.jpg", b"")
     path.write_bytes(buffer.getvalue())
 
-    with pytest.raises(ImportRejected, match="this member is missing"):
+    with pytest.raises(ImportRejected, match="a zip file, and no archive of kvactors"):
         import_archive(other, path, "bob")
 
 
