@@ -13,7 +13,7 @@ from kvactors.core.errors import InvalidConfig
 __all__ = ["clean_store", "remove_agent", "verify_store"]
 
 
-def verify_store(path: Path | None, *, as_json: bool) -> bool:
+def verify_store(path: Path | None, *, as_json: bool = False) -> bool:
     """Name every bad file, as a line each or in one JSON object; whether there is none. Raises
     InvalidConfig where nothing is stored."""
     bad = []

@@ -86,7 +86,7 @@ def _repeated(cut: list[StoredTurn], added: list[StoredTurn]) -> int:
     return next(n for n in range(most, -1, -1) if old[len(old) - n :] == new[:n])
 
 
-def show_agents(path: Path | None, *, as_json: bool) -> None:
+def show_agents(path: Path | None, *, as_json: bool = False) -> None:
     """A table of everything stored, or one JSON object."""
     root = (path or default_store()).expanduser()
     if not _holds_agents(root):
@@ -117,7 +117,7 @@ def show_agents(path: Path | None, *, as_json: bool) -> None:
         )
 
 
-def show_transcript(agent_id: str, path: Path | None, *, as_json: bool) -> None:
+def show_transcript(agent_id: str, path: Path | None, *, as_json: bool = False) -> None:
     """The turns of one agent, or one JSON object. Raises InvalidAgentId if it is not stored."""
     with opened(path) as store:
         records = store.read_ledger(agent_id)

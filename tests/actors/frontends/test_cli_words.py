@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import Any, get_args
 
-import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -52,7 +51,7 @@ def one_line(status: int, err: str) -> str:
 # -- help ----------------------------------------------------------------------------------
 
 
-def pages(command: click.Command, *path: str) -> list[tuple[tuple[str, ...], click.Command]]:
+def pages(command: Any, *path: str) -> list[tuple[tuple[str, ...], Any]]:
     """Every command with the words that lead to it."""
     found = [(path, command)]
     for name, inner in getattr(command, "commands", {}).items():

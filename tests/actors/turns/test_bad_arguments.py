@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import numpy
 import pykka
 import pytest
 from makers import OpenSystem
@@ -35,6 +35,8 @@ from kvactors.core.numbers import number, whole
 from kvactors.core.testing.models import tiny_llama
 from kvactors.persistence import errors as store_errors
 
+# Its numbers are no ints for a type checker, and are to be taken all the same.
+np: Any = numpy
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
 HALF = "caf\udcc3\udca9"
@@ -54,28 +56,32 @@ def test_what_index_and_float_take_is_a_number_and_kept_as_pythons_own() -> None
     assert number(10**400) is None
     assert [type(whole(np.uint8(3))), type(number(np.float32(0.5)))] == [int, float]
     made = [
-        Sampling(np.int64(9), np.float32(0.5), np.float64(0.25), np.int32(3), seed=np.uint64(7)),
+        Sampling(
+            np.int64(9),
+            np.float32(0.5),
+            np.float64(0.25),
+            np.int32(3),
+            seed=np.uint64(7),
+        ),
         DropOldest(np.int64(1), np.float64(0.25)),
         Summarize(max_tokens=np.int8(5)),
         LanePolicy(np.int64(3), timeout=np.float64(1.5)),
         ModelOptions(
-            kv_bits=np.int64(8),  # type: ignore[arg-type]
+            kv_bits=np.int64(8),
             float_tokens=np.int16(4),
             group_size=np.int64(32),
             context=np.int64(64),
         ),
     ]
 
-    numbers = [
-        (record, name, value)
+    values = [
+        getattr(record, name)
         for record in made
         for name in inspect.signature(type(record)).parameters
         if name != "kv_bits"
-        and isinstance(value := getattr(record, name), int | float | np.generic)
     ]
 
-    assert len(numbers) > 15
-    assert {type(value) for _, _, value in numbers} <= {int, float, bool}
+    assert not [value for value in values if isinstance(value, np.generic)]
     assert made[0] == Sampling(9, 0.5, 0.25, 3, seed=7)
 
 
@@ -242,7 +248,7 @@ def test_handles_stay_in_their_process_and_say_so(shared: AgentSystem) -> None:
         for handle, advice in ((alice, "agent_id"), (shared, "a store of"), (stream, "its text")):
             for copying in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(InvalidInput, match=f"belongs to its process: .*{advice}"):
-                    copying(handle)  # type: ignore[operator]
+                    copying(handle)
 
 
 def made(kind: type[KvactorsError]) -> KvactorsError:

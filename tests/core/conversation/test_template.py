@@ -1,5 +1,6 @@
 """Rendering turns with chat templates that were made for whole conversations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -200,15 +201,15 @@ def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
 
 
 def test_a_role_that_the_template_leaves_out_is_refused() -> None:
-    known = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}" + CHATML[
-        len("{% for m in messages %}") :
-    ].replace("{% endfor %}", "{% endif %}{% endfor %}")
-    chat = ChatFormat(TemplateTokenizer(known, "<|im_end|>"))
-
-    for render in (
+    begin = "{% for m in messages %}"
+    known = f"{begin}{{% if m.role in ('user', 'assistant') %}}{CHATML.removeprefix(begin)}"
+    chat = ChatFormat(TemplateTokenizer(known.replace("{% endfor %}", "{% endif %}{% endfor %}")))
+    renders: list[Callable[[str], str]] = [
         lambda role: chat.opening(role, "dark", system=None, answer=False),
         lambda role: chat.following(role, "dark", answer=True),
-    ):
+    ]
+
+    for render in renders:
         assert "dark" in render("user")
         with pytest.raises(TemplateError, match="leaves out what the role 'narrator' says"):
             render("narrator")
