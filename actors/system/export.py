@@ -72,7 +72,7 @@ def _stored_memory(
     chosen = _choose(agent_id, store.fingerprints(agent_id), fingerprint)
     try:
         token_ids, text = remember(records)
-        segments = _matching(store.peek_kv(agent_id, chosen), token_ids)
+        segments = _matching(store.read_kv(agent_id, chosen, used=False), token_ids)
         if not segments:
             raise ExportRejected(_no_kv(agent_id))
         layout = parse_layout(segments[0].layout)

@@ -88,7 +88,7 @@ def export_archive(
         _put(archive, _ABOUT, json.dumps({"format": _FORMAT, "version": VERSION}).encode())
         _put(archive, LEDGER_NAME, ledger)
         for place, fingerprint in enumerate(fingerprints, start=1):
-            segments = store.peek_kv(agent_id, fingerprint)
+            segments = store.read_kv(agent_id, fingerprint, used=False)
             entries = [_put_segment(archive, fingerprint, segment) for segment in segments]
             checksum = payload_checksum(frame)
             manifest = Manifest(agent_id, fingerprint, len(ledger), checksum, tuple(entries))

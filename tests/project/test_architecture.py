@@ -73,8 +73,7 @@ actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds co
 actors/frontends/cli: actors/agents actors/errors actors/frontends/demo actors/frontends/stress
     actors/observe
     actors/system actors/turns bench bench/table core/blas core/cache core/errors core/model
-    core/model/worlds core/schedule persistence/errors persistence/files persistence/formats
-    persistence/store
+    core/schedule persistence/errors persistence/files persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

@@ -99,6 +99,7 @@ def stress(
     seeds: Annotated[
         str, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
     ] = "",
+    *,
     report: Annotated[
         Path | None,
         typer.Option(help="Write a report here: JSON, or a table if its name ends in .md."),
@@ -159,6 +160,7 @@ def chat(
         str | None,
         typer.Option(parser=text, help="System prompt of an agent that is new."),
     ] = None,
+    *,
     max_tokens: Annotated[int, typer.Option(help="Where a reply is cut.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest word.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of what a temperature above 0 draws.")] = 0,

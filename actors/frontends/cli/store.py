@@ -118,7 +118,8 @@ def show_agents(path: Path | None, *, as_json: bool = False) -> None:
 
 
 def show_transcript(agent_id: str, path: Path | None, *, as_json: bool = False) -> None:
-    """The turns of one agent, or one JSON object. Raises InvalidAgentId if it is not stored."""
+    """The turns of `agent_id` in the store at `path`, `as_json` as one object. Raises
+    InvalidAgentId if it is not stored."""
     with opened(path) as store:
         records = store.read_ledger(agent_id)
     if records is None:
