@@ -18,6 +18,7 @@ from kvactors.core.arena.pools import Pool
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.quant.codec import PRECISION
+from kvactors.core.quant.device import on_cuda
 
 __all__ = ["PROBE_SECONDS", "probe_products"]
 
@@ -42,6 +43,8 @@ def probe_products(
     are wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
     device and shapes. `product`: another one than MLX's, of [..., M, K] and codes of [..., N, K]
     to [..., M, N]."""
+    if product is None and on_cuda():  # No product with codes is taken there.
+        return loaded
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
     shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
     ours = product or mx.quantized_matmul

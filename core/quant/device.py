@@ -4,12 +4,17 @@ from functools import cache
 
 import mlx.core as mx
 
-__all__ = ["on_cpu", "second_stream"]
+__all__ = ["on_cpu", "on_cuda", "second_stream"]
 
 
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU."""
     return bool(mx.default_device() == mx.Device(mx.cpu))
+
+
+def on_cuda() -> bool:
+    """Whether MLX computes on an NVIDIA GPU."""
+    return mx.cuda.is_available() and not on_cpu()
 
 
 @cache
