@@ -3,7 +3,8 @@
 import gc
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -11,13 +12,12 @@ import pytest
 from budgets import most_work, work_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makers import OpenSystem
+from makers import LoadGrid, OpenSystem
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.engine.hot_cache import ranges_to_save
 from kvactors.core.errors import ContextExceeded, InvalidConfig, MemoryExceeded
-from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.testing.engines import make_request, run_engine
@@ -65,18 +65,15 @@ def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSy
 def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
     open_system: OpenSystem,
 ) -> None:
-    work, tokens = work_space(grid, attention="packed").decode(1, 1180), 2000
-    budget = work + 2 * 1180 * BYTES_PER_TOKEN
+    budget = work_space(grid, attention="packed").decode(1, 1180) + 2 * 1180 * BYTES_PER_TOKEN
     system = open_system(grid, store=False, attention="packed", memory_budget=budget)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     reader = system.spawn("reader")
-    while True:
-        try:
+    for tokens in range(2000, 0, -50):
+        with suppress(MemoryExceeded):
             reader.ask([7] * tokens, sampling=ANSWER).get(timeout=WAIT)
             break
-        except MemoryExceeded:
-            tokens -= 50
 
     assert 900 < tokens < 2000
     assert mx.get_peak_memory() - before <= 1.1 * budget
@@ -103,7 +100,7 @@ def test_many_agents_never_take_more_than_the_budget(
 
 @pytest.mark.usefixtures("work_of_a_cpu")
 def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
-    load_grid: Callable[..., LoadedModel],
+    load_grid: LoadGrid,
 ) -> None:
     engine = Engine(load_grid(), EngineConfig(16, 9 * 256 * BYTES_PER_TOKEN, True))
     ended = run_engine(engine, [(0, make_request("alice", [], [3] * 700, ANSWER))])["alice"]

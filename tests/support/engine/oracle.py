@@ -34,9 +34,16 @@ class ProductsOfFloats(ModuleType):
 
     @staticmethod
     def quantized_matmul(
-        x: mx.array, codes: mx.array, *scales: mx.array, transpose: bool, **form: int
+        x: mx.array,
+        codes: mx.array,
+        scales: mx.array,
+        biases: mx.array,
+        *,
+        transpose: bool,
+        **form: Any,
     ) -> mx.array:
-        wide = mx.dequantize(codes, *(array.astype(mx.float32) for array in scales), **form)
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        wide = mx.dequantize(codes, scales, biases, **form)
         product = x.astype(mx.float32) @ (wide.swapaxes(-1, -2) if transpose else wide)
         return product.astype(x.dtype)
 
