@@ -1,11 +1,12 @@
-"""`kvactors bench`: the performance table. Imports the benchmarks, and MLX, when it runs."""
+"""`kvactors bench` and `kvactors check`: what is measured, and what holds, on this machine. Imports
+the benchmarks, and MLX, when it runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["run_bench"]
+__all__ = ["run_bench", "run_check"]
 
 
 def run_bench(
@@ -27,3 +28,11 @@ def run_bench(
 
     scale = QUICK if quick else FULL if full else TABLE
     run_suite(scale, model, only, plot, json, growth=full)
+
+
+def run_check(*, as_json: bool) -> bool:
+    """Check this machine and print a report; whether nothing was violated."""
+    from kvactors.bench.check.report import report
+    from kvactors.bench.check.suite import run_checks
+
+    return report(run_checks(), as_json=as_json)

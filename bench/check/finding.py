@@ -1,0 +1,43 @@
+"""What one check found, and how it is taken down: timed, and never crashing the others."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Answer", "Finding", "look"]
+
+Verdict = Literal["held", "allowed", "violated", "measured", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a check says. "allowed": not to the bit, but within what a GPU is promised."""
+
+    verdict: Verdict
+    detail: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An answer with the name of its check and the seconds it took."""
+
+    name: str
+    answer: Answer
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {"name": self.name, **asdict(self.answer), "seconds": round(self.seconds, 2)}
+
+
+def look(name: str, check: Callable[[], Answer]) -> Finding:
+    """Run a check. One that raises is a violation: it says what of."""
+    begin = time.perf_counter()
+    try:
+        answer = check()
+    except Exception as error:
+        said = " ".join(str(error).split())
+        answer = Answer("violated", f"{type(error).__name__}: {said}")
+    return Finding(name, answer, time.perf_counter() - begin)

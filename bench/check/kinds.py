@@ -1,0 +1,52 @@
+"""The small random models that are checked: one for each kind of layer, of mlx-lm's own classes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvactors.core.model.load import LoadedModel
+
+__all__ = ["KINDS", "VOCABULARY", "Kind"]
+
+VOCABULARY = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of layer, and the family of mlx-lm that stands for it."""
+
+    name: str
+    family: str
+
+    def build(self) -> tuple[Any, Any]:
+        """(model, tokenizer) for `AgentSystem(model=...)`: sums of its linear layers are exact in
+        any order. It never ends a turn by itself."""
+        from kvactors.core.testing.models import snap_to_grid
+
+        model, tokenizer = self.build_floats()
+        return snap_to_grid(model), tokenizer
+
+    def build_floats(self) -> tuple[Any, Any]:
+        """The same with the weights as they were drawn."""
+        from kvactors.core.testing.families import build
+        from kvactors.core.testing.models import PlainTokenizer
+
+        tokenizer = PlainTokenizer(VOCABULARY)
+        tokenizer.eos_token_ids = set()
+        return build(self.family, num_hidden_layers=2), tokenizer
+
+    def load(self) -> "LoadedModel":
+        """The grid model for this thread, attended as in the conversations."""
+        from kvactors.core.model.load import load_model
+        from kvactors.core.model.options import ModelOptions
+
+        return load_model(self.build, ModelOptions(attention="packed"))
+
+
+KINDS = (
+    Kind("full attention", "qwen3"),
+    Kind("sliding window", "gemma3_text"),
+    Kind("latent (MLA)", "deepseek_v3"),
+    Kind("recurrent (SSM)", "mamba2"),
+    Kind("experts (MoE)", "qwen3_moe"),
+)
