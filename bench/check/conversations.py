@@ -14,14 +14,14 @@ import numpy as np
 from kvactors.actors import Agent, AgentSystem, Reply, Sampling
 from kvactors.bench.check.kinds import VOCABULARY
 
-__all__ = ["AGENTS", "PROMPTS", "WAIT", "Heard", "converse"]
+__all__ = ["AGENTS", "PROMPTS", "TURNS", "Heard", "converse"]
 
+# Seconds that any one answer may take.
 WAIT = 60.0
-"""Seconds that any one answer may take."""
 
 # Shorter and longer than the window (12) and than a block (256); more agents than rows.
 LENGTHS = (5, 40, 1, 13, 270, 300)
-AGENTS = len(LENGTHS)
+AGENTS, TURNS = len(LENGTHS), 3
 MAX_BATCH = 4
 _RNG = np.random.default_rng(20)
 PROMPTS: list[list[list[int]]] = [
@@ -34,19 +34,22 @@ PROMPTS: list[list[list[int]]] = [
 @dataclass(frozen=True, slots=True)
 class Heard:
     """Replies by agent and turn. `together`: the first two turns in a batch, the third after a
-    restart. `forked`: the third turn of each one's child, in a batch."""
+    restart. `forked`: the third turn of each one's child, in a batch. `batched`: whether rows ran
+    in one forward, or one by one."""
 
     alone: list[list[Reply]]
     together: list[list[Reply]]
     forked: list[Reply]
+    batched: bool
 
 
 def converse(model: Callable[[], Any], folder: Path, **options: Any) -> Heard:
     """Three turns of every agent of `model`, in each company, with the store in `folder`; with
     these `options` of AgentSystem."""
     with _system(model, folder, options) as system:
+        batched = system.info.spec.batched
         alone = [
-            [_ask(system.spawn(f"alone {i}"), i, turn).get(timeout=WAIT) for turn in range(3)]
+            [_ask(system.spawn(f"alone {i}"), i, turn).get(timeout=WAIT) for turn in range(TURNS)]
             for i in range(AGENTS)
         ]
         agents = [system.spawn(f"agent {i}") for i in range(AGENTS)]
@@ -57,7 +60,7 @@ def converse(model: Callable[[], Any], folder: Path, **options: Any) -> Heard:
             reply.cached.get(timeout=WAIT)
     with _system(model, folder, options) as system:
         batches.append(_all([system.spawn(f"agent {i}") for i in range(AGENTS)], 2))
-    return Heard(alone, [list(turns) for turns in zip(*batches, strict=True)], forked)
+    return Heard(alone, [list(turns) for turns in zip(*batches, strict=True)], forked, batched)
 
 
 def _all(agents: Sequence[Agent], turn: int) -> list[Reply]:

@@ -8,19 +8,20 @@ compared any further.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
 from kvactors.actors import Reply
-from kvactors.bench.check.conversations import AGENTS, PROMPTS, Heard
-from kvactors.bench.check.finding import Answer
+from kvactors.bench.check.conversations import AGENTS, PROMPTS, TURNS, Heard
+from kvactors.bench.check.finding import Answer, Verdict
 from kvactors.bench.check.kinds import Kind
+from kvactors.core.arena.arena import Arena
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
 
-__all__ = ["Judge", "forked", "restarted", "together"]
+__all__ = ["Judge", "alone", "batched", "forked", "restarted"]
 
+Turns = list[tuple[list[int], list[int]]]
 # As the engine prefills.
 CHUNK = 256
 # Ways that add in other orders: smaller chunks, and rows beside.
@@ -30,18 +31,18 @@ COMPANY = (1, 3)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an agent first said something else than alone."""
+    """Where an agent first said something else than expected."""
 
     agent: int
     turn: int
     at: int
     said: int
-    alone: int
+    expected: int
 
     def __str__(self) -> str:
         return (
             f"agent {self.agent}, turn {self.turn + 1}, token {self.at + 1}: {self.said}, "
-            f"alone {self.alone}"
+            f"not {self.expected}"
         )
 
 
@@ -68,16 +69,28 @@ class Judge:
             ties += margin <= 2 * noise
             said.append(f"{difference} (margin {margin:.2g}, noise {noise:.2g})")
         numbers["near_ties"] = ties
-        verdict = "allowed" if ties == len(found) else "violated"
+        verdict: Verdict = "allowed" if ties == len(found) else "violated"
         return Answer(verdict, "; ".join(said), numbers)
 
 
-def together(heard: Heard, judge: Judge) -> Answer:
-    """Two turns in a batch whose rows join and leave, against the same alone."""
+def alone(heard: Heard, judge: Judge) -> Answer:
+    """What each agent said alone, whose KV was put away after each turn, against what a bare row
+    of the model says, where nothing ever is."""
     if len({reply.token_ids for turns in heard.alone for reply in turns}) == 1:
         return Answer("violated", "every agent said the same, whatever it was told")
+    loaded = judge.kind.load()
+    found = [d for i in range(AGENTS) if (d := _against_replay(loaded, i, _turns(heard, i)))]
+    return judge(found, TURNS * AGENTS, heard, "as a bare row that is never put away")
+
+
+def batched(heard: Heard, judge: Judge) -> Answer:
+    """Two turns in a batch whose rows join and leave, against the same alone."""
+    if heard.batched == judge.kind.one_by_one:
+        rows = "in one batch, not one by one" if heard.batched else "one by one: wrong in a batch"
+        return Answer("violated", f"rows ran {rows}")
     found = [d for i in range(AGENTS) if (d := _first(i, heard, heard.together[i][:2]))]
-    return judge(found, 2 * AGENTS, heard, "token for token as alone")
+    rows = "in one batch" if heard.batched else "rows one by one"
+    return judge(found, 2 * AGENTS, heard, f"{rows}, as alone")
 
 
 def restarted(heard: Heard, judge: Judge) -> Answer:
@@ -129,59 +142,69 @@ def _first(agent: int, heard: Heard, replies: Sequence[Reply]) -> Difference | N
     return None
 
 
+def _against_replay(loaded: LoadedModel, agent: int, turns: Turns) -> Difference | None:
+    for turn, choices in enumerate(_replay(loaded, turns)):
+        for at, (logits, said) in enumerate(zip(choices, turns[turn][1], strict=True)):
+            if (expected := int(mx.argmax(logits))) != said:
+                return Difference(agent, turn, at, said, expected)
+    return None
+
+
+def _turns(heard: Heard, agent: int) -> Turns:
+    answers = [list(reply.token_ids) for reply in heard.alone[agent]]
+    return list(zip(PROMPTS[agent], answers, strict=True))
+
+
 def _margin_and_noise(
     loaded: LoadedModel, difference: Difference, heard: Heard
 ) -> tuple[float, float]:
     """How far apart the two likeliest tokens were, and how far other orders of sums move them:
     other chunks of the prompts, and other rows beside."""
-    answers = [list(reply.token_ids) for reply in heard.alone[difference.agent]]
-    turns = list(zip(PROMPTS[difference.agent], answers, strict=True))[: difference.turn + 1]
+    turns = _turns(heard, difference.agent)[: difference.turn + 1]
     turns[-1] = turns[-1][0], turns[-1][1][: difference.at + 1]
-    ours = _replay(loaded, turns)
+    ours = _replay(loaded, turns)[-1][-1]
     others = [
         *(_replay(loaded, turns, chunk=chunk) for chunk in OTHER_CHUNKS),
         *(_replay(loaded, turns, beside=rows) for rows in COMPANY),
     ]
     top = mx.sort(ours)[-2:]
-    noise = max(float(mx.abs(other - ours).max()) for other in others)
+    noise = max(float(mx.abs(other[-1][-1] - ours).max()) for other in others)
     return float(top[1] - top[0]), noise
 
 
 def _replay(
-    loaded: LoadedModel,
-    turns: Sequence[tuple[list[int], list[int]]],
-    *,
-    chunk: int = CHUNK,
-    beside: int = 0,
-) -> mx.array:
-    """Logits [vocab] that chose the last token of the last turn. Prompts are prefilled in chunks
-    of so many tokens; so many longer rows `beside` are fed the same behind a beginning of their
-    own."""
-    longest = max((turn[0] for turn in PROMPTS), key=len)
-    rows = new_arena(loaded)
-    for _ in range(beside):
-        other = new_arena(loaded)
-        other.add_row(0, len(longest))
-        other.forward(loaded.model, mx.array([longest[:CHUNK]]))
-        other.evaluate()
-        rows.take(other, 0)
-    mine = new_arena(loaded)
-    mine.add_row(0, 0)
-    row = rows.take(mine, 0)
-    logits: Any = mx.zeros(())
+    loaded: LoadedModel, turns: Turns, *, chunk: int = CHUNK, beside: int = 0
+) -> list[list[mx.array]]:
+    """Logits [vocab] that choose each token of each turn. Prompts are prefilled in chunks of so
+    many tokens; so many longer rows `beside` are fed the same behind a beginning of their own."""
+    rows, row = _bare_rows(loaded, beside)
 
-    def feed(tokens: list[int]) -> None:
-        nonlocal logits
+    def feed(tokens: list[int]) -> mx.array:
         logits = rows.forward(loaded.model, mx.array([tokens] * (beside + 1)))
         rows.evaluate()
+        last: mx.array = logits[row, -1].astype(mx.float32)
+        return last
 
+    found: list[list[mx.array]] = []
     left: list[int] = []
     for prompt, answer in turns:
         left += prompt
         for start in range(0, len(left) - 1, chunk):
             feed(left[start : min(start + chunk, len(left) - 1)])
-        for token in (left[-1], *answer[:-1]):
-            feed([token])
+        found.append([feed([token]) for token in (left[-1], *answer[:-1])])
         left = answer[-1:]
-    last: mx.array = logits[row, -1].astype(mx.float32)
-    return last
+    return found
+
+
+def _bare_rows(loaded: LoadedModel, beside: int) -> tuple[Arena, int]:
+    """An arena with an empty row and so many long ones `beside` it; the index of the empty one."""
+    longest = max((turns[0] for turns in PROMPTS), key=len)[:CHUNK]
+    rows, mine = new_arena(loaded), new_arena(loaded)
+    for _ in range(beside):
+        other = new_arena(loaded)
+        other.add_row(0, len(longest))
+        other.forward(loaded.model, mx.array([longest]))
+        other.evaluate()
+        rows.take(other, 0)
+    mine.add_row(0, 0)
+    return rows, rows.take(mine, 0)

@@ -8,21 +8,16 @@ from kvactors.bench.setup import Scale, Setup
 from kvactors.bench.table.regime import Regime, run
 from kvactors.bench.table.suite import REGIMES
 
-__all__ = ["LINES", "SMALL", "figure", "lines"]
+__all__ = ["LINES", "SMALL", "figure", "line"]
 
-LINES = (
-    "prefill-4k",
-    "decode-one-4k",
-    "decode-ragged",
-    "kv-bytes-per-token",
-    "cold/warm-16k",
-)
+# The shortest first.
+LINES = ("kv-bytes-per-token", "decode-one-4k", "prefill-4k", "decode-ragged", "cold/warm-16k")
 SMALL = Scale(runs=2, shrink=16, fewer=4, decoded=16)
 
 
-def lines() -> list[Regime]:
-    """The regimes of these lines."""
-    return [regime for regime in REGIMES if regime.name in LINES]
+def line(name: str) -> Regime:
+    """The regime of this name."""
+    return next(regime for regime in REGIMES if regime.name == name)
 
 
 def figure(regime: Regime, setup: Setup) -> Answer:
@@ -34,5 +29,5 @@ def figure(regime: Regime, setup: Setup) -> Answer:
     _, ours, theirs, unit, ratio, *_ = outcome.row()
     said = f"{ours} {unit}, {regime.against}: {theirs} {unit}, ratio {ratio}"
     if not all(math.isfinite(value) and value > 0 for value in measured.values()):
-        return Answer("violated", f"no measurement: {said}", measured)
+        return Answer("unmeasured", said, measured)
     return Answer("measured", said, measured)

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Answer", "Finding", "look"]
+__all__ = ["Answer", "Finding", "Verdict", "look"]
 
-Verdict = Literal["held", "allowed", "violated", "measured", "skipped"]
+Verdict = Literal["held", "allowed", "violated", "measured", "unmeasured", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a check says. "allowed": not to the bit, but within what a GPU is promised."""
+    """What a check says. "allowed": not to the bit, but within what a GPU is promised. Figures
+    are "measured" or "unmeasured", which is no violation: the peer may be what fails."""
 
     verdict: Verdict
     detail: str
@@ -32,12 +33,12 @@ class Finding:
         return {"name": self.name, **asdict(self.answer), "seconds": round(self.seconds, 2)}
 
 
-def look(name: str, check: Callable[[], Answer]) -> Finding:
-    """Run a check. One that raises is a violation: it says what of."""
+def look(name: str, check: Callable[[], Answer], *, raising: Verdict = "violated") -> Finding:
+    """Run the `check` called `name`. What raises is found to be `raising`, and says of what."""
     begin = time.perf_counter()
     try:
         answer = check()
     except Exception as error:
         said = " ".join(str(error).split())
-        answer = Answer("violated", f"{type(error).__name__}: {said}")
+        answer = Answer(raising, f"{type(error).__name__}: {said}")
     return Finding(name, answer, time.perf_counter() - begin)

@@ -13,10 +13,12 @@ VOCABULARY = 128
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of layer, and the family of mlx-lm that stands for it."""
+    """A kind of layer, and the family of mlx-lm that stands for it. `one_by_one`: where sums must
+    not depend on the company its rows are run one by one."""
 
     name: str
     family: str
+    one_by_one: bool = False
 
     def build(self) -> tuple[Any, Any]:
         """(model, tokenizer) for `AgentSystem(model=...)`: sums of its linear layers are exact in
@@ -46,7 +48,7 @@ class Kind:
 KINDS = (
     Kind("full attention", "qwen3"),
     Kind("sliding window", "gemma3_text"),
-    Kind("latent (MLA)", "deepseek_v3"),
+    Kind("latent (MLA)", "deepseek_v3", one_by_one=True),
     Kind("recurrent (SSM)", "mamba2"),
     Kind("experts (MoE)", "qwen3_moe"),
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 from kvactors.bench.check.finding import Finding
 from kvactors.bench.report import machine
-from kvactors.core import blas
 
 __all__ = ["report"]
 
@@ -24,7 +23,6 @@ def report(findings: Iterable[Finding], *, as_json: bool) -> bool:
     """
     begin, found = time.perf_counter(), list[Finding]()
     with _warnings() as warnings:
-        blas.preload()
         if not as_json:
             _print_machine()
         for finding in findings:

@@ -78,7 +78,7 @@ def _wrong_products(
 
 
 def product_errors(
-    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array]
+    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array] = multiply_codes
 ) -> Iterator[tuple[str, float]]:
     """(shape, the most by which a quantized product of `multiply` differs from that of floats, in
     deviations of the latter), one after the other, as attention over such `layers` asks for them

@@ -37,6 +37,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Only = Annotated[list[str] | None, typer.Option(help="What matches this name; may be repeated.")]
 Model = Annotated[str, typer.Option("--model", help='"default", a model directory or a hub name.')]
 StoreDir = Annotated[
     Path | None, typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]")
@@ -262,11 +263,11 @@ def info(
 
 
 @app.command()
-def check(json: Json = False) -> None:
+def check(only: Only = None, json: Json = False) -> None:
     """Check on this machine what kvactors promises; a report. Status 1 on a violation."""
     from kvactors.actors.frontends.cli.bench import run_check
 
-    raise typer.Exit(0 if run_check(as_json=json) else 1)
+    raise typer.Exit(0 if run_check(only or [], as_json=json) else 1)
 
 
 @app.command()
@@ -279,9 +280,7 @@ def bench(
         str | None,
         typer.Option("--model", help="A model directory or a hub name. [default: a random llama]"),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Regimes whose names match; may be repeated.")
-    ] = None,
+    only: Only = None,
     plot: Annotated[
         Path | None, typer.Option(help="A directory for plots (needs kvactors[plot]).")
     ] = None,
