@@ -20,8 +20,11 @@ from kvactors.bench.setup import Setup
 from kvactors.bench.table.regime import Regime
 from kvactors.core.arena import kv_layer
 from kvactors.core.arena.kv_rows import KVRows
+from kvactors.core.arena.pieces import Piece
 from kvactors.core.arena.pools import Pool
 from kvactors.core.arena.recurrent_layer import StateRows
+from kvactors.core.engine import kv_transfer
+from kvactors.core.engine.hot_cache import HotCaches
 
 FULL = KINDS[0]
 
@@ -76,6 +79,32 @@ def positions_off_by_one_in_company(true: Any) -> Any:
     return property(lambda self: true.fget(self) + (1 if len(self.table) > 1 else 0))
 
 
+@bug(Pool, "move")
+def the_hole_is_not_filled(true: Any) -> Any:
+    return lambda self, target, source: None
+
+
+def zeroed(piece: Piece) -> Piece:
+    """Of the same tokens, without anything that was known of them."""
+    groups = tuple({name: array * 0 for name, array in group.items()} for group in piece.groups)
+    return Piece(piece.start, piece.end, groups, piece.spec)
+
+
+@bug(kv_transfer, "from_raw")
+def what_is_read_is_lost(true: Any) -> Any:
+    return lambda *args: zeroed(true(*args))
+
+
+@bug(HotCaches, "fork")
+def a_child_forgets(true: Any) -> Any:
+    def fork(self: Any, parent: str, child: str) -> Any:
+        cache = true(self, parent, child)
+        cache.pieces = [zeroed(piece) for piece in cache.pieces]
+        return cache
+
+    return fork
+
+
 @bug(Pool, "load")
 def a_piece_is_loaded_one_token_late(true: Any) -> Any:
     def load(self: Any, slot: int, start: int, arrays: Any) -> None:
@@ -122,7 +151,10 @@ def products_lose_the_last_row(true: Any) -> Any:
 
 
 BUGS = [
-    ("full attention", "batched", positions_off_by_one_in_company),
+    ("full attention", "ProbeFailed", positions_off_by_one_in_company),
+    ("full attention", "batched", the_hole_is_not_filled),
+    ("full attention", "restarted", what_is_read_is_lost),
+    ("full attention", "forked", a_child_forgets),
     ("full attention", "alone", a_piece_is_loaded_one_token_late),
     ("sliding window", "alone", a_checkpoint_lacks_a_token),
     ("recurrent", "batched", the_state_of_a_joining_row_is_not_copied),
