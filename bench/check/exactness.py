@@ -7,7 +7,7 @@ compared any further.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -16,6 +16,7 @@ from kvactors.bench.check.conversations import AGENTS, PROMPTS, TURNS, Heard
 from kvactors.bench.check.finding import Answer, Verdict
 from kvactors.bench.check.kinds import Kind
 from kvactors.core.arena.arena import Arena
+from kvactors.core.attention.policy import AttentionMode
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
 
@@ -27,6 +28,7 @@ CHUNK = 256
 # Ways that add in other orders: smaller chunks, and rows beside.
 OTHER_CHUNKS = (64, 100)
 COMPANY = (1, 3)
+MODES: tuple[AttentionMode, ...] = ("packed", "dequantize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,9 @@ class Judge:
             return Answer("held", f"{compared} answers, {detail}", numbers)
         if self.exact:
             return Answer("violated", "; ".join(map(str, found)), numbers)
-        loaded, said, ties = self.kind.load(), [], 0
+        said, ties = list[str](), 0
         for difference in found:
-            margin, noise = _margin_and_noise(loaded, difference, heard)
+            margin, noise = _margin_and_noise(self.kind, difference, heard)
             ties += margin <= 2 * noise
             said.append(f"{difference} (margin {margin:.2g}, noise {noise:.2g})")
         numbers["near_ties"] = ties
@@ -155,21 +157,26 @@ def _turns(heard: Heard, agent: int) -> Turns:
     return list(zip(PROMPTS[agent], answers, strict=True))
 
 
-def _margin_and_noise(
-    loaded: LoadedModel, difference: Difference, heard: Heard
-) -> tuple[float, float]:
+def _margin_and_noise(kind: Kind, difference: Difference, heard: Heard) -> tuple[float, float]:
     """How far apart the two likeliest tokens were, and how far other orders of sums move them:
-    other chunks of the prompts, and other rows beside."""
+    other chunks of the prompts, other rows beside and, where it is not pinned, the other way to
+    attend."""
+    loaded = kind.load()
     turns = _turns(heard, difference.agent)[: difference.turn + 1]
     turns[-1] = turns[-1][0], turns[-1][1][: difference.at + 1]
     ours = _replay(loaded, turns)[-1][-1]
     others = [
         *(_replay(loaded, turns, chunk=chunk) for chunk in OTHER_CHUNKS),
         *(_replay(loaded, turns, beside=rows) for rows in COMPANY),
+        *(_replay(_attended(loaded, mode), turns) for mode in MODES if not kind.grid),
     ]
     top = mx.sort(ours)[-2:]
     noise = max(float(mx.abs(other[-1][-1] - ours).max()) for other in others)
     return float(top[1] - top[0]), noise
+
+
+def _attended(loaded: LoadedModel, mode: AttentionMode) -> LoadedModel:
+    return replace(loaded, policy=replace(loaded.policy, mode=mode))
 
 
 def _replay(

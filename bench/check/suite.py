@@ -63,14 +63,15 @@ def _skipped() -> Answer:
 
 def _examine(kind: Kind) -> Iterator[Finding]:
     """The conversations of a kind, what is the same in each company, and the arithmetic."""
-    judge, heard = exactness.Judge(kind, on_cpu()), list[Heard]()
+    judge, heard = exactness.Judge(kind, exact=kind.grid and on_cpu()), list[Heard]()
 
     def spoken() -> Answer:
         with TemporaryDirectory(prefix="kvactors-check-") as folder:
-            heard.append(converse(kind.build, Path(folder), attention="packed"))
+            heard.append(converse(kind.build, Path(folder), **kind.options))
         return exactness.alone(heard[0], judge)
 
     yield look(f"{kind.name}: alone", spoken)
     for check in (exactness.batched, exactness.restarted, exactness.forked) if heard else ():
         yield look(f"{kind.name}: {check.__name__}", partial(check, heard[0], judge))
-    yield look(f"{kind.name}: arithmetic", partial(arithmetic, kind))
+    if kind.grid:
+        yield look(f"{kind.name}: arithmetic", partial(arithmetic, kind))
