@@ -1,5 +1,6 @@
 """What one check found, and how it is taken down: timed, and never crashing the others."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -29,8 +30,10 @@ class Finding:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
-        return {"name": self.name, **asdict(self.answer), "seconds": round(self.seconds, 2)}
+        """The same for programs; null is a number that is none, or has no end."""
+        found = {"name": self.name, **asdict(self.answer), "seconds": round(self.seconds, 2)}
+        numbers = self.answer.numbers.items()
+        return {**found, "numbers": {n: v if math.isfinite(v) else None for n, v in numbers}}
 
 
 def look(name: str, check: Callable[[], Answer], *, raising: Verdict = "violated") -> Finding:

@@ -66,7 +66,7 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
     core/schedule core/testing persistence/commit persistence/store
 bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors core/model
     core/quant core/schedule core/testing core/trace persistence
-bench/check: actors bench bench/table core/arena core/attention core/blas core/cache core/engine
+bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/cli: actors/agents actors/errors actors/frontends/stress actors/observe
     actors/system actors/turns bench bench/check bench/table core/blas core/cache core/errors

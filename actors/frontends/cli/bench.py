@@ -1,6 +1,7 @@
 """`kvactors bench` and `kvactors check`: what is measured, and what holds, on this machine. Imports
 the benchmarks, and MLX, when it runs."""
 
+import faulthandler
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def run_check(only: Sequence[str], *, as_json: bool) -> bool:
     violated. Raises InvalidConfig where no check is left to run."""
     from kvactors.core import blas
 
+    # A device's driver may end the process: then the last line says where.
+    faulthandler.enable()
     # MLX must find OpenBLAS already loaded.
     blas.preload()
     from kvactors.bench.check.report import report
