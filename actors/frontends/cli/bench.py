@@ -2,6 +2,7 @@
 the benchmarks, and MLX, when it runs."""
 
 import faulthandler
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def run_check(only: Sequence[str], *, as_json: bool) -> bool:
     from kvactors.core import blas
 
     # A device's driver may end the process: then the last line says where.
-    faulthandler.enable()
+    faulthandler.enable(sys.__stderr__)
     # MLX must find OpenBLAS already loaded.
     blas.preload()
     from kvactors.bench.check.report import report
