@@ -38,7 +38,8 @@ def run_check(only: Sequence[str], *, as_json: bool) -> bool:
     from kvactors.core import blas
 
     # A device's driver may end the process: then the last line says where.
-    faulthandler.enable(sys.__stderr__)
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     # MLX must find OpenBLAS already loaded.
     blas.preload()
     from kvactors.bench.check.report import report

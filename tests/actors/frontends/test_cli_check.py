@@ -26,6 +26,9 @@ from kvactors.core.arena.recurrent_layer import StateRows
 from kvactors.core.engine import kv_transfer
 from kvactors.core.engine.hot_cache import HotCaches
 
+# Each takes models through whole conversations.
+pytestmark = pytest.mark.slow
+
 FULL = KINDS[0]
 
 
