@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvactors.actors.frontends.cli.store_commands import Model, StoreDir, commands, text
+from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["app", "main"]
@@ -41,8 +41,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # Rich's own takes what stands in brackets for a style.
-    help="LLM agents that own persistent 4-bit KV caches.",
 )
+
+Only = Annotated[list[str] | None, typer.Option(help="What matches this name; may be repeated.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,16 +52,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = typer.Option(
+    "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+)
+
+
 @app.callback()
-def _options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    pass
+def _options(_version: Annotated[bool, Version] = False) -> None:
+    """LLM agents that own persistent 4-bit KV caches."""
 
 
 @app.command()
@@ -72,7 +71,7 @@ def demo(
             help="Keep them here, and forget an earlier demo's.", show_default="a temporary one"
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     model: Model = "default",
     trace: Annotated[
         Path | None,
@@ -200,6 +199,14 @@ def info(
 
 
 @app.command()
+def check(only: Only = None, json: Json = False) -> None:
+    """Check on this machine what kvactors promises; a report. Status 1 on a violation."""
+    from kvactors.actors.frontends.cli.bench import run_check
+
+    raise typer.Exit(0 if run_check(only or [], as_json=json) else 1)
+
+
+@app.command()
 def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Contexts 64 times shorter, two runs.")
@@ -211,9 +218,7 @@ def bench(
             "--model", help="A model directory or a hub name.", show_default="a random llama"
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Regimes whose names match; may be repeated.")
-    ] = None,
+    only: Only = None,
     plot: Annotated[
         Path | None, typer.Option(help="A directory for plots (needs kvactors[plot]).")
     ] = None,
@@ -238,7 +243,3 @@ def _say_everything() -> None:
             stream.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "surrogateescape":
         sys.stdin.reconfigure(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["FormatName", "Model", "StoreDir", "commands", "text"]
+__all__ = ["FormatName", "Json", "Model", "StoreDir", "commands", "text"]
 
 # Those of kvactors.persistence.formats.registry, which is not loaded for a page of help.
 FormatName = Literal["archive", "q4-flat", "q4-blocks", "fp16-flat", "mlx-lm"]
