@@ -3,45 +3,125 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from math import inf, nan
 from pathlib import Path
 from subprocess import run as run_process
+from typing import Any, Literal
 
 import pytest
 
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.table.curves import CURVES, Curve
 from kvactors.bench.table.growth import Growth, draw
-from kvactors.bench.table.regime import CannotRun, Regime, run
+from kvactors.bench.table.regime import CannotRun, Regime, Side, Sides, run
 from kvactors.bench.table.suite import REGIMES
 from kvactors.core.testing.models import tiny_llama
 
 
-def three_pairs(_setup: Setup) -> Iterator[tuple[float, float]]:
-    """Ours over theirs: 2, 1 and 4."""
-    yield from [(2.0, 1.0), (3.0, 3.0), (4.0, 1.0)]
+def taking_turns(*pairs: tuple[float, float], tokens: tuple[int, int] = (7, 7)) -> Any:
+    """A measurement that gives these pairs, and one token a side."""
+
+    @contextmanager
+    def measure(_setup: Setup) -> Iterator[Sides]:
+        """Numbers that nobody measured."""
+        ours, theirs = (iter(values) for values in zip(*pairs, strict=True))
+        yield lambda: Side(next(ours), [tokens[0]]), lambda: Side(next(theirs), [tokens[1]])
+
+    return measure
 
 
-def impossible(_setup: Setup) -> Iterator[tuple[float, float]]:
+@contextmanager
+def impossible(_setup: Setup) -> Iterator[Sides]:
     """Something that the peer lacks."""
     raise CannotRun("the peer has no batch")
-    yield 1.0, 1.0
+    yield
+
+
+# Ours over theirs: 2, 1 and 4.
+THREE = taking_turns((2.0, 1.0), (3.0, 3.0), (4.0, 1.0))
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_neighbouring_runs() -> None:
-    regime = Regime("three", "nothing", 2.0, three_pairs, runs=3)
-
-    outcome = run(regime, Setup(QUICK))
+    outcome = run(Regime("three", "nothing", 3.0, THREE, runs=3), Setup(QUICK))
 
     assert (outcome.ratio, outcome.ours, outcome.theirs) == (2.0, 3.0, 1.0)
     assert outcome.spread == (1.5, 3.0)
     assert outcome.met
 
 
-@pytest.mark.parametrize(("better", "met"), [("lower", False), ("higher", True)])
-def test_a_target_is_a_bound_on_the_side_that_is_better(better: str, met: bool) -> None:
-    regime = Regime("three", "nothing", 1.5, three_pairs, better, runs=3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("better", "target", "verdict"),
+    [
+        ("lower", 3.0, "yes"),
+        ("lower", 2.0, "median only"),
+        ("lower", 1.9, "no"),
+        ("higher", 1.5, "yes"),
+        ("higher", 2.0, "median only"),
+        ("higher", 2.1, "no"),
+    ],
+)
+def test_a_target_is_met_where_the_worse_quartile_meets_it(
+    better: Literal["lower", "higher"], target: float, verdict: str
+) -> None:
+    outcome = run(Regime("three", "nothing", target, THREE, better, runs=3), Setup(QUICK))
 
-    assert run(regime, Setup(QUICK)).met is met
+    assert outcome.row()[-1] == verdict
+    assert outcome.met is (verdict == "yes")
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(-3504.0, 2048.0), (-1.0, -2.0), (0.0, 1.0), (nan, 1.0), (1.0, inf)]
+)
+def test_what_is_not_a_positive_number_was_not_measured_and_meets_nothing(
+    better: Literal["lower", "higher"], ours: float, theirs: float
+) -> None:
+    pairs = taking_turns((1.0, 1.0), (ours, theirs))
+    outcome = run(Regime("two", "nothing", 1.0, pairs, better, runs=2), Setup(QUICK))
+
+    assert "not a positive number" in outcome.row()[-1]
+    assert not outcome.met
+    assert json.loads(json.dumps(outcome.as_json(), allow_nan=False))["ratio"] is None
+
+
+def test_sides_that_decode_other_tokens_count_for_nothing_unless_it_is_said_why() -> None:
+    differing = taking_turns((1.0, 1.0), tokens=(7, 8))
+
+    strict = run(Regime("one", "nothing", 1.0, differing, runs=1), Setup(QUICK))
+    said = run(Regime("one", "nothing", 1.0, differing, runs=1, differ="because"), Setup(QUICK))
+
+    assert strict.row()[-1] == "invalid: the tokens of both sides differ"
+    assert said.met
+
+
+def test_sides_take_turns_in_who_begins() -> None:
+    begun = []
+
+    @contextmanager
+    def measure(_setup: Setup) -> Iterator[Sides]:
+        """Who is asked, in order."""
+
+        def side(name: str) -> Side:
+            begun.append(name)
+            return Side(1.0, [7])
+
+        yield lambda: side("ours"), lambda: side("theirs")
+
+    outcome = run(Regime("order", "nothing", 1.0, measure, runs=3), Setup(QUICK))
+
+    assert begun == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert outcome.order == ("ours", "theirs", "ours")
+
+
+def test_a_row_says_when_and_where_it_was_measured() -> None:
+    row = run(Regime("three", "nothing", 3.0, THREE, runs=3), Setup(QUICK)).as_json()
+
+    assert datetime.fromisoformat(row["date"]) <= datetime.now(UTC)
+    assert row["commit"]
+    assert len(row["load"]) == 2
+    assert row["holds_on"] == "x86 CPU build"
 
 
 def test_a_regime_that_a_peer_cannot_run_says_so() -> None:
