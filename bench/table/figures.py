@@ -1,11 +1,5 @@
-"""The figures of the table as a file, as a row of a page, and as a picture.
+"""The figures of the table as a file, and as a picture."""
 
-    python -m kvactors.bench.table.figures JSON [--plot PNG]
-
-prints the rows of bench/README.md, which a test compares with the file, and draws the picture.
-"""
-
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from json import dumps, loads
@@ -16,7 +10,7 @@ from kvactors.bench.report import machine
 from kvactors.bench.setup import Scale
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["Figures", "draw", "main", "page_row"]
+__all__ = ["Figures", "draw"]
 
 Row = Mapping[str, Any]
 # On the axis of ratios.
@@ -57,26 +51,6 @@ class Figures:
         self.keep(rows=[rows[name] for name in order if name in rows])
 
 
-def page_row(row: Row) -> str:
-    """A row as a page has it."""
-    sign = {"lower": "≤", "higher": "≥"}[row["better"]]
-    target = f"{sign} {row['target']:.4g}"
-    if row["target_gpu"] is not None:
-        target += f" (GPU: {row['target_gpu']:.4g})"
-    sound = not (row["cannot"] or row["invalid"])
-    values = [_value(row[side], row["unit"]) if sound else "-" for side in ("ours", "theirs")]
-    ratio = f"{row['ratio']:.3g} ({row['spread'][0]:.3g}-{row['spread'][1]:.3g})" if sound else "-"
-    verdict = row["verdict"] if row["met"] else f"**{row['verdict']}**"
-    cells = (row["name"], row["against"], *values, ratio, target, verdict)
-    return f"| {' | '.join(cells)} | {row['holds_on']} | {row['runs']} | {row['load'][0]:.1f} |"
-
-
-def _value(value: float, unit: str) -> str:
-    if unit == "s":
-        value, unit = 1e3 * value, "ms"
-    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
-
-
 def draw(rows: Sequence[Row], path: Path) -> None:
     """How far each ratio is from its target, above 1 missed, as a PNG. Needs matplotlib."""
     import matplotlib
@@ -101,19 +75,3 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.minorticks_off()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the rows of a file; draw them if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("json", type=Path)
-    parser.add_argument("--plot", type=Path, help="write a PNG here (needs kvactors[plot])")
-    options = parser.parse_args(arguments)
-    rows = loads(options.json.read_text(encoding="utf-8"))["rows"]
-    print("\n".join(page_row(row) for row in rows))
-    if options.plot is not None:
-        draw(rows, options.plot)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """The performance table: what a regime says of its measurements, and the command."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,15 @@ from typing import Any, Literal
 
 import pytest
 
-from kvactors.bench.setup import QUICK, Setup
+from kvactors.bench.report import origin
+from kvactors.bench.setup import QUICK, TABLE, Setup
 from kvactors.bench.table.curves import CURVES, Curve
+from kvactors.bench.table.figures import Figures
+from kvactors.bench.table.figures import draw as draw_ratios
 from kvactors.bench.table.growth import Growth, draw
 from kvactors.bench.table.regime import CannotRun, Regime, Side, Sides, run
-from kvactors.bench.table.suite import REGIMES
+from kvactors.bench.table.suite import REGIMES, run_suite
+from kvactors.core.errors import InvalidConfig
 from kvactors.core.testing.models import tiny_llama
 
 
@@ -157,7 +162,7 @@ def test_growth_has_an_order_and_a_place_where_it_breaks(
 ) -> None:
     curve = Curve("time", "ms", "tokens", (1, 2, 4, 8), points)
 
-    growth = Growth(curve, (1, 2, 4, 8), values)
+    growth = Growth(curve, (1, 2, 4, 8), values, origin())
 
     assert growth.orders == pytest.approx(orders)
     assert growth.breaks_at == breaks_at
@@ -168,7 +173,7 @@ def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path:
     for curve in CURVES:
         if (curve.value, curve.size) in {("memory", "tokens"), ("operations", "agents")}:
             sizes, values = zip(*curve.measure(setup, curve.sizes[:3]), strict=True)
-            found.append(Growth(curve, sizes, values))
+            found.append(Growth(curve, sizes, values, origin()))
 
     draw(found, tmp_path / "growth.png")
 
@@ -201,10 +206,50 @@ def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
     assert (tmp_path / "regimes.png").stat().st_size > 1000
 
 
-def test_a_name_that_matches_no_regime_is_refused() -> None:
-    command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--only", "nonsense"]
+def test_a_name_that_matches_no_regime_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="no regime is called nonsense; there are prefill-4k, "):
+        run_suite(QUICK, only=["tell-rate", "nonsense"], json=tmp_path / "found.json")
 
-    ended = run_process(command, capture_output=True, text=True, timeout=120)
+    assert list(tmp_path.iterdir()) == []
 
-    assert ended.returncode == 2
-    assert "nonsense" in ended.stderr
+
+def test_one_regime_is_measured_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_suite(QUICK, only=["tell-rate"], json=tmp_path / "found.json")
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["tell-rate"]
+    assert "bounds" not in found
+    assert "What this machine does" not in capsys.readouterr().out
+
+
+def test_a_row_is_replaced_and_the_others_stay_in_the_order_of_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    for name, value in (("b", 1), ("a", 2), ("b", 3), ("gone", 4)):
+        Figures(path, "model", QUICK).keep_row({"name": name, "value": value}, ["a", "b"])
+
+    rows = json.loads(path.read_text())["rows"]
+
+    assert rows == [{"name": "a", "value": 2}, {"name": "b", "value": 3}]
+
+
+def test_figures_of_another_model_or_scale_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    Figures(path, "model", QUICK).keep()
+
+    for model, scale in (("other", QUICK), ("model", TABLE)):
+        with pytest.raises(InvalidConfig, match="name another file"):
+            Figures(path, model, scale)
+
+
+def test_ratios_are_drawn_with_plain_ticks_and_without_what_is_invalid(tmp_path: Path) -> None:
+    sound = run(Regime("three", "nothing", 3.0, THREE, runs=3), Setup(QUICK))
+    negative = run(Regime("bad", "nothing", 3.0, taking_turns((-1.0, 1.0)), runs=1), Setup(QUICK))
+
+    draw_ratios([each.as_json() for each in (sound, negative)], tmp_path / "found.svg")
+
+    texts = re.findall("<!-- (.*?) -->", (tmp_path / "found.svg").read_text())
+    assert {"0.1", "0.5", "1", "2", "three"} <= set(texts)
+    assert "bad" not in texts
+    assert not any("mathdefault" in text for text in texts)
