@@ -118,8 +118,8 @@ def prefill(model: Any, tokens: Sequence[int], *, quantize: bool) -> Callable[[]
 
 
 def prefill_peak(model: Any, tokens: Sequence[int], chunk: int) -> Callable[[], Found]:
-    """MLX's peak, in bytes above the `model`, of a prefill of `tokens` in chunks over a float
-    cache, whose buffers are given back after each as `generate_step` does."""
+    """MLX's peak, in bytes above the `model`, of a prefill of `tokens` over a float cache, so many
+    in a `chunk`."""
 
     def once() -> Found:
         mx.clear_cache()

@@ -213,7 +213,7 @@ REGIMES = (
     Regime(
         "kv-bytes-running",
         "the same agents, idle",
-        9.0,
+        2.5,
         kv_bytes_running,
         unit="bytes",
         differ=NOTHING_DECODED,
