@@ -42,7 +42,7 @@ def test_a_plain_function_cannot_wait_unless_it_has_its_own_thread(system: Agent
 
 
 def test_whatever_a_behaviour_does_can_be_awaited(system: AgentSystem) -> None:
-    async def everything(me: AgentBehaviour) -> list[Any]:
+    async def everything(me: Any) -> list[Any]:
         other = await me.spawn("other", behaviour=Recorder())
         done = [await me.subscribe("news"), await me.publish("news", 1), await me.watch(other)]
         done += [await me.unsubscribe("news"), await me.broadcast("hello"), await me.send(other, 1)]
