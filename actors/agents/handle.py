@@ -73,8 +73,9 @@ class Agent:
 
         `prompt` is text (a user turn, rendered with the chat template) or token ids
         (appended as they are). A caller that keeps the conversation itself sends all of it:
-        as `messages`, [{"role": ..., "content": ...}, ...], or as one text with `match=True`,
-        in the form of `transcript().text`. It is compared with the transcript by characters,
+        as `messages`, [{"role": ..., "content": ...}, ...], where a content is text or text
+        parts, [{"type": "text", "text": ...}, ...], or as one text with `match=True`, in the
+        form of `transcript().text`. It is compared with the transcript by characters,
         and what is the same is kept; `reply.match` says how it compared:
 
         - "exact": nothing is new; the last answer is given again.
