@@ -115,7 +115,7 @@ class AgentRegistry:
         system_prompt: str | None = None,
         *,
         from_: str | Agent | None = None,
-        context_policy: ContextPolicy = "refuse",
+        context_policy: ContextPolicy | None = None,
         prompt_lane: LanePolicy | None = None,
         behaviour: AgentBehaviour | Callable[[], AgentBehaviour] | None = None,
         supervision: Supervision | None = None,
@@ -126,8 +126,9 @@ class AgentRegistry:
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers all
         that the other has when its turns so far are done, without a copy of its KV in memory or on
         disk. `context_policy`: what happens at the end of the context, "refuse", DropOldest() or
-        Summarize(). `prompt_lane`: how many prompts and messages may wait for it, and what then
-        happens; by default the system's. `behaviour`: what it does with messages, or what makes one
+        Summarize(); None leaves it as it is, "refuse" for a new agent. `prompt_lane`: how many
+        prompts and messages may wait for it, and what then happens; by default the system's.
+        `behaviour`: what it does with messages, or what makes one
         anew after every restart; `supervision`: how that goes on after an error, and `parent` whom
         it may escalate to. Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch, AgentExists,
         AgentNotStored, LedgerUnreadable (for that agent alone), SaveFailed (a fork, while the disk
@@ -135,7 +136,7 @@ class AgentRegistry:
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
-        check_policy(context_policy)
+        check_policy(context_policy or "refuse")
         check_spawn(prompt_lane, behaviour, supervision, parent)
         if from_ is not None:
             if system_prompt is not None:
@@ -175,7 +176,7 @@ class AgentRegistry:
     def prefetch(self, agent_id: str) -> None:
         """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
         check_id(agent_id)
-        send(self._spawn(agent_id, None, "refuse").actor.actor_ref, Prefetch())
+        send(self._spawn(agent_id).actor.actor_ref, Prefetch())
 
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails."""
@@ -190,7 +191,9 @@ class AgentRegistry:
             if self._lifecycle.persistence is not None:
                 self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
 
-    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
+    def _spawn(
+        self, agent_id: str, system_prompt: str | None = None, policy: ContextPolicy | None = None
+    ) -> Spawned:
         with self._lock:
             self._lifecycle.require_running()
             known = self._spawned.get(agent_id)
@@ -201,10 +204,11 @@ class AgentRegistry:
                 transcript = _restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
             known.actor.transcript.require_system_prompt(system_prompt)
-            known.actor.context_policy = policy
+            if policy is not None:
+                known.actor.context_policy = policy
             return known
 
-    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Spawned:
+    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy | None) -> Spawned:
         source = self._source(parent)
         with self._lock:
             self._lifecycle.require_running()
@@ -243,14 +247,16 @@ class AgentRegistry:
             self._lifecycle.require_running()
             if parent not in self._spawned and not self._records(parent):
                 raise AgentNotStored(parent)
-            return self._spawn(parent, None, "refuse").actor
+            return self._spawn(parent).actor
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
         store = self._lifecycle.persistence
         return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
 
-    def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Spawned:
+    def _begin(
+        self, agent_id: str, transcript: Transcript, policy: ContextPolicy | None
+    ) -> Spawned:
         lifecycle = self._lifecycle
         services = AgentServices(
             lifecycle.gpu,
@@ -261,7 +267,7 @@ class AgentRegistry:
             isolated=self._isolated,
             log_text=self._log_text,
         )
-        actor = self.kind(agent_id, transcript, services, policy)
+        actor = self.kind(agent_id, transcript, services, policy or "refuse")
         actor.actor_inbox.lane = self._lane
         actor.begin()
         if self._paused:
