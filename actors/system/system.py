@@ -192,8 +192,19 @@ class AgentSystem:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        interrupted = error is not None and not isinstance(error, Exception)
-        self.parts.stop(None, cancel=interrupted)
+        self.parts.stop(None, cancel=error is not None)
+
+    async def __aenter__(self) -> Self:
+        await self.parts.start_async()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.parts.stop_async(cancel=error is not None)
 
     def start(self) -> None:
         """Open the store, load and probe the model; returns when agents can be asked."""
