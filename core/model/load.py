@@ -87,6 +87,12 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     linear_cpu.install()
     spec = derive_spec(model, options)
     chat = ChatFormat(tokenizer, options.template_kwargs)
+    if not chat.has_template:
+        logger.warning(
+            "%s has no chat template: turns are separated by lines such as 'User:', 'Assistant:'; "
+            'Sampling(stop=("\\n\\nUser:",)) ends an answer there',
+            name,
+        )
     tokenizer_id = fingerprint.tokenizer_identity(tokenizer)
     described = layout(spec)
     floats = spec.in_float()
