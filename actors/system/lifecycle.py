@@ -146,14 +146,16 @@ class Lifecycle:
         """How the engine and the store are, without waiting for either. Any thread."""
         self.require_running()
         vitals, seconds = self.vitals, self.vitals.step_seconds
+        unsaved = self.outstanding.unsaved
         stalled = vitals.state == "ok" and seconds > self._watchdog
         return Health(
             "stalled" if stalled else vitals.state,
             seconds,
             vitals.rebuilds,
             vitals.error,
-            "failing" if self.outstanding.unsaved.disk_fails else "ok",
-            self.outstanding.unsaved.total,
+            "failing" if unsaved.disk_fails else "ok",
+            unsaved.total,
+            unsaved.refusal,
         )
 
     def stop(self, agents: Iterable[Any], timeout: float | None = None) -> None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from shutil import disk_usage
 from time import perf_counter
 from traceback import format_exception
 from typing import Any
@@ -70,8 +71,10 @@ class PersistenceActor(SystemActor):
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._ended: list[Ended] = []
+        self._refused = False
         self._unwritten = Unwritten(
             outstanding.unsaved.hold_back,
+            outstanding.unsaved.accepted,
             lambda seconds: after(seconds, lambda: send(self.actor_ref, Retry())),
         )
 
@@ -167,9 +170,12 @@ class PersistenceActor(SystemActor):
     def _write_gathered(self, pace: Callable[[], object] = bool) -> None:
         if not self._gathered:
             return
+        self._refused = False
         try:
             self._commit(pace)
         finally:
+            if not self._refused:
+                self._outstanding.unsaved.accepted()
             ended, self._ended = self._ended, []
             for save in ended:
                 save.settle(self._gpu, self._outstanding)
@@ -215,6 +221,9 @@ class PersistenceActor(SystemActor):
         if error is not None:
             reason = public(error)
             logger.warning("saving %r failed: %s", save.agent_id, reason)
+            if isinstance(error, OSError):
+                self._refused = True
+                self._outstanding.unsaved.refusal = self._with_place(error)
             # What is stored from where these were to begin is what they should have replaced.
             starts = [part.start for turn in turns for part in turn.save.segments]
             send(self._gpu, Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
@@ -223,6 +232,16 @@ class PersistenceActor(SystemActor):
                 ticket.durable.reject(reason)
                 ticket.cached.reject(reason)
         self._ended.append(Ended(save.agent_id, nbytes, tickets))
+
+    def _with_place(self, error: OSError) -> str:
+        """What the disk refused, where, and how much is free there."""
+        if self._store is None:
+            return str(error)
+        root = self._store.root
+        try:
+            return f"{error}: {disk_usage(root).free} bytes are free at {root}"
+        except OSError:
+            return f"{error}: {root} cannot be read either"
 
     def _tell_saved(self, agent_id: str, nbytes: int, error: BaseException | None) -> None:
         now = perf_counter()

@@ -49,7 +49,7 @@ class TemplateTokenizer(PlainTokenizer):
         self._end = end
 
     def apply_chat_template(
-        self, messages: list[Any], tokenize: bool, add_generation_prompt: bool, **kwargs: Any
+        self, messages: list[Any], *, add_generation_prompt: bool = False, **kwargs: Any
     ) -> str:
         def fail(reason: str) -> None:
             raise jinja2.TemplateError(reason)
