@@ -17,6 +17,7 @@ __all__ = [
     "PromptInput",
     "WholeConversation",
     "WholeText",
+    "characters",
     "check_prompt",
 ]
 
@@ -61,6 +62,13 @@ class WholeConversation:
 
 
 PromptInput = NewText | NewTokenIds | WholeText | WholeConversation
+
+
+def characters(given: PromptInput) -> int:
+    """How much text is to be tokenized, at most."""
+    if isinstance(given, WholeConversation):
+        return sum(len(text) for _, text in given.messages)
+    return 0 if isinstance(given, NewTokenIds) else len(given.text)
 
 
 def check_prompt(

@@ -19,6 +19,7 @@ A tokenizer without a template has this plain one, which separates roles by blan
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from kvactors.core.errors import TemplateError
@@ -78,6 +79,13 @@ class ChatFormat:
         """Text of token ids, special tokens included."""
         with self._lock:
             return str(self.tokenizer.decode(list(tokens)))
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Characters of the longest token; None where the tokenizer has no vocabulary to tell."""
+        with self._lock:
+            known = self.tokenizer.get_vocab() if hasattr(self.tokenizer, "get_vocab") else ()
+        return max(map(len, known), default=None)
 
     @property
     def end_of_turn(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ probing forward, and what cannot be supported is refused here with the reason. G
 """
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,9 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     name, model, tokenizer = _open(source, options)
     if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
         tokenizer = TokenizerWrapper(tokenizer)
+    if hasattr(tokenizer, "model_max_length"):
+        # transformers only warns beyond it; a turn beyond the context is refused.
+        tokenizer.model_max_length = sys.maxsize
     mx.eval(model.parameters())
     weights = fingerprint.weights_hash(model)
     _cast(model, options.dtype)
