@@ -40,8 +40,8 @@ __all__ = [
 
 
 def check_length(chat: ChatFormat, given: PromptInput, context: int) -> None:
-    """Raise ContextExceeded for text that has more characters than a whole `context` of the
-    longest tokens of `chat`, before it is tokenized."""
+    """Raise ContextExceeded where what was `given` has more characters than a whole `context` of
+    the longest tokens of `chat`, before it is tokenized."""
     length = characters(given)
     if length <= context or chat.longest_token is None:
         return

@@ -3,7 +3,7 @@
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -58,11 +58,12 @@ class Services(Protocol):
 class Context:
     """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
     besides. `turns` counts the turns that its behaviour took; `reentrant` is what the behaviour
-    says of itself."""
+    says of itself; `handling` is the message that is being handled, None for its own start."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
         self.reentrant = False
+        self.handling: Hashable = None
         self.turns = 0
         self.router = router
         self._services = services
@@ -110,7 +111,7 @@ class Context:
             )
         self._sending(_id(to), message)
         self._asked += 1
-        future = self.router.ask(_id(to), message, self.agent, timeout)
+        future = self.router.ask(_id(to), message, self.agent, timeout, self._waiter)
         journal, number = self.router.journal, self._asked
         if journal is not None:
             note = functools.partial(journal.answer, self.agent.agent_id, number)
@@ -193,6 +194,11 @@ class Context:
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
         """Something on another thread."""
         return self._services.run_blocking(lambda: function(*args))
+
+    def _waiter(self) -> Hashable:
+        """In which place it waits for an answer (`kvactors.actors.runtime.waits`)."""
+        alone = self.handling is None or not self.reentrant
+        return self.agent.agent_id if alone else self.handling
 
     def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
         self.turns += 1

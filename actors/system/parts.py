@@ -67,7 +67,10 @@ class Parts:
         self._life = threading.RLock()
         self.lifecycle = lifecycle
         self.router = MessageRouter(
-            lifecycle.outstanding, lambda agent_id: self.agents.find(agent_id), lifecycle.after
+            lifecycle.outstanding,
+            lambda agent_id: self.agents.find(agent_id),
+            lifecycle.after,
+            lifecycle.waits,
         )
         self.behaviours = BehaviourSupervisor(
             self.router,

@@ -86,7 +86,8 @@ class AgentSystem:
             refused with SaveQueueFull.
         deterministic: one thread runs everything, in an order that `seed` draws, in virtual
             time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
-        watchdog: seconds that a step may take before `health()` and the log say that it hangs.
+        watchdog: seconds that a step, or another agent's answer, may take before `health()` and
+            the log say so.
         journal: a new file for what behaviours are told, think and send
             (`kvactors.actors.behaviours.replay`).
         log_text: let lines of the log at level DEBUG say what agents are told and answer;

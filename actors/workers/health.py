@@ -17,7 +17,8 @@ class Health:
     one that ended or rebuilt the engine. `storage` is "failing" while turns wait in memory that
     the disk has refused, and from when it refuses KV until a group of saves succeeds;
     `storage_error` says then what it said, the store's path and the bytes that are free there.
-    `unsaved_bytes` wait for it in all."""
+    `unsaved_bytes` wait for it in all. `waiting`: who has waited for another agent's answer for
+    longer than the watchdog allows."""
 
     state: State
     step_seconds: float
@@ -26,6 +27,7 @@ class Health:
     storage: Literal["ok", "failing"]
     unsaved_bytes: int
     storage_error: str
+    waiting: tuple[str, ...]
 
 
 class Vitals:
