@@ -215,6 +215,7 @@ class AgentRegistry:
             if child in self._spawned or child in self._forking:
                 raise AgentExists(child)
             self._forking.add(child)
+        stored = None
         try:
             ticket = self._host.send(source, lambda t: Fork(t, child), None, streamed=False)
             copied, stored = ticket.reply.get()
@@ -226,7 +227,7 @@ class AgentRegistry:
             with self._lock:
                 return self._begin(child, copied, policy)
         except BaseException as error:
-            self._lifecycle.ask(self._lifecycle.gpu, Forget(child))
+            source.services.undo_fork(child, stored)
             if isinstance(error, OSError):
                 raise public(error) from error
             raise
