@@ -111,7 +111,7 @@ class Context:
             )
         self._sending(_id(to), message)
         self._asked += 1
-        future = self.router.ask(_id(to), message, self.agent, timeout, self._waiter)
+        future = self.router.ask(_id(to), message, self.agent, timeout, lambda: _place(self))
         journal, number = self.router.journal, self._asked
         if journal is not None:
             note = functools.partial(journal.answer, self.agent.agent_id, number)
@@ -195,11 +195,6 @@ class Context:
         """Something on another thread."""
         return self._services.run_blocking(lambda: function(*args))
 
-    def _waiter(self) -> Hashable:
-        """In which place it waits for an answer (`kvactors.actors.runtime.waits`)."""
-        alone = self.handling is None or not self.reentrant
-        return self.agent.agent_id if alone else self.handling
-
     def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
         self.turns += 1
         return future
@@ -228,6 +223,12 @@ class Context:
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
     """The sampling, and that the answer is one of these."""
     return replace(sampling or Sampling(), choices=choices) if choices else sampling
+
+
+def _place(context: Context) -> Hashable:
+    """In which place it waits for an answer (`kvactors.actors.runtime.waits`)."""
+    alone = context.handling is None or not context.reentrant
+    return context.agent.agent_id if alone else context.handling
 
 
 def _check_seconds(seconds: object, least: float) -> None:

@@ -223,7 +223,7 @@ class PersistenceActor(SystemActor):
             logger.warning("saving %r failed: %s", save.agent_id, reason)
             if isinstance(error, OSError):
                 self._refused = True
-                self._outstanding.unsaved.refusal = self._with_place(error)
+                self._outstanding.unsaved.refusal = _with_place(error, self._store)
             # What is stored from where these were to begin is what they should have replaced.
             starts = [part.start for turn in turns for part in turn.save.segments]
             send(self._gpu, Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
@@ -232,16 +232,6 @@ class PersistenceActor(SystemActor):
                 ticket.durable.reject(reason)
                 ticket.cached.reject(reason)
         self._ended.append(Ended(save.agent_id, nbytes, tickets))
-
-    def _with_place(self, error: OSError) -> str:
-        """What the disk refused, where, and how much is free there."""
-        if self._store is None:
-            return str(error)
-        root = self._store.root
-        try:
-            return f"{error}: {disk_usage(root).free} bytes are free at {root}"
-        except OSError:
-            return f"{error}: {root} cannot be read either"
 
     def _tell_saved(self, agent_id: str, nbytes: int, error: BaseException | None) -> None:
         now = perf_counter()
@@ -261,3 +251,13 @@ class PersistenceActor(SystemActor):
 
 def _nbytes(turns: list[SaveTurn]) -> int:
     return sum(turn.nbytes for turn in turns)
+
+
+def _with_place(error: OSError, store: Store | None) -> str:
+    """What the disk refused, where, and how much is free there."""
+    if store is None:
+        return str(error)
+    try:
+        return f"{error}: {disk_usage(store.root).free} bytes are free at {store.root}"
+    except OSError:
+        return f"{error}: {store.root} cannot be read either"
