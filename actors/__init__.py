@@ -30,6 +30,7 @@ from kvactors.actors.workers.health import Health
 from kvactors.core.conversation.context_policy import DropOldest, Summarize
 from kvactors.core.errors import (
     AdmissionFull,
+    AskCycle,
     BehaviourFailed,
     BlockingCall,
     ContextExceeded,
@@ -68,6 +69,7 @@ __all__ = [
     "AgentExists",
     "AgentNotStored",
     "AgentSystem",
+    "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",

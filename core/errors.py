@@ -27,6 +27,7 @@
     ├── AdmissionFull                     too many turns wait for the engine
     ├── MailboxFull                       too many prompts wait for one agent
     ├── Undelivered                       a message that no behaviour handled
+    ├── AskCycle                          agents that would wait for each other for ever
     ├── BehaviourFailed                   one that a behaviour began, and did not end
     └── BlockingCall                      a blocking wait on a thread that must not block
 
@@ -38,6 +39,7 @@ from typing import Any
 
 __all__ = [
     "AdmissionFull",
+    "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
@@ -179,6 +181,10 @@ class MailboxFull(KvactorsError):
 
 class Undelivered(KvactorsError):
     """A message to an agent that is not there, or has no behaviour that takes it."""
+
+
+class AskCycle(KvactorsError):
+    """An ask whose answer waits for the asker's own: agents would wait for each other for ever."""
 
 
 class BehaviourFailed(KvactorsError):

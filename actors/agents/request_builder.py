@@ -4,7 +4,13 @@ import logging
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
-from kvactors.actors.turns.prompt import NewText, WholeConversation, WholeText
+from kvactors.actors.turns.prompt import (
+    NewText,
+    PromptInput,
+    WholeConversation,
+    WholeText,
+    characters,
+)
 from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -22,6 +28,7 @@ logger = logging.getLogger(__name__)
 LEAST_SHARED = 64
 
 __all__ = [
+    "check_length",
     "log_answer",
     "log_prompt",
     "make_answer",
@@ -30,6 +37,19 @@ __all__ = [
     "most_tokens",
     "retokenized_tokens",
 ]
+
+
+def check_length(chat: ChatFormat, given: PromptInput, context: int) -> None:
+    """Raise ContextExceeded where what was `given` has more characters than a whole `context` of
+    the longest tokens of `chat`, before it is tokenized."""
+    length = characters(given)
+    if length <= context or chat.longest_token is None:
+        return
+    if length > context * chat.longest_token:
+        raise ContextExceeded(
+            f"{length} characters exceed the context of {context} tokens: no token has more than "
+            f"{chat.longest_token} characters"
+        )
 
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:

@@ -227,7 +227,9 @@ class Engine:
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:
-        """End a turn without a trace: the agent's cache is as before it."""
+        """End a turn without a trace in what is remembered or saved. The agent's cache has what it
+        had, and perhaps whole pieces of the prompt: a retry begins behind them, any other turn cuts
+        them off, and they are evicted like all that is hot."""
         self.memory.leave(request)
         self._admission.ended(request)
         self._events.append(Aborted(request.agent_id, request.serial, error))

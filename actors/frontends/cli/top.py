@@ -122,8 +122,8 @@ def _head(now: Snapshot, root: Path) -> Text:
     text.append(health["state"], style=STATES.get(health["state"], ""))
     if health["storage"] != "ok":
         text.append("  the disk is failing", style="red")
-    if health["error"]:
-        text.append(f"\n{printable(health['error'])}", style="red")
+    for error in filter(None, (health["storage_error"], health["error"])):
+        text.append(f"\n{printable(error)}", style="red")
     return text
 
 

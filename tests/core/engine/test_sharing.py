@@ -1,6 +1,7 @@
 """One beginning, many agents: forks and equal system prompts hold KV once, and nobody can tell."""
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from makers import OpenSystem
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
+from kvactors.actors.agents.actor import AgentActor
+from kvactors.actors.testing import use_actors
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
 from kvactors.core.testing.models import grid, snap_to_grid, tiny_model
 
@@ -125,6 +128,28 @@ def test_a_fork_of_an_empty_parent_does_not_take_the_place_of_a_stored_agent(
     with pytest.raises(AgentExists, match="bob"):
         second.spawn("bob", from_="alice")
     assert len(second.spawn("bob").transcript().turns) == 2
+
+
+def test_a_fork_whose_agent_cannot_begin_leaves_nothing_in_the_store(
+    open_system: OpenSystem,
+) -> None:
+    class Stillborn(AgentActor):
+        def __init__(self, agent_id: str, *args: Any) -> None:
+            super().__init__(agent_id, *args)
+            if agent_id == "child" and broken:
+                raise RuntimeError("on purpose")
+
+    broken = [True]
+    system = open_system(prepare=partial(use_actors, agent=Stillborn))
+    alice = system.spawn("alice")
+    alice.ask([1, 2], sampling=ANSWER).get(timeout=WAIT).durable.get(timeout=WAIT)
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        system.spawn("child", from_=alice)
+    broken.clear()
+
+    child = system.spawn("child", from_=alice)
+    assert child.transcript() == alice.transcript()
 
 
 def test_two_forks_at_once_make_one_child(open_system: OpenSystem) -> None:

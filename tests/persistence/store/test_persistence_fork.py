@@ -172,6 +172,37 @@ def test_an_error_at_any_operation_of_a_fork_leaves_no_child(tmp_path: Path) -> 
         store.close()
 
 
+def test_a_fork_that_cannot_be_undone_leaves_no_child_or_a_whole_one_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = 0
+    for at in range(operations_of_a_fork(tmp_path / "count")):
+        root = tmp_path / str(at)
+        files = FailingFiles(Unsynced(), at=at, sticky=True, code=errno.EIO)
+        files.armed = False
+        store = with_parent(root, files=files)
+        files.arm()
+        caplog.clear()
+
+        with pytest.raises(OSError, match="Input/output"):
+            store.fork("parent", "child")
+
+        files.armed = False
+        store.close()
+        again = Store(root, files=Unsynced())
+        check_whole(again, "parent")
+        child = again.read_ledger("child")
+        if child is not None:
+            left += 1
+            assert child == again.read_ledger("parent")
+            assert "forget it" in caplog.text
+            again.forget("child")
+        again.fork("parent", "child")
+        check_whole(again, "child")
+        again.close()
+    assert left
+
+
 def test_a_power_loss_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
     tmp_path: Path,
 ) -> None:
