@@ -21,6 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 blas.preload()
 
 from makers import load_as_meant  # noqa: E402
+from samples import DAY, FULL  # noqa: E402
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
@@ -60,6 +61,11 @@ ALIKE = (
 )
 # Of seed 0 it has a sum on the border of two grid points, and the probe sees another one.
 SEEDS = {"gemma4_text": 1}
+
+
+def pytest_report_header() -> str:
+    """Which samples a run takes."""
+    return "all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"
 
 
 @pytest.fixture
