@@ -173,6 +173,9 @@ def test_a_row_that_stops_while_the_next_step_runs_leaves_the_cache_it_would_lea
     assert alone.reason == beside.reason == "stop"
     assert [part.tensors for part in beside.exported] == [part.tensors for part in alone.exported]
     assert again.request.kept == len(alone.request.tokens) - 1
+    # As one that was told all of it at once, and has decoded nothing before.
+    told = ask(make_engine(loaded), [], [*alone.request.tokens, *second])
+    assert again.request.generated == told.request.generated
 
 
 def stopping(
