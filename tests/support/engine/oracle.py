@@ -1,10 +1,12 @@
 """The oracles that the engine is compared with: mlx-lm on one sequence, and float64 NumPy."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models import base
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -18,12 +20,38 @@ from kvactors.core.arena.arena import Arena
 from kvactors.core.cache.spec import UNUSED, LayerSpec
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.quant.codec import to_float
+from kvactors.core.quant.device import on_cuda
 
 __all__ = ["free_run", "margins", "mlx_lm_caches", "numpy_attention", "one_step", "prefill_noise"]
 
 
+class ProductsOfFloats(ModuleType):
+    """`mlx.core` as mlx-lm's attention sees it where MLX has no product with a part of a cache's
+    codes, as in its CUDA build: they become floats first."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(mx, name)
+
+    @staticmethod
+    def quantized_matmul(
+        x: mx.array,
+        codes: mx.array,
+        scales: mx.array,
+        biases: mx.array,
+        *,
+        transpose: bool,
+        **form: Any,
+    ) -> mx.array:
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        wide = mx.dequantize(codes, scales, biases, **form)
+        product = x.astype(mx.float32) @ (wide.swapaxes(-1, -2) if transpose else wide)
+        return product.astype(x.dtype)
+
+
 def mlx_lm_caches(loaded: LoadedModel) -> list[Any]:
     """mlx-lm's own caches of one sequence, at the bits of the spec."""
+    if on_cuda():
+        base.mx = ProductsOfFloats("mlx.core")
     return [
         KVCache()
         if layer.bits is None
