@@ -31,7 +31,17 @@ PER_DAY = 8
 LEFT_OUT = (".*_cache", ".git", ".hypothesis", ".venv", "*.egg-info", "__pycache__")
 # A test that hangs fails by its own limit; this is for what even that does not end.
 SECONDS = 600
-OPTIONS = ["-n0", "-x", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "--timeout=150"]
+OPTIONS = [
+    "-n0",
+    "-x",
+    "-q",
+    "-rfE",
+    "--tb=line",
+    "--show-capture=no",
+    "-p",
+    "no:cacheprovider",
+    "--timeout=150",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,7 @@ class Workshop:
         if ended.returncode == 0:
             return verdict(trouble="it survived")
         lines = ended.stdout.splitlines()
-        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        failed = [line for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
         if ended.returncode != 1 or not failed:
             return verdict(trouble=f"its tests could not run:\n{ended.stdout[-2000:]}")
         return verdict(killer=failed[0].partition(" ")[2].partition(" - ")[0])

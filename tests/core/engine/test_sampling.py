@@ -80,6 +80,20 @@ def repeats(said: list[int]) -> int:
     return sum(tokens[at] in tokens[at - PENALTY_CONTEXT : at] for at in places)
 
 
+def test_draws_do_not_depend_on_when_others_begin(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    sampling = Sampling(max_tokens=40, temperature=1.0)
+    alone = answer(make_engine(load_grid()), temperature=1.0)
+
+    asked = make_request("a", [], PROMPT, sampling)
+    others = [(3 * n, make_request(f"{n}", [], prompt_of(40, n), sampling)) for n in range(1, 9)]
+    run_engine(make_engine(load_grid()), [(0, asked), *others])
+
+    assert asked.generated == alone
+    assert len({tuple(other.generated) for _, other in others}) == 8
+
+
 @pytest.mark.parametrize("other", [{"turn": 1}, {"agent": "b"}, {"seed": 1}], ids=str)
 def test_draws_differ_by_turn_agent_and_seed_and_by_nothing_else(
     load_grid: LoadGrid, make_engine: MakeEngine, other: dict[str, Any]

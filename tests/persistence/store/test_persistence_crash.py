@@ -147,6 +147,21 @@ def test_without_its_ledger_part_a_saves_kv_part_is_not_tried(tmp_path: Path) ->
     store.close()
 
 
+def test_an_append_that_failed_is_not_there_after_a_restart(tmp_path: Path) -> None:
+    files = FailingFiles(name="sync", path="*/a-*/ledger.log")
+    files.armed = False
+    put(store := Store(tmp_path, files=files), *FIRST)
+    files.armed = True
+    outcomes = put(store, SECOND[0])
+    store.close()
+
+    again = Store(tmp_path)
+
+    assert [part for _, part, _ in outcomes.failed] == ["ledger"]
+    assert again.read_ledger("a") == FIRST[0].records
+    again.close()
+
+
 def test_a_store_opens_on_a_full_disk(tmp_path: Path) -> None:
     store = Store(tmp_path)
     put(store, *FIRST)
