@@ -46,13 +46,15 @@ OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In a file of the product, one `old` text becomes `new`; `killed_by` are ids of tests."""
+    """In a file of the product, one `old` text becomes `new`; `killed_by` are ids of tests. If it
+    `waits` they fail only when their time is up: it is in no day's sample."""
 
     title: str
     file: str
     old: str
     new: str
     killed_by: tuple[str, ...]
+    waits: bool = False
 
     def applied(self, root: Path) -> str:
         """The file with the bug. Raises ValueError if its text is not there exactly once."""
@@ -89,7 +91,7 @@ def chosen(mutants: Sequence[Mutant], words: Sequence[str]) -> list[Mutant]:
     """Those that have one of the `words` in their title or file; without words, the day's."""
     if words:
         return [m for m in mutants if any(word in f"{m.file} {m.title}" for word in words)]
-    return sample_of(mutants, PER_DAY, "mutants")
+    return sample_of([m for m in mutants if FULL or not m.waits], PER_DAY, "mutants")
 
 
 class Workshop:
