@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import OpenSystem
+from makers import LoadGrid, MakeEngine, OpenSystem, prompt_of
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.testing import use_actors
+from kvactors.core.engine.engine import Engine
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
+from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid, snap_to_grid, tiny_model
 
 WAIT = 60
@@ -182,6 +184,30 @@ def test_a_fork_of_an_agent_without_turns_is_empty(open_system: OpenSystem) -> N
     bob = system.spawn("bob", from_="alice")
     assert bob.transcript().turns == ()
     assert bob.system_prompt == "be brief"
+
+
+def test_what_others_hold_too_is_not_what_leaving_would_free(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine, hot = (made := make_engine(load_grid())), made.memory.hot
+    run_engine(engine, [(0, make_request("parent", [], prompt_of(600), ANSWER))])
+    alone = hot.nbytes
+
+    hot.fork("parent", "child")
+    forked = own_bytes(engine)
+    known = hot.touch("child").tokens
+    run_engine(engine, [(0, make_request("child", known, prompt_of(300, seed=1), ANSWER))])
+    apart = own_bytes(engine)
+    hot.drop("child")
+
+    assert forked == {"parent": 0, "child": 0}
+    # The tail of the parent is no part of a block that has grown.
+    assert 0 < apart["parent"] < apart["child"] < alone
+    assert own_bytes(engine) == {"parent": hot.nbytes} == {"parent": alone}
+
+
+def own_bytes(engine: Engine) -> dict[str, int]:
+    return {idle.agent_id: idle.nbytes for idle in engine.memory.hot.idle(())}
 
 
 # -- equal system prompts ------------------------------------------------------------------
