@@ -37,6 +37,7 @@ from kvactors.core.errors import (
     GroupSizeMismatch,
     InvalidAgentId,
     InvalidConfig,
+    InvalidGrammar,
     InvalidInput,
     InvalidSampling,
     KvactorsError,
@@ -57,6 +58,7 @@ from kvactors.core.errors import (
     Undelivered,
     UnsupportedLayer,
 )
+from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
@@ -75,11 +77,13 @@ __all__ = [
     "EncryptionError",
     "EngineDied",
     "ExportRejected",
+    "Grammar",
     "GroupSizeMismatch",
     "Health",
     "ImportRejected",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from kvactors.core.errors import InvalidSampling
+from kvactors.core.schedule.grammar import Grammar
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -27,7 +28,8 @@ class Sampling:
     the random key, so that a draw does not depend on who shares the batch; `stop` strings
     end the turn and are cut from the reply's text. With `choices` the answer is one of these
     texts, drawn by what the model gives each as a whole, its end of turn included; then only
-    `temperature` and `seed` apply. Raises InvalidSampling.
+    `temperature` and `seed` apply. With a `grammar` the answer has its form, whole within
+    `max_tokens`. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -39,10 +41,15 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
+        if self.grammar is not None and self.choices:
+            raise InvalidSampling("an answer has a grammar or choices, not both")
         _whole("max_tokens", self.max_tokens, 1)
         _whole("top_k", self.top_k, 0)
         _whole("seed", self.seed, None)
