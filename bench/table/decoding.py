@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvactors.actors import Agent, AgentSystem, Sampling
+from kvactors.actors import Agent, AgentSystem, Grammar, Sampling
 from kvactors.bench import peers
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.table.regime import Regime
@@ -31,24 +31,31 @@ def hot_agents(system: AgentSystem, prompts: Sequence[list[int]]) -> list[Agent]
     return agents
 
 
-def token_times(agent: Agent, prompt: list[int], tokens: int) -> list[float]:
-    """When each of the `tokens` of a turn of `agent`, asked this `prompt`, arrived at the
-    caller."""
-    times = []
-    for piece in agent.stream(prompt, sampling=Sampling(max_tokens=tokens)):
+def token_times(
+    agent: Agent, prompt: list[int], tokens: int, grammar: Grammar | None = None
+) -> list[float]:
+    """When each of the first `tokens` of a turn of `agent`, asked this `prompt` and answered within
+    the `grammar`, if one is given, arrived at the caller."""
+    times: list[float] = []
+    most = LONGER if grammar else tokens
+    for piece in agent.stream(prompt, sampling=Sampling(max_tokens=most, grammar=grammar)):
+        if len(times) >= tokens:
+            break
         times += [time.perf_counter()] * len(piece.token_ids)
     return times
 
 
-def step_seconds(system: AgentSystem, agents: Sequence[Agent], decoded: int) -> float:
+def step_seconds(
+    system: AgentSystem, agents: Sequence[Agent], decoded: int, grammar: Grammar | None = None
+) -> float:
     """Seconds between two of `decoded` tokens of the last of the `agents` of `system` while all
-    decode."""
+    decode, each within the `grammar` if one is given."""
     *others, last = agents
-    more = Sampling(max_tokens=LONGER)
+    more = Sampling(max_tokens=LONGER, grammar=grammar)
     pending = [agent.ask([1], sampling=more) for agent in others]
     while system.stats()["decoding"] < len(others):
         assert not any(future.done for future in pending), "it ended before the others began"
-    times = token_times(last, [1], decoded + 2)
+    times = token_times(last, [1], decoded + 2, grammar)
     for agent in others:
         agent.cancel()
     assert all(future.get().finish_reason == "cancelled" for future in pending)
@@ -141,6 +148,36 @@ def overhead(setup: Setup) -> Pairs:
             yield step_seconds(system, agents, setup.scale.decoded), bare.step(setup.scale.decoded)
 
 
+def guided(setup: Setup) -> Pairs:
+    """4 agents of 1,000 tokens whose answers have a grammar, a JSON object with a long text, against
+    the same agents without one."""
+    prompts = [setup.prompt(setup.scale.tokens(1000), seed) for seed in range(4)]
+    with setup.system(ending(setup.source)) as system:
+        agents = hot_agents(system, prompts)
+        while True:
+            ours = step_seconds(system, agents, setup.scale.decoded, grammar=long_object())
+            yield ours, step_seconds(system, agents, setup.scale.decoded)
+
+
+def long_object() -> Grammar:
+    """An object that takes longer to say than any measurement."""
+    text = {"type": "string", "minLength": 600}
+    return Grammar.json_schema(
+        {"type": "object", "properties": {"text": text}, "required": ["text"]}
+    )
+
+
+def ending(source: Callable[[], Any]) -> Callable[[], tuple[Any, Any]]:
+    """The same model with an end token, which a grammar needs."""
+
+    def load() -> tuple[Any, Any]:
+        model, tokenizer = source()
+        tokenizer.eos_token_ids = {0}
+        return model, tokenizer
+
+    return load
+
+
 def busy(setup: Setup) -> Pairs:
     """One agent of 1,000 tokens while four threads compute in Python, against the same agent
     with no such thread."""
@@ -192,5 +229,6 @@ REGIMES = (
     Regime("decode-launches", "mlx-lm BatchGenerator, float", 1.2, launches),
     Regime("decode-shared", "the same without sharing", 0.8, shared),
     Regime("decode-overhead", "bare model loop", 1.05, overhead),
+    Regime("decode-grammar", "the same without a grammar", 1.05, guided),
     Regime("decode-busy-python", "no busy thread", by_device(3.3, 1.6), busy),
 )

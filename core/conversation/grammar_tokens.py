@@ -17,9 +17,8 @@ __all__ = ["GrammarTokens"]
 
 # Grammars that are kept compiled.
 MOST_COMPILED = 64
-CLOSING = "}])>\"'"
-CLOSERS = set(CLOSING.encode())
-SIGNS = CLOSING + "".join(sorted(set(string.printable) - set(CLOSING)))
+SIGNS = sorted(string.printable)
+Groups = tuple[tuple[int, ...], ...]
 # How many of the longest words are tried where a text must be long.
 LONG_WORDS = 64
 INCOMPLETE = "\ufffd"
@@ -76,20 +75,28 @@ class GrammarTokens:
         return tuple(b"" if special(i) else self._ll.decode_bytes([i]) for i in range(count))
 
     @cached_property
-    def stand_ins(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of ids, of each of which one stands for all where an answer is to end soon: what
-        closes, long words, and each character."""
+    def stand_ins(self) -> Groups:
+        """Groups of ids, of each of which one stands for all where an answer is to end soon:
+        brackets that close, long words, and each character."""
+        return self._groups("}])>\"'")
+
+    @cached_property
+    def text_stand_ins(self) -> Groups:
+        """The same within a text, where a bracket says nothing: quotes come first."""
+        return self._groups("\"'}])>")
+
+    def _groups(self, closing: str) -> Groups:
         words = self.words
         by_length = sorted(
             (i for i, word in enumerate(words) if word), key=lambda i: -len(words[i])
         )
-        closers = tuple(i for i in by_length if set(words[i]) <= CLOSERS and len(words[i]) > 1)
+        marks = set(closing.encode())
+        closers = tuple(i for i in by_length if set(words[i]) <= marks and len(words[i]) > 1)
         letters = tuple(i for i in by_length if words[i].isalpha())[:LONG_WORDS]
         signs = {chr(words[i][0]): i for i in reversed(by_length) if len(words[i]) == 1}
-        ids = [signs[sign] for sign in SIGNS if sign in signs]
-        closing = sum(sign in signs for sign in CLOSING)
-        single = [(token,) for token in ids]
-        return (closers, *single[:closing], letters, *single[closing:])
+        first = [(signs[sign],) for sign in closing if sign in signs]
+        rest = [(signs[sign],) for sign in SIGNS if sign in signs and sign not in closing]
+        return (closers, *first, letters, *rest)
 
 
 def _from_backend(tokenizer: Any, ends: Sequence[int], size: int) -> "LLTokenizer | None":

@@ -92,6 +92,6 @@ def _check(kind: Kind, text: str) -> None:
     try:
         wrong, messages = LLMatcher.validate_grammar_with_warnings(_source(kind, text))
     except ValueError as error:
-        wrong, messages = True, [str(error)]
+        wrong, messages = True, [f"it is no JSON: {error}"]
     if wrong:
         raise InvalidGrammar(f"the {kind.replace('_', ' ')} is no grammar: {messages[0].strip()}")

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kvactors.core.errors import InvalidGrammar
-from kvactors.core.schedule.completion import LONGEST, Tokens, short_way
+from kvactors.core.schedule.completion import Tokens, short_way, shortest_way
 from kvactors.core.schedule.grammar import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 __all__ = ["Guide"]
+
+# How much of a known way a token may have said, in tokens.
+RESTS = 8
 
 
 class Compiler(Tokens, Protocol):
@@ -40,7 +43,7 @@ class Guide:
         self._tokens = tokens
         self._start = tokens.matcher(grammar.source)
         self._most = max_tokens
-        way, kind = short_way(tokens, self._start, LONGEST), grammar.kind.replace("_", " ")
+        way, kind = shortest_way(tokens, self._start), grammar.kind.replace("_", " ")
         if way is None:
             raise InvalidGrammar(f"no answer was found that this {kind} allows")
         if len(way) > max_tokens:
@@ -114,8 +117,7 @@ class Guide:
         way = self._way
         if way and way[0] == token:
             return way[1:]
-        for begin in range(len(way)):
-            rest = way[begin:]
+        for rest in (way[begin:] for begin in range(min(len(way), RESTS))):
             if len(rest) <= left and self._ends(rest):
                 return rest
         return short_way(self._tokens, self._matcher, left)
