@@ -149,8 +149,8 @@ def overhead(setup: Setup) -> Pairs:
 
 
 def guided(setup: Setup) -> Pairs:
-    """4 agents of 1,000 tokens whose answers have a grammar, a JSON object with a long text, against
-    the same agents without one."""
+    """4 agents of 1,000 tokens whose answers have a grammar, a JSON object with a long text,
+    against the same agents without one."""
     prompts = [setup.prompt(setup.scale.tokens(1000), seed) for seed in range(4)]
     with setup.system(ending(setup.source)) as system:
         agents = hot_agents(system, prompts)

@@ -9,6 +9,7 @@ built anew, goes on from its tokens. One thread at a time.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from kvactors.core.errors import InvalidGrammar
@@ -43,7 +44,7 @@ class Guide:
         self._tokens = tokens
         self._start = tokens.matcher(grammar.source)
         self._most = max_tokens
-        way, kind = shortest_way(tokens, self._start), grammar.kind.replace("_", " ")
+        way, kind = _first_way(tokens, grammar), grammar.kind.replace("_", " ")
         if way is None:
             raise InvalidGrammar(f"no answer was found that this {kind} allows")
         if len(way) > max_tokens:
@@ -125,3 +126,9 @@ class Guide:
     def _ends(self, way: tuple[int, ...]) -> bool:
         tokens = [*way, self._tokens.end]
         return self._matcher.validate_tokens(tokens) == len(tokens)
+
+
+@lru_cache(maxsize=64)
+def _first_way(tokens: Compiler, grammar: Grammar) -> tuple[int, ...] | None:
+    """The way out from the beginning of a grammar; looked for once."""
+    return shortest_way(tokens, tokens.matcher(grammar.source))
