@@ -37,8 +37,8 @@ class Compiler(Tokens, Protocol):
 
 
 class Guide:
-    """Follows the tokens of a turn that has at most `max_tokens`. Raises InvalidGrammar if no
-    answer of so many is found."""
+    """Keeps a turn, its ids being those of `tokens`, to a `grammar` within `max_tokens`. Raises
+    InvalidGrammar if no answer of so many is found."""
 
     def __init__(self, tokens: Compiler, grammar: Grammar, max_tokens: int) -> None:
         self._tokens = tokens

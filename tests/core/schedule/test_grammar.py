@@ -1,9 +1,9 @@
 """A grammar as a value, and a guide that keeps an answer to it: no model."""
 
+import builtins
 import json
 import pickle
 import random
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,12 +75,21 @@ def test_what_is_no_grammar_is_refused_with_what_is_wrong(make: Any, given: Any,
         make(given)
 
 
-def test_without_the_extra_the_error_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
+@bug(builtins, "__import__")
+def llguidance_is_not_installed(true: Any) -> Any:
+    def look_for(name: str, *args: Any, **options: Any) -> Any:
+        if name == "llguidance":
+            raise ImportError(name)
+        return true(name, *args, **options)
 
-    with pytest.raises(InvalidGrammar, match=r"pip install 'kvactors\[grammar\]'"):
+    return look_for
+
+
+def test_without_the_extra_the_error_says_how_to_install_it() -> None:
+    with (
+        seeded(llguidance_is_not_installed),
+        pytest.raises(InvalidGrammar, match=r"pip install 'kvactors\[grammar\]'"),
+    ):
         Grammar.regex("never seen before")
 
 
