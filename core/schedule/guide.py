@@ -31,6 +31,8 @@ class Compiler(Tokens, Protocol):
     end: int
     size: int
 
+    def __hash__(self) -> int: ...
+
     def matcher(self, source: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar."""
         ...
