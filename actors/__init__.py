@@ -39,6 +39,7 @@ from kvactors.core.errors import (
     GroupSizeMismatch,
     InvalidAgentId,
     InvalidConfig,
+    InvalidGrammar,
     InvalidInput,
     InvalidSampling,
     KvactorsError,
@@ -60,6 +61,7 @@ from kvactors.core.errors import (
     Undelivered,
     UnsupportedLayer,
 )
+from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
@@ -79,11 +81,13 @@ __all__ = [
     "EncryptionError",
     "EngineDied",
     "ExportRejected",
+    "Grammar",
     "GroupSizeMismatch",
     "Health",
     "ImportRejected",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",

@@ -6,6 +6,7 @@
     │   ├── TokenOutOfRange
     │   ├── InvalidAgentId
     │   ├── InvalidSampling
+    │   │   └── InvalidGrammar
     │   ├── InvalidConfig
     │   ├── GroupSizeMismatch
     │   ├── SystemPromptMismatch
@@ -48,6 +49,7 @@ __all__ = [
     "GroupSizeMismatch",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",
@@ -97,6 +99,10 @@ class InvalidAgentId(InvalidInput):
 
 class InvalidSampling(InvalidInput):
     """A sampling parameter outside its range."""
+
+
+class InvalidGrammar(InvalidSampling):
+    """A grammar that is none, that llguidance cannot hold to, or that no short answer meets."""
 
 
 class InvalidConfig(InvalidInput):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from kvactors.core.conversation.grammar_tokens import GrammarTokens
 from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
@@ -46,6 +47,7 @@ class ChatFormat:
         self._lock = threading.Lock()
         self.has_template = _has_template(tokenizer)
         self.eos = frozenset(_eos_ids(tokenizer))
+        self._grammar_tokens: GrammarTokens | None = None
         self._probe = [
             {"role": "user", "content": _ASK},
             {"role": "assistant", "content": _ANSWER},
@@ -97,6 +99,16 @@ class ChatFormat:
             if self._closing.strip().startswith(self.decode([token]).strip()):
                 return (token,)
         return tuple(sorted(self.eos)[:1])
+
+    def grammar_tokens(self, size: int) -> GrammarTokens:
+        """Its tokens as grammars know them, ids below `size`; made once for a model. Raises
+        InvalidGrammar."""
+        made = self._grammar_tokens
+        if made is None or made.size != size:
+            ends = (*self.end_of_turn, *sorted(self.eos - {*self.end_of_turn}))
+            made = GrammarTokens(self.tokenizer, self.encode_rest, self.decode, ends, size)
+            self._grammar_tokens = made
+        return made
 
     def reply_text(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
         """Text of a reply: end-of-turn tokens and everything from a stop string on are cut."""

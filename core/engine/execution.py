@@ -200,7 +200,7 @@ class Execution:
         request.cached = len(request.tokens) - 1
         if request.stream:
             yield Tokens(request.agent_id, request.serial, (item.token,))
-        if item.token in request.stop_tokens or request.matcher.matches(request.generated):
+        if request.says_stop:
             yield Ended(request, "stop")
         elif request.decoded >= request.sampling.max_tokens:
             yield Ended(request, "length")

@@ -40,7 +40,8 @@ persistence/formats: core/cache persistence/commit persistence/errors persistenc
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
-core/testing: core/arena core/cache core/engine core/model core/quant core/schedule
+core/testing: core/arena core/cache core/conversation core/engine core/model core/quant
+    core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
     core/model core/schedule persistence/commit persistence/store
 actors/observe: actors/turns core/errors core/trace

@@ -9,7 +9,7 @@ from makers import LoadGrid, MakeEngine, OpenSystem, prompt_of
 
 from kvactors.actors import Reply, Sampling
 from kvactors.core.engine.engine import Engine
-from kvactors.core.engine.runner import PENALTY_CONTEXT
+from kvactors.core.schedule.drawing import PENALTY_CONTEXT
 from kvactors.core.schedule.sampling import draw
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid
