@@ -112,7 +112,8 @@ class HotCache:
 
 
 class HotCaches:
-    """Hot caches by agent, least recently used first. A piece that several hold counts once.
+    """Hot caches by agent, least recently used first. A piece that several hold counts once, and
+    so does one that is `lent` to the store besides: bytes of these, as often as they are lent.
 
     `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
     """
@@ -122,7 +123,8 @@ class HotCaches:
         self._spec = spec
         self._caches: dict[str, HotCache] = {}
         self._holders: Counter[Piece] = Counter()
-        self.nbytes = 0
+        self._lent: Counter[Piece] = Counter()
+        self.nbytes = self.lent = 0
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -224,6 +226,24 @@ class HotCaches:
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of what agents hold, without what the store alone does."""
+        alone = (p.nbytes for p, count in self._lent.items() if self._holders[p] == count)
+        return self.nbytes - sum(alone)
+
+    def lend(self, piece: Piece) -> None:
+        """The store looks at the memory of a piece, maybe for longer than an agent holds it."""
+        self._hold([piece])
+        self._lent[piece] += 1
+        self.lent += piece.nbytes
+
+    def take_back(self, piece: Piece) -> None:
+        """The store has let go of a piece."""
+        self._lent -= Counter([piece])
+        self.lent -= piece.nbytes
+        self._release([piece])
+
     def idle(self, busy: Collection[str]) -> Iterator[IdleAgent]:
         """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
         is being written."""
@@ -236,6 +256,7 @@ class HotCaches:
         """Prove the counts: who holds which piece and which blocks, and each byte once."""
         self.blocks.check()
         held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
+        held += self._lent
         assert held == self._holders, "holders differ from the pieces that agents have"
         assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
         for agent_id, cache in self._caches.items():
@@ -248,12 +269,15 @@ class HotCaches:
         return sum(piece.nbytes for piece in cache.pieces if self._holders[piece] == 1)
 
     def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
+        self._hold(pieces)
+        self._release(cache.pieces)
+        cache.pieces = pieces
+
+    def _hold(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             if not self._holders[piece]:
                 self.nbytes += piece.nbytes
             self._holders[piece] += 1
-        self._release(cache.pieces)
-        cache.pieces = pieces
 
     def _release(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.cache.blocks import block_floor
 from kvactors.core.engine.memory import Memory
-from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch
+from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk
 
@@ -69,6 +69,16 @@ class Preemption:
             if not self._give_way():
                 return True
         return False
+
+    def make_choice(self, request: Request, batch: PrefillBatch) -> bool:
+        """Room to score a choice; False if its turn gave way itself."""
+        space, tokens = self._memory.workspace[request.form.index], request.longest_choice
+        need = space.choice(tokens, len(batch.requests), request.cached + tokens)
+        while request in self._running.prefills and not self._fits(lambda: need):
+            if not self._give_way():
+                break
+        self._memory.expect(need)
+        return request in self._running.prefills
 
     def make_growth(self, batch: DecodeBatch) -> bool:
         """Room for a batch's next step; whether any of its turns still runs."""
