@@ -18,6 +18,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "device": str(mx.default_device()),
+        "device_name": str(mx.device_info().get("device_name", "")),
         "machine": platform.machine(),
         "system": platform.system(),
         "cpus": os.cpu_count(),
@@ -26,6 +27,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
+        "kvactors": version("kvactors"),
     }
 
 

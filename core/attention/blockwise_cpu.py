@@ -66,8 +66,8 @@ def exponentiate(
     mx.eval(scores)
     rows, kv_heads, tokens, extent = scores.shape
     view = np.array(scores, copy=False)
-    # Not `reshape`, which may copy: what is written must reach MLX's buffer.
-    view.shape = (rows, kv_heads, repeats, tokens // repeats, extent)
+    # No copy: what is written must reach MLX's buffer.
+    view = view.reshape(rows, kv_heads, repeats, tokens // repeats, extent, copy=False)
     if hidden is not None and (some := np.flatnonzero(hidden.any(axis=(0, 1, 2)))).size:
         part = slice(some[0], some[-1] + 1)
         np.copyto(view[..., part], -np.inf, where=hidden[:, :, None, :, part])

@@ -13,6 +13,7 @@ from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.attention.products_cpu import multiply, scores_of, worth_unpacking
 from kvactors.core.cache.spec import Side
 from kvactors.core.quant.codec import PRECISION, Stored, StoredKV, to_float
+from kvactors.core.quant.products import multiply_codes
 
 __all__ = [
     "LOG2_E",
@@ -136,10 +137,7 @@ def score(queries: mx.array, keys: Stored, side: Side, *, unpack: bool) -> mx.ar
         return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
     if unpack and worth_unpacking(keys[0]):
         return scores_of(queries, keys, side)
-    codes, scales, biases = keys
-    return mx.quantized_matmul(
-        queries, codes, scales, biases, True, group_size=side.group_size, bits=side.bits
-    )
+    return multiply_codes(queries, keys, side, transposed=True)
 
 
 def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.array:
@@ -151,7 +149,4 @@ def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.
         return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
     if unpack and worth_unpacking(values[0], weights.shape[-2]):
         return weights @ to_float(values, side, PRECISION)
-    codes, scales, biases = values
-    return mx.quantized_matmul(
-        weights, codes, scales, biases, False, group_size=side.group_size, bits=side.bits
-    )
+    return multiply_codes(weights, values, side, transposed=False)

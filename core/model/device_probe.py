@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,12 @@ import mlx.core as mx
 
 from kvactors.core.arena.cells import Cells
 from kvactors.core.arena.pools import Pool
-from kvactors.core.cache.spec import LayerSpec
+from kvactors.core.cache.spec import LayerSpec, Side
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.quant.codec import PRECISION
+from kvactors.core.quant.codec import PRECISION, Stored
+from kvactors.core.quant.products import multiply_codes
 
-__all__ = ["PROBE_SECONDS", "probe_products"]
+__all__ = ["PROBE_SECONDS", "PRODUCT_TOLERANCE", "probe_products", "product_errors"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 _KEYS = (1023, 1024, 4096)
 _QUERIES = (1, 2, 3, 4, 8)
 PROBE_SECONDS = 1.0
-# Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %.
-_PRODUCT_TOLERANCE = 0.01
+PRODUCT_TOLERANCE = 0.01
+"""Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %."""
 
 
 def probe_products(
@@ -36,23 +37,23 @@ def probe_products(
     *,
     seconds: float = PROBE_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
-    product: Callable[..., mx.array] | None = None,
+    product: Callable[..., mx.array] = multiply_codes,
 ) -> LoadedModel:
     """The `loaded` model, pinned to dequantizing attention where this device's quantized products
     are wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
-    device and shapes. `product`: another one than MLX's, of [..., M, K] and codes of [..., N, K]
-    to [..., M, N]."""
+    device and shapes. `product`: another one than `multiply_codes`, of [..., M, K] and codes of
+    [..., N, K] to [..., M, N]."""
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
     shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
-    ours = product or mx.quantized_matmul
-    if not _wrong_products(str(mx.default_device()), *shapes, ours, seconds, clock):
+    device = str(mx.default_device()), mx.quantized_matmul
+    if not _wrong_products(device, *shapes, product, seconds, clock):
         return loaded
     return replace(loaded, policy=replace(loaded.policy, mode="dequantize"))
 
 
 @functools.cache
 def _wrong_products(
-    device: str,
+    device: tuple[str, Any],
     layers: tuple[LayerSpec, ...],
     context: int,
     multiply: Callable[..., mx.array],
@@ -61,9 +62,8 @@ def _wrong_products(
 ) -> tuple[str, ...]:
     """The shapes whose products differ from those of floats; warns of them, once."""
     begin, wrong = clock(), []
-    for name, product, expected in _products(layers, context, multiply):
-        allowed = _PRODUCT_TOLERANCE * float(mx.sqrt(mx.var(expected)))
-        if not float(mx.abs(product - expected).max()) <= allowed:
+    for name, error in product_errors(layers, context, multiply):
+        if not error <= PRODUCT_TOLERANCE:
             wrong.append(name)
         if clock() - begin > seconds:
             break
@@ -71,14 +71,25 @@ def _wrong_products(
         logger.warning(
             "mx.quantized_matmul is wrong on %s; attention dequantizes instead, which is slower "
             "to decode. Wrong shapes: %s",
-            device,
+            device[0],
             "; ".join(wrong),
         )
     return tuple(wrong)
 
 
+def product_errors(
+    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array] = multiply_codes
+) -> Iterator[tuple[str, float]]:
+    """(shape, the most by which a quantized product of `multiply` differs from that of floats, in
+    deviations of the latter), one after the other, as attention over such `layers` asks for them
+    with up to `context` keys: [..., M, K] and codes of [..., N, K]. Not a number where a product
+    is none."""
+    for name, product, expected in _products(layers, context, multiply):
+        yield name, float(mx.abs(product - expected).max() / mx.sqrt(mx.var(expected)))
+
+
 def _products(
-    layers: tuple[LayerSpec, ...], context: int, multiply: Callable[..., mx.array]
+    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array]
 ) -> Iterator[tuple[str, mx.array, mx.array]]:
     """(shape, quantized product, product of floats) as attention asks for them, from a part of a
     slab: scores over keys, and sums over values."""
@@ -97,19 +108,23 @@ def _products(
             if side.bits is None:
                 continue
             stored = pool.read(1, keys)
-            codes, scales, biases = stored.keys if transposed else stored.values
-            form: dict[str, Any] = {"group_size": side.group_size, "bits": side.bits}
-            floats = mx.dequantize(
-                codes, scales.astype(PRECISION), biases.astype(PRECISION), **form
-            )
+            codes = stored.keys if transposed else stored.values
+            floats = _floats(codes, side)
             floats = floats.swapaxes(-1, -2) if transposed else floats
             inner, outer = floats.shape[-2:]
             for queries in _QUERIES:
                 asked = _noise(heads, queries, inner)
-                product = multiply(asked, codes, scales, biases, transposed, **form)
+                product = multiply(asked, codes, side, transposed=transposed)
                 order = "transposed" if transposed else "not transposed"
                 name = f"{queries}x{inner}x{outer} {order}, {side.bits} bits"
                 yield name, product, asked @ floats
+
+
+def _floats(stored: Stored, side: Side) -> mx.array:
+    """By MLX's own hand, whatever `kvactors.core.quant` makes of it."""
+    codes, scales, biases = stored
+    scales, biases = scales.astype(PRECISION), biases.astype(PRECISION)
+    return mx.dequantize(codes, scales, biases, group_size=side.group_size, bits=side.bits)
 
 
 def _noise(heads: int, tokens: int, width: int) -> mx.array:

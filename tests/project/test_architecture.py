@@ -38,7 +38,7 @@ persistence/formats: core/cache persistence/commit persistence/errors persistenc
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/schedule core/trace persistence/commit persistence/store
-core/testing: core/engine core/schedule
+core/testing: core/arena core/cache core/engine core/model core/quant core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
     core/model core/schedule persistence/commit persistence/store
 actors/observe: actors/turns core/errors core/trace
@@ -66,10 +66,12 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
     core/schedule core/testing persistence/commit persistence/store
 bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors core/model
     core/quant core/schedule core/testing core/trace persistence
+bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
+    core/model core/quant core/testing
 actors/frontends/cli: actors/agents actors/errors actors/frontends/stress actors/observe
-    actors/system actors/turns bench bench/table core/blas core/cache core/errors core/model
-    core/model/worlds core/schedule persistence/errors persistence/files persistence/formats
-    persistence/store
+    actors/system actors/turns bench bench/check bench/table core/blas core/cache core/errors
+    core/model core/model/worlds core/schedule persistence/errors persistence/files
+    persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

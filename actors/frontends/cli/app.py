@@ -33,13 +33,11 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="LLM agents that own persistent 4-bit KV caches.",
+    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Only = Annotated[list[str] | None, typer.Option(help="What matches this name; may be repeated.")]
 Model = Annotated[str, typer.Option("--model", help='"default", a model directory or a hub name.')]
 StoreDir = Annotated[
     Path | None, typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]")
@@ -52,16 +50,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = typer.Option(
+    "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+)
+
+
 @app.callback()
-def _options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    pass
+def _options(_version: Annotated[bool, Version] = False) -> None:
+    """LLM agents that own persistent 4-bit KV caches."""
 
 
 @app.command()
@@ -71,7 +67,7 @@ def demo(
         Path | None,
         typer.Option(help="Keep them here, and forget an earlier demo's. [default: temporary]"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     model: Model = "default",
     trace: Annotated[
         Path | None,
@@ -267,6 +263,14 @@ def info(
 
 
 @app.command()
+def check(only: Only = None, json: Json = False) -> None:
+    """Check on this machine what kvactors promises; a report. Status 1 on a violation."""
+    from kvactors.actors.frontends.cli.bench import run_check
+
+    raise typer.Exit(0 if run_check(only or [], as_json=json) else 1)
+
+
+@app.command()
 def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Contexts 64 times shorter, two runs.")
@@ -276,9 +280,7 @@ def bench(
         str | None,
         typer.Option("--model", help="A model directory or a hub name. [default: a random llama]"),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Regimes whose names match; may be repeated.")
-    ] = None,
+    only: Only = None,
     plot: Annotated[
         Path | None, typer.Option(help="A directory for plots (needs kvactors[plot]).")
     ] = None,
@@ -293,7 +295,3 @@ def bench(
 def main() -> None:
     """Entry point of the console script."""
     app(prog_name="kvactors")
-
-
-if __name__ == "__main__":
-    main()

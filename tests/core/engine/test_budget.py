@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from budgets import FAMILIES, Lot, least_of, live
+from crowds import FAMILIES, Lot, least_of, live
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from makers import LoadGrid, MakeEngine

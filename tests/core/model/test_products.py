@@ -15,6 +15,7 @@ from kvactors.core.engine.engine import Engine
 from kvactors.core.model.device_probe import probe_products
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
+from kvactors.core.quant.products import multiply_codes
 from kvactors.core.schedule.sampling import Sampling as EngineSampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import PlainTokenizer, tiny_llama, tiny_model
@@ -22,7 +23,7 @@ from kvactors.core.testing.models import PlainTokenizer, tiny_llama, tiny_model
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 8
 WAIT = 60
 Product = Callable[..., mx.array]
-true: Product = mx.quantized_matmul
+true: Product = multiply_codes
 
 
 def zeros_beyond_1024_keys(x: mx.array, *args: Any, **how: Any) -> mx.array:
@@ -36,7 +37,7 @@ def strides_of_one_row(x: mx.array, *args: Any, **how: Any) -> mx.array:
 
 
 def the_last_key_is_lost(x: mx.array, *args: Any, **how: Any) -> mx.array:
-    if args[3] or x.shape[-1] % 2 == 0:
+    if how["transposed"] or x.shape[-1] % 2 == 0:
         return true(x, *args, **how)
     return true(mx.concatenate([x[..., :-1], x[..., -1:] * 0], axis=-1), *args, **how)
 
