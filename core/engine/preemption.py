@@ -116,8 +116,9 @@ class Preemption:
         """Room for what `keep` copies."""
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
-        kept, bytes_of = max(have, request.cached), request.form.bytes_of
-        return self._fits(lambda: bytes_of(kept) - bytes_of(have))
+        kept, spec = max(have, request.cached), request.form.spec
+        # Of what is there only tokens stay as they are: a checkpoint is a new one.
+        return self._fits(lambda: spec.bytes_of(kept) - spec.bytes_per_token * have)
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory

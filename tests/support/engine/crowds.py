@@ -94,7 +94,7 @@ def least_of(lot: Lot) -> int:
     crowd = _Crowd(lot, loaded)
     crowd.first_turns()
     crowd.engine.memory.release()
-    return max(int(re.search(r"need (\d+) bytes", said)[1]) for said in crowd.said)
+    return max(int(need) for said in crowd.said for need in re.findall(r"need (\d+) bytes", said))
 
 
 class _Crowd:

@@ -25,7 +25,7 @@ class Codes:
         """[2, kv_heads, tokens, dim]."""
         fours = (self.codes[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15
         fours = fours.reshape(*self.scales.shape, -1).astype(np.float64)
-        said = fours * self.scales[..., None] + self.biases[..., None]
+        said: np.ndarray = fours * self.scales[..., None] + self.biases[..., None]
         return said.reshape(*self.codes.shape[:-1], -1)
 
 
@@ -104,4 +104,5 @@ def _floats(module: Any) -> np.ndarray:
 
 
 def _normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + _EPS) * weight
+    normed: np.ndarray = x / np.sqrt((x * x).mean(-1, keepdims=True) + _EPS) * weight
+    return normed
