@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from crowds import FAMILIES, Lot, least_of, live
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from makers import LoadGrid, MakeEngine
 
@@ -42,7 +42,9 @@ def lots(draw: st.DrawFn) -> Lot:
 
 @pytest.mark.slow
 @settings(
-    max_examples=300 if FULL else 8,
+    max_examples=300 if FULL else 5,
+    # A crowd takes seconds, and is small as it is.
+    phases=(Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(lots())

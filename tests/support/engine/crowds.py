@@ -152,12 +152,20 @@ class _Crowd:
         steps = 0
         while self.engine.busy or self._unwritten:
             steps += 1
-            for event in self.engine.step():
-                self._hear(event)
+            self._step()
             if self._unwritten and (steps % 4 == 0 or not self.engine.busy):
-                name, parts = self._unwritten.pop(0)
-                self.engine.saved(name, sum(part.nbytes for part in parts))
+                self.engine.saved(*self._written_now())
             self.engine.check()
+
+    def _step(self) -> None:
+        """One step; when it returns nobody holds an event, and with it what was exported."""
+        for event in self.engine.step():
+            self._hear(event)
+
+    def _written_now(self) -> tuple[str, int]:
+        """Whose KV was written next, and its bytes; nobody looks at it any more."""
+        name, parts = self._unwritten.pop(0)
+        return name, sum(part.nbytes for part in parts)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, KVNeeded):
