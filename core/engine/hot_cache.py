@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvactors.core.arena.arena import Arena
-from kvactors.core.arena.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
+from kvactors.core.arena.pieces import (
+    LONGEST_PIECE,
+    HeldPieces,
+    Piece,
+    cut_piece,
+    join_pieces,
+    thin_out,
+)
 from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool, block_floor
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.hashing import common_prefix
@@ -112,19 +119,17 @@ class HotCache:
 
 
 class HotCaches:
-    """Hot caches by agent, least recently used first. A piece that several hold counts once, and
-    so does one that is `lent` to the store besides: bytes of these, as often as they are lent.
+    """Hot caches by agent, least recently used first.
 
     `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
+    `held`: the pieces of all, each counted once.
     """
 
     def __init__(self, spec: ModelCacheSpec, blocks: BlockPool) -> None:
         self.blocks = blocks
         self._spec = spec
         self._caches: dict[str, HotCache] = {}
-        self._holders: Counter[Piece] = Counter()
-        self._lent: Counter[Piece] = Counter()
-        self.nbytes = self.lent = 0
+        self.held = HeldPieces()
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -154,7 +159,7 @@ class HotCaches:
         """Forget an agent's cache; what nobody else holds of it is freed."""
         cache = self._caches.pop(agent_id, None)
         if cache is not None:
-            self._release(cache.pieces)
+            self.held.release(cache.pieces)
         self.blocks.free(agent_id)
 
     def settle(self, agent_id: str) -> None:
@@ -226,24 +231,6 @@ class HotCaches:
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
 
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of what agents hold, without what the store alone does."""
-        alone = (p.nbytes for p, count in self._lent.items() if self._holders[p] == count)
-        return self.nbytes - sum(alone)
-
-    def lend(self, piece: Piece) -> None:
-        """The store looks at the memory of a piece, maybe for longer than an agent holds it."""
-        self._hold([piece])
-        self._lent[piece] += 1
-        self.lent += piece.nbytes
-
-    def take_back(self, piece: Piece) -> None:
-        """The store has let go of a piece."""
-        self._lent -= Counter([piece])
-        self.lent -= piece.nbytes
-        self._release([piece])
-
     def idle(self, busy: Collection[str]) -> Iterator[IdleAgent]:
         """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
         is being written."""
@@ -256,9 +243,9 @@ class HotCaches:
         """Prove the counts: who holds which piece and which blocks, and each byte once."""
         self.blocks.check()
         held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
-        held += self._lent
-        assert held == self._holders, "holders differ from the pieces that agents have"
-        assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
+        held += self.held.lent
+        assert held == self.held.holders, "holders differ from the pieces that agents have"
+        assert sum(piece.nbytes for piece in held) == self.held.nbytes, "bytes were lost"
         for agent_id, cache in self._caches.items():
             assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
             floor = self.blocks.held(agent_id) * BLOCK_TOKENS
@@ -266,25 +253,12 @@ class HotCaches:
 
     def _own_bytes(self, cache: HotCache) -> int:
         """What dropping the cache would free."""
-        return sum(piece.nbytes for piece in cache.pieces if self._holders[piece] == 1)
+        return sum(piece.nbytes for piece in cache.pieces if self.held.holders[piece] == 1)
 
     def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
-        self._hold(pieces)
-        self._release(cache.pieces)
+        self.held.hold(pieces)
+        self.held.release(cache.pieces)
         cache.pieces = pieces
-
-    def _hold(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            if not self._holders[piece]:
-                self.nbytes += piece.nbytes
-            self._holders[piece] += 1
-
-    def _release(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._holders[piece] -= 1
-            if not self._holders[piece]:
-                del self._holders[piece]
-                self.nbytes -= piece.nbytes
 
     def _first(self, pieces: Iterable[Piece], tokens: int) -> list[Piece]:
         """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""

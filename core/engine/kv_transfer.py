@@ -145,7 +145,7 @@ class KVTransfer:
         )
         cache.mark_saved(ranges)
         for piece in pieces:
-            self._memory.hot.lend(piece)
+            self._memory.hot.held.lend(piece)
         self._writing[request.agent_id] += pieces
         nbytes = sum(part.nbytes for part in exported)
         cache.unwritten += nbytes
@@ -159,7 +159,7 @@ class KVTransfer:
         writing, written = self._writing[agent_id], nbytes
         while writing and writing[0].nbytes <= written:
             written -= writing[0].nbytes
-            self._memory.hot.take_back(writing.pop(0))
+            self._memory.hot.held.take_back(writing.pop(0))
         if not writing:
             del self._writing[agent_id]
         cache = self._memory.hot.get(agent_id)

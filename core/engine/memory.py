@@ -101,7 +101,7 @@ class Memory:
     @property
     def used(self) -> int:
         """Bytes allocated for KV, and those that wait to be written: once, where both are one."""
-        return self.running.nbytes + self.hot.nbytes + self.backlog - self.hot.lent
+        return self.running.nbytes + self.hot.held.nbytes + self.backlog - self.hot.held.lent_bytes
 
     @property
     def tight(self) -> bool:

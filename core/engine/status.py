@@ -71,7 +71,7 @@ def count(memory: "Memory", waiting: int) -> dict[str, int]:
         "hot_agents": len(in_memory(memory)) - len(active),
         "hot_tokens": hot.tokens({request.agent_id for request in active}),
         # With what active agents began with: it stays beside their rows.
-        "hot_bytes": hot.cached_bytes,
+        "hot_bytes": hot.held.cached_bytes,
         # What is hot is written from where it stands: `used_bytes` has it once.
         "backlog_bytes": memory.backlog,
         "used_bytes": memory.used,
