@@ -1,8 +1,6 @@
 """A few lines of the table at small size: that it runs, and about how fast. No target holds for
 so little, so none is met or missed here; a figure that is no positive number is invalid."""
 
-import math
-
 from kvactors.bench.check.finding import Answer
 from kvactors.bench.setup import Scale, Setup
 from kvactors.bench.table.regime import Regime, run
@@ -25,9 +23,9 @@ def figure(regime: Regime, setup: Setup) -> Answer:
     outcome = run(regime, setup)
     if outcome.cannot:
         return Answer("skipped", outcome.cannot)
+    if outcome.invalid:
+        return Answer("unmeasured", outcome.verdict)
     measured = {"ours": outcome.ours, "theirs": outcome.theirs, "ratio": outcome.ratio}
     _, ours, theirs, unit, ratio, *_ = outcome.row()
     said = f"{ours} {unit}, {regime.against}: {theirs} {unit}, ratio {ratio}"
-    if not all(math.isfinite(value) and value > 0 for value in measured.values()):
-        return Answer("unmeasured", said, measured)
     return Answer("measured", said, measured)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvactors.bench.check.figures import SMALL, figure
 from kvactors.bench.check.finding import look
 from kvactors.bench.check.kinds import KINDS, Kind
 from kvactors.bench.setup import Setup
-from kvactors.bench.table.regime import Regime
+from kvactors.bench.table.regime import Regime, Side, Sides
 from kvactors.core.arena import kv_layer
 from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.arena.pieces import Piece
@@ -242,15 +243,17 @@ def test_a_difference_is_named_by_its_place(heard: Heard) -> None:
     assert answer.numbers == {"compared": 6, "different": 1, "near_ties": 0}
 
 
-def negative(_setup: Setup) -> Iterator[tuple[float, float]]:
+@contextmanager
+def negative(_setup: Setup) -> Iterator[Sides]:
     """Less than nothing."""
-    yield -3504.0, 2048.0
+    yield lambda: Side(-3504.0), lambda: Side(2048.0)
 
 
-def failing(_setup: Setup) -> Iterator[tuple[float, float]]:
+@contextmanager
+def failing(_setup: Setup) -> Iterator[Sides]:
     """A peer that this device cannot run."""
     raise RuntimeError("not implemented")
-    yield 1.0, 1.0
+    yield
 
 
 @pytest.mark.parametrize("measure", [negative, failing])
