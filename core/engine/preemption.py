@@ -117,8 +117,9 @@ class Preemption:
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
         kept, spec = max(have, request.cached), request.form.spec
-        # Of what is there only tokens stay as they are: a checkpoint is a new one.
-        return self._fits(lambda: spec.bytes_of(kept) - spec.bytes_per_token * have)
+        # Of what is there only tokens stay as they are: a checkpoint is a new one. As much again
+        # lives while layers are stacked.
+        return self._fits(lambda: 2 * (spec.bytes_of(kept) - spec.bytes_per_token * have))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
