@@ -148,6 +148,8 @@ class Execution:
 
     def _choose(self, request: Request, batch: PrefillBatch) -> Iterator[Outcome]:
         """Score the next choice, one in each step; then draw."""
+        if not self.preemption.make_choice(request, batch):
+            return
         self.forward = batch.requests
         try:
             if not self._metrics.choose(batch, request):

@@ -12,8 +12,6 @@ import mlx.core as mx
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import Piece
-from kvactors.core.attention.policy import REPRODUCIBLE_STEP
-from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.drawing import draw_rows
 from kvactors.core.schedule.request import Request
@@ -26,6 +24,8 @@ __all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena"
 SPARE_TOKENS = 256
 # What it costs to launch a step only after the one before was read, in launches of a slab.
 LATE_LAUNCHES = 4
+# Slabs of rows of different lengths.
+MOST_SLABS = 3
 # Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
 CACHE_KEPT = 256 * 2**20
 
@@ -43,9 +43,9 @@ class Decoded:
 
 def new_arena(loaded: LoadedModel) -> Arena:
     """An arena for this model, with the key extents that its policy asks for."""
-    if loaded.policy.reproducible:
-        return Arena(loaded.spec, loaded.policy, max_slabs=1, extent_step=REPRODUCIBLE_STEP)
-    return Arena(loaded.spec, loaded.policy, extent_step=EXTENT_STEP)
+    policy = loaded.policy
+    slabs = 1 if policy.reproducible else MOST_SLABS
+    return Arena(loaded.spec, policy, max_slabs=slabs, extent_step=policy.extent_step)
 
 
 def relieve_cache() -> None:
@@ -67,7 +67,7 @@ class PrefillBatch:
     def add(self, request: Request, pieces: Sequence[Piece], *, spare: bool = False) -> None:
         """Give a request a row, with its cached pieces in it; with `spare`, room to decode, so
         that the row is not copied as soon as it does."""
-        more = max(map(len, request.choices), default=0)
+        more = request.longest_choice
         if spare and request.generate and not request.choices:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
         have = pieces[-1].end if pieces else 0

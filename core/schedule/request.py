@@ -115,6 +115,16 @@ class Request:
         return len(self.tokens) - 1 if self.generate else len(self.tokens)
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that it has at most when it ends."""
+        return self.prompt + (self.sampling.max_tokens if self.generate else 0)
+
+    @property
+    def longest_choice(self) -> int:
+        """Tokens of the longest of its choices; its row has room for them behind its prompt."""
+        return max(map(len, self.choices), default=0)
+
+    @property
     def remaining(self) -> int:
         """Tokens still to prefill."""
         return max(0, self.target - self.cached)

@@ -32,7 +32,7 @@ core/model: core/arena core/attention core/cache core/conversation core/errors c
     core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
-core/engine: core/arena core/attention core/blas core/cache core/conversation core/errors
+core/engine: core/arena core/blas core/cache core/conversation core/errors
     core/model core/schedule core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files

@@ -146,7 +146,7 @@ def _tiers(stats: dict[str, int]) -> Table:
 
 def _work(now: Snapshot, before: Snapshot) -> Table:
     stats, table = now["stats"], Table.grid(padding=(0, 2))
-    used = stats["active_bytes"] + stats["hot_bytes"] + stats["backlog_bytes"]
+    used = stats["used_bytes"]
     bar = Table.grid(padding=(0, 1))
     size = f"{decimal(used)} of {decimal(stats['budget_bytes'])}"
     bar.add_row(_bar(used, stats["budget_bytes"], "cyan"), size)

@@ -191,7 +191,7 @@ def test_what_others_hold_too_is_not_what_leaving_would_free(
 ) -> None:
     engine, hot = (made := make_engine(load_grid())), made.memory.hot
     run_engine(engine, [(0, make_request("parent", [], prompt_of(600), ANSWER))])
-    alone = hot.nbytes
+    alone = hot.held.nbytes
 
     hot.fork("parent", "child")
     forked = own_bytes(engine)
@@ -203,7 +203,7 @@ def test_what_others_hold_too_is_not_what_leaving_would_free(
     assert forked == {"parent": 0, "child": 0}
     # The tail of the parent is no part of a block that has grown.
     assert 0 < apart["parent"] < apart["child"] < alone
-    assert own_bytes(engine) == {"parent": hot.nbytes} == {"parent": alone}
+    assert own_bytes(engine) == {"parent": hot.held.nbytes} == {"parent": alone}
 
 
 def own_bytes(engine: Engine) -> dict[str, int]:
