@@ -36,7 +36,7 @@ from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
 from kvactors.core.model.info import ModelInfo
-from kvactors.core.schedule.events import Aborted, Finished, Tokens
+from kvactors.core.schedule.events import Aborted, Begun, Finished, Tokens
 from kvactors.core.schedule.request import Request
 
 __all__ = ["AgentActor"]
@@ -136,6 +136,12 @@ class AgentActor(SystemActor):
             return
         late = f"the turn of {self.agent_id!r} was cancelled while its past was summarized"
         self._fail(running.cancelled.error or TurnFailed(late))
+
+    @handles(Begun)
+    def _on_begun(self, message: Begun) -> None:
+        running = self._running
+        if running is not None and running.serial == message.serial and running.gap is None:
+            running.ask.ticket.begin_prefill(message)
 
     @handles(Tokens)
     def _on_tokens(self, message: Tokens) -> None:

@@ -4,12 +4,17 @@ import logging
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
-from kvactors.actors.turns.prompt import NewText, WholeConversation, WholeText
+from kvactors.actors.turns.prompt import Continuation, NewText, WholeConversation, WholeText
 from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.hashing import common_prefix, tokens_hash
-from kvactors.core.conversation.prefix_match import Draft, match_messages, match_text
+from kvactors.core.conversation.prefix_match import (
+    Draft,
+    continue_behind,
+    match_messages,
+    match_text,
+)
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
@@ -39,6 +44,8 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
         return match_messages(transcript, given.messages, given.threshold)
     if isinstance(given, WholeText):
         return match_text(transcript, given.text, given.threshold)
+    if isinstance(given, Continuation):
+        return continue_behind(transcript, given.keep, given.messages, given.system)
     if isinstance(given, NewText):
         turn = transcript.render(asked.role, given.text, answer=asked.answer)
     else:

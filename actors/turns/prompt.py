@@ -11,6 +11,7 @@ from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
 
 __all__ = [
+    "Continuation",
     "Messages",
     "NewText",
     "NewTokenIds",
@@ -58,7 +59,18 @@ class WholeConversation:
     threshold: float
 
 
-PromptInput = NewText | NewTokenIds | WholeText | WholeConversation
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """(role, text) messages behind the first `keep` turns, by one who knows what those say; the
+    turns after them are forgotten. Without any the last answer is given anew. `system`: what a
+    conversation that keeps nothing begins with."""
+
+    keep: int
+    messages: tuple[Message, ...]
+    system: str | None = None
+
+
+PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuation
 
 
 def check_prompt(

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.events import Begun
 
 __all__ = ["Ticket", "next_serial"]
 
@@ -26,7 +27,7 @@ class Ticket:
 
     `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
     the reply is settled, whoever settles it; `on_push` whenever there is something new in
-    `tokens`, whose last is None.
+    `tokens`, whose last is None, or the turn was admitted and `begun` says so.
     """
 
     agent_id: str
@@ -37,6 +38,7 @@ class Ticket:
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
     chat: ChatFormat | None = None
+    begun: Begun | None = None
     on_end: "Callable[[Ticket], None] | None" = None
     on_push: Callable[[], None] | None = None
 
@@ -45,6 +47,12 @@ class Ticket:
         """A new turn, asked for now."""
         tokens = queue.SimpleQueue[tuple[int, ...] | None]() if streamed else None
         return cls(agent_id, time.perf_counter(), tokens=tokens)
+
+    def begin_prefill(self, begun: Begun) -> None:
+        """A streamed turn was admitted: `begun` says how much of its prompt has KV."""
+        self.begun = begun
+        if self.on_push is not None:
+            self.on_push()
 
     def push(self, token_ids: tuple[int, ...]) -> None:
         """Pass tokens to a stream, if there is one."""

@@ -19,7 +19,7 @@ from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
-from kvactors.core.schedule.events import Aborted, Event, Finished, KVNeeded
+from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
 from kvactors.core.trace import Tracer
@@ -88,6 +88,7 @@ class Engine:
                 self._events.append(admitted)
             else:
                 self.execution.begin(admitted)
+                self._tell_begun(admitted)
         running.set_lean(lean=self.memory.tight)
         prefilling = [request for request in running.prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, running.answering)
@@ -96,6 +97,12 @@ class Engine:
         self._queue_again()
         events, self._events = self._events, []
         return events
+
+    def _tell_begun(self, request: Request) -> None:
+        """Whoever reads it as it comes hears how much of it is known; once."""
+        if request.stream and not request.preempted:
+            begun = Begun(request.agent_id, request.serial, request.prompt, request.kept)
+            self._events.append(begun)
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
