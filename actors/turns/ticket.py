@@ -27,7 +27,8 @@ class Ticket:
 
     `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
     the reply is settled, whoever settles it; `on_push` whenever there is something new in
-    `tokens`, whose last is None, or the turn was admitted and `begun` says so.
+    `tokens`, whose last is None. `admitted`, of a streamed turn, says how much of its prompt has
+    KV when it is known; None if the turn ended before.
     """
 
     agent_id: str
@@ -38,7 +39,7 @@ class Ticket:
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
     chat: ChatFormat | None = None
-    begun: Begun | None = None
+    admitted: ReplyFuture[Begun | None] | None = None
     on_end: "Callable[[Ticket], None] | None" = None
     on_push: Callable[[], None] | None = None
 
@@ -46,13 +47,13 @@ class Ticket:
     def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
         """A new turn, asked for now."""
         tokens = queue.SimpleQueue[tuple[int, ...] | None]() if streamed else None
-        return cls(agent_id, time.perf_counter(), tokens=tokens)
+        admitted = ReplyFuture[Begun | None]() if streamed else None
+        return cls(agent_id, time.perf_counter(), tokens=tokens, admitted=admitted)
 
     def begin_prefill(self, begun: Begun) -> None:
         """A streamed turn was admitted: `begun` says how much of its prompt has KV."""
-        self.begun = begun
-        if self.on_push is not None:
-            self.on_push()
+        if self.admitted is not None:
+            self.admitted.resolve(begun)
 
     def push(self, token_ids: tuple[int, ...]) -> None:
         """Pass tokens to a stream, if there is one."""
@@ -74,6 +75,8 @@ class Ticket:
     def _end(self) -> None:
         if self.on_end is not None:
             self.on_end(self)
+        if self.admitted is not None:
+            self.admitted.resolve(None)
         self._push(None)
 
     def _push(self, tokens: tuple[int, ...] | None) -> None:

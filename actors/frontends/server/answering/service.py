@@ -1,0 +1,249 @@
+"""Service: takes the turns that clients ask for, and keeps what it learns about who knows what.
+
+One thread of its own plans turns over the index; the event loop reads what comes of them.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import xxhash
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.server.answering.broadcast import Broadcast
+from kvactors.actors.frontends.server.dialect.dialect import Dialect, Reader
+from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Reason, Usage
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
+from kvactors.actors.frontends.server.identity.canonical import canonical, chains
+from kvactors.actors.frontends.server.identity.index import Index, Place
+from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
+from kvactors.actors.frontends.server.identity.rules import Rule
+from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.turns.options import TurnOptions
+from kvactors.actors.turns.prompt import Continuation
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.stream import read_async
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import AdmissionFull, KvactorsError
+
+__all__ = ["Service"]
+
+# Seconds that an opening turn is waited for, so that what fails at once is a status.
+OPENING = 1.0
+# Seconds that a finished answer is kept whose reader left before its end.
+KEPT = 300.0
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A turn on its way: by whom, and how it was planned."""
+
+    plan: Plan
+    agent: Agent
+    ticket: Ticket
+    reader: Reader
+
+
+class Service:
+    """Turns for clients of one running `system`, found through `index` by `rules`. At most `most`
+    are open at once."""
+
+    def __init__(
+        self, system: AgentSystem, index: Index, rules: Sequence[Rule], *, most: int = 10_000
+    ) -> None:
+        self.system = system
+        self.index = index
+        self.most = most
+        self.dialect = Dialect(system.chat)
+        self._rules = rules
+        self._resolver = Resolver(index, rules, self._mark)
+        self._planner = ThreadPoolExecutor(1, "kvactors-index")
+        self._busy: set[str] = set()
+        self._open: dict[str, Broadcast] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, inquiry: Inquiry, *, key: str = "") -> Broadcast:
+        """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
+        if key and key in self._open:
+            return self._open[key]
+        if len(self._tasks) >= self.most:
+            raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
+        opened = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._take(inquiry, key or secrets.token_hex(8), opened))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        broadcast: Broadcast = await opened
+        return broadcast
+
+    def count(self, inquiry: Inquiry) -> int:
+        """Tokens of a prompt that begins anew."""
+        return len(self._prompt(inquiry))
+
+    async def close(self, seconds: float) -> None:
+        """Let running turns finish for so many seconds, then end them."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._planner.shutdown()
+        self.index.close()
+
+    # -- one turn ----------------------------------------------------------------------
+
+    async def _take(self, inquiry: Inquiry, key: str, opened: "asyncio.Future[Broadcast]") -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        broadcast = Broadcast(lambda: bool(task.cancel()))
+        self._open[key] = broadcast
+        taken: _Taken | None = None
+        try:
+            taken = await self._begin(inquiry)
+            opened.set_result(broadcast)
+            await self._read(inquiry, taken, broadcast)
+            broadcast.end()
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(error)
+            broadcast.end(error)
+            if taken is not None:
+                taken.agent.end_turn(taken.ticket)
+                with suppress(KvactorsError, asyncio.CancelledError):
+                    await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+        finally:
+            if taken is not None:
+                self._busy.discard(taken.agent.agent_id)
+            self._keep(key, broadcast)
+
+    async def _begin(self, inquiry: Inquiry) -> _Taken:
+        plan = await self._planned(lambda: self._plan(inquiry))
+        known = plan.known
+        try:
+            parent = plan.parent or None
+            agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
+            if plan.fresh:
+                await self._planned(lambda: self.index.begin(known))
+            reader = self.dialect.reader(inquiry, _call_id)
+            ticket = agent.open_turn(
+                TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
+            )
+        except BaseException:
+            self._busy.discard(known.agent_id)
+            raise
+        return _Taken(plan, agent, ticket, reader)
+
+    def _plan(self, inquiry: Inquiry) -> Plan:
+        plan = self._resolver.plan(inquiry, self._busy)
+        self._busy.add(plan.known.agent_id)
+        return plan
+
+    def _continuation(self, inquiry: Inquiry, plan: Plan) -> Continuation:
+        """What the turn says behind what its agent knows already."""
+        conversation = plan.conversation
+        new = conversation.said[plan.matched :]
+        if plan.tell and new:
+            new = (replace(new[0], text=f"{plan.tell}\n\n{new[0].text}"), *new[1:])
+        system = self.dialect.system(conversation.system, inquiry.tools)
+        return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
+
+    async def _read(self, inquiry: Inquiry, taken: _Taken, broadcast: Broadcast) -> None:
+        """Pass on what comes, and note who knows it before its end is told."""
+        ticket, reader = taken.ticket, taken.reader
+        assert ticket.admitted is not None
+        begun = await ticket.admitted
+        answer_id = secrets.token_hex(12)
+        if begun is not None:
+            broadcast.add(
+                Begun(taken.agent.agent_id, answer_id, begun.prompt, begun.kept, taken.plan.reuse)
+            )
+        async for piece in read_async(ticket, inquiry.sampling.stop):
+            for event in reader.feed(piece.text):
+                broadcast.add(event)
+        reply: Reply = await ticket.reply
+        for event in reader.end():
+            broadcast.add(event)
+        await self._finish(taken, inquiry, reply, answer_id)
+        broadcast.add(_ended(reply, reader))
+
+    async def _finish(
+        self, taken: _Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
+    ) -> None:
+        """Note where each message of the conversation stands in the agent's ledger."""
+        plan, conversation, reader = taken.plan, taken.plan.conversation, taken.reader
+        turns = taken.agent.transcript().turns
+        hashes = list(conversation.hashes[plan.matched :])
+        if reply.finish_reason != "cancelled":
+            before = conversation.hashes[-1] if conversation.hashes else conversation.before
+            answer = Message("assistant", reader.text, reader.calls)
+            hashes += chains(before, [answer])
+        places = [
+            Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number), head=False)
+            for number, hash_ in enumerate(hashes, plan.keep + 1)
+        ]
+        texts = [canonical(m) for m in conversation.said[plan.matched :]]
+        all_hashes = [conversation.before, *conversation.hashes]
+
+        def note() -> None:
+            agent_id = taken.agent.agent_id
+            self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
+            self.index.note_said(all_hashes[plan.matched :], texts)
+
+        await self._planned(note)
+
+    def _keep(self, key: str, broadcast: Broadcast) -> None:
+        """Keep a complete answer whose reader left, for who asks again."""
+        if broadcast.complete and not broadcast.delivered:
+            asyncio.get_running_loop().call_later(KEPT, self._open.pop, key, None)
+        else:
+            self._open.pop(key, None)
+
+    def _mark(self, agent_id: str, turns: int) -> str:
+        """The hash of an agent's turn, as its ledger has it."""
+        try:
+            agent = self.system.spawn(agent_id)
+        except KvactorsError:
+            return ""
+        return _mark_of(agent.transcript().turns, turns)
+
+    def _prompt(self, inquiry: Inquiry) -> list[int]:
+        chat, first = self.system.chat, True
+        system = "\n\n".join(m.text for m in inquiry.messages if m.role == "system")
+        text = ""
+        for message in inquiry.messages:
+            if message.role == "system":
+                continue
+            role, said = self.dialect.turn(message)
+            if first:
+                opening = self.dialect.system(system, inquiry.tools)
+                text += chat.opening(role, said, system=opening, answer=True)
+            else:
+                text += chat.following(role, said, answer=True)
+            first = False
+        return chat.encode(text)
+
+    async def _planned(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
+
+
+def _call_id() -> str:
+    return f"call_kv{secrets.token_hex(12)}"
+
+
+def _mark_of(turns: Sequence[Turn], number: int) -> str:
+    if not 0 < number <= len(turns):
+        return ""
+    return xxhash.xxh3_64_hexdigest(repr(turns[number - 1].token_ids).encode())
+
+
+def _ended(reply: Reply, reader: Reader) -> Ended:
+    reason: Reason = "calls" if reader.calls else reply.finish_reason
+    usage = reply.usage
+    return Ended(reason, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens))

@@ -1,0 +1,213 @@
+"""Who takes a turn: the agent that the conversation goes on, or a fork of the nearest one.
+
+A request that extends an agent's conversation is its next turn. One that branches off forks the
+agent at that turn, so that both stay warm, and so does one that comes while the agent is busy. The
+index proposes, the ledger decides: a place counts only if the agent's last turn there is the one
+that it was. On the thread of the index.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kvactors.actors.frontends.server.exchange.events import Reuse
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
+from kvactors.actors.frontends.server.identity.canonical import (
+    beginning,
+    canonical,
+    chains,
+    tool_marks,
+)
+from kvactors.actors.frontends.server.identity.index import Index, Known, Place
+from kvactors.actors.frontends.server.identity.rules import Rule, strip
+from kvactors.core.errors import InvalidInput
+
+__all__ = ["Conversation", "Plan", "Resolver", "read"]
+
+# Of a differing place, on both sides.
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What an inquiry says, as it is compared: `said`, without the `system` prompt in front.
+    `before` is the hash of all that comes before it, `hashes` has one for each message of it."""
+
+    system: str
+    said: tuple[Message, ...]
+    before: bytes
+    hashes: tuple[bytes, ...]
+    values: dict[str, str]
+    tools: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
+    are the first `matched` messages said; `tell` comes before the others."""
+
+    known: Known
+    parent: str
+    keep: int
+    matched: int
+    conversation: Conversation
+    tell: str
+    notes: str
+    reuse: Reuse
+    fresh: bool
+
+
+def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
+    """The conversation of an `inquiry`, compared by `rules`, behind that of the hash `goes_on`."""
+    messages = inquiry.messages
+    first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+    system = "\n\n".join(message.text for message in messages[:first])
+    stripped = strip(system, rules)
+    before = goes_on or beginning(inquiry.client.tenant)
+    if goes_on is None:
+        (before,) = chains(before, [Message("system", system)], rules)
+    said = messages[first:]
+    hashes = tuple(chains(before, said))
+    marks = tool_marks(inquiry.tools)
+    return Conversation(system, said, before, hashes, dict(stripped.values), marks)
+
+
+class Resolver:
+    """Plans turns over an `index`, by `rules`. `mark` gives the hash of an agent's n-th turn, ""
+    where there is none."""
+
+    def __init__(
+        self, index: Index, rules: Sequence[Rule], mark: Callable[[str, int], str]
+    ) -> None:
+        self._index = index
+        self._rules = rules
+        self._mark = mark
+
+    def plan(self, inquiry: Inquiry, busy: Iterable[str]) -> Plan:
+        """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput."""
+        client = inquiry.client
+        goes_on = None
+        if inquiry.goes_on:
+            goes_on = self._index.answer(client.tenant, inquiry.goes_on)
+            if goes_on is None:
+                raise InvalidInput(f"no answer {inquiry.goes_on!r} is known here")
+        conversation = read(inquiry, self._rules, goes_on)
+        if not conversation.said and goes_on is None:
+            raise InvalidInput("there is nothing to answer: no message but system prompts")
+        place, known = self._nearest(conversation, client, strict=not inquiry.goes_on)
+        return self._decide(inquiry, conversation, place, known, set(busy))
+
+    def _decide(
+        self,
+        inquiry: Inquiry,
+        conversation: Conversation,
+        place: Place | None,
+        known: Known | None,
+        busy: set[str],
+    ) -> Plan:
+        client, marks = inquiry.client, conversation.tools
+        miss = "" if place and place.head else self._miss(conversation, place)
+        told = {"values": conversation.values, "tools": list(marks)}
+        if place is None or known is None:
+            mine = self._anew(client, marks, busy)
+            parent = self._relative(client, mine)
+            notes = json.dumps(told)
+            reuse = Reuse("forked" if parent else "new", (), miss)
+            return Plan(mine, parent, 0, 0, conversation, "", notes, reuse, fresh=True)
+        kept, tell = self._kept(json.loads(known.notes), conversation)
+        matched = self._matched(conversation, place)
+        again = matched == len(conversation.said) and not place.head
+        reuse = Reuse("again" if again else "goes on", kept, miss)
+        notes = json.dumps(told)
+        if place.head and known.thread == _thread(client) and known.agent_id not in busy:
+            return Plan(
+                known, "", place.turns, matched, conversation, tell, notes, reuse, fresh=False
+            )
+        mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
+        reuse = reuse if again else replace(reuse, how="forked")
+        return Plan(
+            mine, known.agent_id, place.turns, matched, conversation, tell, notes, reuse, fresh=True
+        )
+
+    def _nearest(
+        self, conversation: Conversation, client: Client, *, strict: bool
+    ) -> tuple[Place | None, Known | None]:
+        """The longest place that counts: of the client's own thread, else of any."""
+        thread = _thread(client)
+        own = self._index.thread(client.tenant, thread) if thread else []
+        places = self._index.places([conversation.before, *conversation.hashes])
+        for place in sorted(places, key=lambda place: place.agent_id not in own):
+            known = self._index.known(place.agent_id)
+            if known is None or known.tenant != client.tenant:
+                continue
+            # Fewer tools than it was told of are no other beginning; without a past they are.
+            if strict and not conversation.tools.items() <= json.loads(known.tools).items():
+                continue
+            if self._mark(place.agent_id, place.turns) == place.mark:
+                return place, known
+        return None, None
+
+    def _matched(self, conversation: Conversation, place: Place) -> int:
+        return (conversation.before, *conversation.hashes).index(place.chain)
+
+    def _anew(
+        self, client: Client, tools: dict[str, str], busy: set[str], *, forked: bool = False
+    ) -> Known:
+        """A new agent for a client: under the name that it asks for, if that is free."""
+        taken = forked or client.agent in busy or self._index.known(client.agent) is not None
+        named = bool(client.agent) and not taken
+        agent_id = client.agent if named else f"c-{secrets.token_hex(8)}"
+        return Known(agent_id, client.tenant, _thread(client), json.dumps(tools), "{}", named)
+
+    def _relative(self, client: Client, mine: Known) -> str:
+        """Whom a new agent's prompt has most in common with, if the client says: the thread that
+        it comes from, or its own with another system prompt."""
+        for thread in (client.parent and f"thread:{client.parent}", _thread(client)):
+            family = self._index.thread(client.tenant, thread) if thread else []
+            if family := [agent for agent in family if agent != mine.agent_id]:
+                return family[0]
+        return ""
+
+    def _kept(
+        self, told: dict[str, dict[str, str]], conversation: Conversation
+    ) -> tuple[tuple[str, ...], str]:
+        """The rules by which the ledger's own text stands, and what is to be told instead."""
+        before = told.get("values", {})
+        changed = {
+            name: value for name, value in conversation.values.items() if before.get(name) != value
+        }
+        rules = {rule.name: rule for rule in self._rules}
+        notes = [
+            rules[name].tell.format(value)
+            for name, value in changed.items()
+            if name in rules and rules[name].action == "note"
+        ]
+        names = list(told.get("tools", ()))
+        kept = list(changed)
+        if list(conversation.tools) != names:
+            kept.append("tool-order" if set(conversation.tools) == set(names) else "fewer-tools")
+        return tuple(kept), "\n".join(notes)
+
+    def _miss(self, conversation: Conversation, place: Place | None) -> str:
+        """Where the conversation leaves what is known, with some characters of both sides."""
+        if place is None:
+            matched, last = 0, conversation.before
+        else:
+            matched, last = self._matched(conversation, place), place.chain
+        if matched == len(conversation.said):
+            return ""
+        ours = canonical(conversation.said[matched])
+        best = ""
+        for theirs in self._index.said_behind(last):
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), -1)
+            if at >= 0:
+                shown = f"{ours[at : at + _SHOWN]!r} instead of {theirs[at : at + _SHOWN]!r}"
+                best = f"message {matched}, character {at}: {shown}"
+        return best
+
+
+def _thread(client: Client) -> str:
+    """The client's own conversation, by the first thing that names it."""
+    kinds = {"agent": client.agent, "thread": client.thread, "cache": client.cache_key}
+    return next((f"{kind}:{value}" for kind, value in kinds.items() if value), "")
