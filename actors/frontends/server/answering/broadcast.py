@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from kvactors.actors.frontends.server.exchange.events import Ended, Event
+from kvactors.actors.frontends.server.exchange.events import Ended, Event, Opened, Reuse
 
 __all__ = ["Broadcast"]
 
 
 class Broadcast:
-    """Events from the first on, for readers that come at any time.
+    """Events from the first on, for readers that come at any time. `opened` is set before any.
 
     `on_abandoned` is called when the last reader leaves before the end. `delivered` says whether a
     reader has had the end: until then the answer is worth keeping.
@@ -20,6 +20,7 @@ class Broadcast:
         self._events: list[Event] = []
         self._more = asyncio.Event()
         self._readers = 0
+        self.opened = Opened("", "", 0, Reuse("new"))
         self.error: BaseException | None = None
         self.ended = False
         self.delivered = False

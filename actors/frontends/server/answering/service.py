@@ -16,7 +16,7 @@ import xxhash
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.dialect.dialect import Dialect, Reader
-from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Reason, Usage
+from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
 from kvactors.actors.frontends.server.identity.index import Index, Place
@@ -105,6 +105,7 @@ class Service:
         taken: _Taken | None = None
         try:
             taken = await self._begin(inquiry)
+            broadcast.opened = _opened(taken)
             opened.set_result(broadcast)
             await self._read(inquiry, taken, broadcast)
             broadcast.end()
@@ -159,18 +160,15 @@ class Service:
         ticket, reader = taken.ticket, taken.reader
         assert ticket.admitted is not None
         begun = await ticket.admitted
-        answer_id = secrets.token_hex(12)
         if begun is not None:
-            broadcast.add(
-                Begun(taken.agent.agent_id, answer_id, begun.prompt, begun.kept, taken.plan.reuse)
-            )
+            broadcast.add(Begun(begun.prompt, begun.kept))
         async for piece in read_async(ticket, inquiry.sampling.stop):
             for event in reader.feed(piece.text):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():
             broadcast.add(event)
-        await self._finish(taken, inquiry, reply, answer_id)
+        await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
         broadcast.add(_ended(reply, reader))
 
     async def _finish(
@@ -241,6 +239,12 @@ def _mark_of(turns: Sequence[Turn], number: int) -> str:
     if not 0 < number <= len(turns):
         return ""
     return xxhash.xxh3_64_hexdigest(repr(turns[number - 1].token_ids).encode())
+
+
+def _opened(taken: _Taken) -> Opened:
+    turns = taken.agent.transcript().turns[: taken.plan.keep]
+    known = sum(len(turn.token_ids) for turn in turns)
+    return Opened(taken.agent.agent_id, secrets.token_hex(12), known, taken.plan.reuse)
 
 
 def _ended(reply: Reply, reader: Reader) -> Ended:

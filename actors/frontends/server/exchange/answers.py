@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from kvactors.actors.frontends.server.exchange.events import Event
+from kvactors.actors.frontends.server.exchange.events import Event, Opened
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 
 __all__ = ["Answer", "Answers"]
@@ -12,7 +12,9 @@ __all__ = ["Answer", "Answers"]
 class Answer(Protocol):
     """A turn that was taken. Iterating gives its events, from the first one; it may be iterated
     anew, also while it runs. Leaving the iteration early (`aclose`) lets go of it: a turn that
-    nobody reads any more is cancelled."""
+    nobody reads any more is cancelled. `opened` says who takes it."""
+
+    opened: Opened
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 

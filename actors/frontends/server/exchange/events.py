@@ -15,6 +15,7 @@ __all__ = [
     "CallEnded",
     "Ended",
     "Event",
+    "Opened",
     "Reason",
     "Reuse",
     "Said",
@@ -38,15 +39,23 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The turn was admitted. Of `prompt_tokens`, the whole context before the answer, `cached` have
-    KV already. `answer_id` names the answer to `Inquiry.goes_on`, even after a restart."""
+class Opened:
+    """A turn that was taken, before it is admitted: by whom, and what of it is `known` already, in
+    tokens. `answer_id` names the answer to `Inquiry.goes_on`, even after a restart."""
 
     agent_id: str
     answer_id: str
+    known: int
+    reuse: Reuse
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The turn was admitted. Of `prompt_tokens`, the whole context before the answer, `cached` have
+    KV already."""
+
     prompt_tokens: int
     cached: int
-    reuse: Reuse
 
 
 @dataclass(frozen=True, slots=True)

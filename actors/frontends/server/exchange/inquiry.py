@@ -86,7 +86,7 @@ class Inquiry:
     """All that a turn is asked with.
 
     `top_logprobs`: how many alternatives the client wants to see for each token, None for no
-    log-probabilities. `goes_on` names an answer given before, by the id that `Begun.answer_id`
+    log-probabilities. `goes_on` names an answer given before, by the id that `Opened.answer_id`
     had: `messages` are then only what follows it. `remembered` False leaves no agent behind.
     """
 

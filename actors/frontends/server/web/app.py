@@ -1,0 +1,45 @@
+"""The application: its routes, and errors in the shape of the interface that was called."""
+
+import logging
+from collections.abc import Callable, Collection
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from kvactors.actors.frontends.server.answering.service import Service
+from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
+from kvactors.actors.frontends.server.wire.chat import chat_routes
+from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
+from kvactors.core.errors import KvactorsError
+
+__all__ = ["LOOPBACK", "make_app"]
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def make_app(
+    service: Service,
+    *,
+    hosts: Collection[str] = LOOPBACK,
+    origins: Collection[str] = (),
+    keys: Callable[[], Collection[str]] = tuple,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> FastAPI:
+    """The ASGI application over a `service`. `hosts` are names that it answers to (all, if there
+    are none), `origins` other sites whose pages may call it, `keys` gives the API keys that count
+    now, `limits` bound a request."""
+    app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
+    app.include_router(chat_routes(service))
+
+    async def failed(request: Request, error: Exception) -> Response:
+        failure = failure_of(error)
+        if failure.status == 500:
+            logger.error("%s failed", request.url.path, exc_info=error)
+        return failure_response(failure, shape_of(request.url.path))
+
+    for kind in (Exception, Failure, HTTPException, KvactorsError):
+        app.add_exception_handler(kind, failed)
+    app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
+    return app
