@@ -4,6 +4,7 @@ One thread of its own plans turns over the index; the event loop reads what come
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,9 @@ import xxhash
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.frontends.server.answering.broadcast import Broadcast
-from kvactors.actors.frontends.server.dialect.dialect import Dialect, Reader
+from kvactors.actors.frontends.server.answering.counts import Counts
+from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -29,9 +32,11 @@ from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import read_async
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
-from kvactors.core.errors import AdmissionFull, KvactorsError
+from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
 
 __all__ = ["Service"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds that an opening turn is waited for, so that what fails at once is a status.
 OPENING = 1.0
@@ -60,7 +65,10 @@ class Service:
         self.system = system
         self.index = index
         self.most = most
+        self.closing = False
         self.dialect = Dialect(system.chat)
+        self.counts = Counts()
+        self.counts.open.set_function(lambda: len(self._tasks))
         self._rules = rules
         self._resolver = Resolver(index, rules, self._mark)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
@@ -72,6 +80,8 @@ class Service:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
         if key and key in self._open:
             return self._open[key]
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
             raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
         opened = asyncio.get_running_loop().create_future()
@@ -86,7 +96,8 @@ class Service:
         return len(self._prompt(inquiry))
 
     async def close(self, seconds: float) -> None:
-        """Let running turns finish for so many seconds, then end them."""
+        """Take no more turns; let running ones finish for so many seconds, then end them."""
+        self.closing = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
@@ -106,6 +117,8 @@ class Service:
         try:
             taken = await self._begin(inquiry)
             broadcast.opened = _opened(taken)
+            self.counts.taken(broadcast.opened)
+            _log(broadcast.opened)
             opened.set_result(broadcast)
             await self._read(inquiry, taken, broadcast)
             broadcast.end()
@@ -169,7 +182,9 @@ class Service:
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        broadcast.add(_ended(reply, reader))
+        ended = _ended(reply, reader)
+        self.counts.ended(ended, reply.timing.first_token)
+        broadcast.add(ended)
 
     async def _finish(
         self, taken: _Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
@@ -239,6 +254,16 @@ def _mark_of(turns: Sequence[Turn], number: int) -> str:
     if not 0 < number <= len(turns):
         return ""
     return xxhash.xxh3_64_hexdigest(repr(turns[number - 1].token_ids).encode())
+
+
+def _log(opened: Opened) -> None:
+    """How a turn was matched, without what was said."""
+    reuse, kept = opened.reuse, ", ".join(opened.reuse.kept) or "none"
+    missed = "differs" if reuse.miss else "goes on"
+    logger.info(
+        "%s: %s, %d tokens known, conversation %s, rules kept: %s",
+        opened.agent_id, reuse.how, opened.known, missed, kept,
+    )  # fmt: skip
 
 
 def _opened(taken: _Taken) -> Opened:

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -10,6 +12,7 @@ from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
 from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
+from kvactors.actors.frontends.server.wire.models import Named, model_routes
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["LOOPBACK", "make_app"]
@@ -21,20 +24,23 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def make_app(
     service: Service,
+    named: Named,
     *,
     hosts: Collection[str] = LOOPBACK,
     origins: Collection[str] = (),
     keys: Callable[[], Collection[str]] = tuple,
     limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> FastAPI:
-    """The ASGI application over a `service`. `hosts` are names that it answers to (all, if there
+    """The ASGI application over a `service` of the models `named`. `hosts` are names that it answers to (all, if there
     are none), `origins` other sites whose pages may call it, `keys` gives the API keys that count
     now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
-    app.include_router(chat_routes(service))
+    app.include_router(chat_routes(service, named))
+    app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
 
     async def failed(request: Request, error: Exception) -> Response:
         failure = failure_of(error)
+        service.counts.failed(failure.status)
         if failure.status == 500:
             logger.error("%s failed", request.url.path, exc_info=error)
         return failure_response(failure, shape_of(request.url.path))
@@ -43,3 +49,8 @@ def make_app(
         app.add_exception_handler(kind, failed)
     app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
     return app
+
+
+def _health(service: Service) -> tuple[bool, dict[str, Any]]:
+    health = service.system.health()
+    return health.state in ("ok", "stalled") and not service.closing, asdict(health)

@@ -14,6 +14,7 @@ from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
 from kvactors.actors.frontends.server.web.app import LOOPBACK, make_app
+from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import InvalidConfig
 
@@ -30,7 +31,8 @@ class Settings:
 
     `host` and `port` (0: a free one); any host but a loopback one needs `keys`, which gives the API
     keys that count now. `names` are further names in Host that it answers to, `origins` other sites
-    whose pages may call it. `rules` say what in a system prompt is no difference. `most` turns may
+    whose pages may call it. Requests may name the model by `aliases` too, or anyhow with
+    `any_model`. `rules` say what in a system prompt is no difference. `most` turns may
     be open at once; `grace` seconds are left to them when it stops.
     """
 
@@ -39,6 +41,8 @@ class Settings:
     keys: Callable[[], Collection[str]] = tuple
     names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
     rules: Sequence[Rule] = field(default_factory=shipped_rules)
     most: int = 1000
     grace: float = GRACE
@@ -63,6 +67,7 @@ class Server:
         everywhere = settings.host in ("0.0.0.0", "::")
         self.app = make_app(
             self.service,
+            Named(system.info.name, settings.aliases, any_=settings.any_model),
             hosts=() if everywhere else hosts,
             origins=settings.origins,
             keys=settings.keys,

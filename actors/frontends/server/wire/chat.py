@@ -33,19 +33,21 @@ from kvactors.actors.frontends.server.wire.asking import (
 )
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of
 from kvactors.actors.frontends.server.wire.errors import failure_of
+from kvactors.actors.frontends.server.wire.models import Named
 
 __all__ = ["chat_routes"]
 
 _REASONS = {"calls": "tool_calls", "cancelled": "stop"}
 
 
-def chat_routes(answers: Answers) -> APIRouter:
-    """The interface over `answers`."""
+def chat_routes(answers: Answers, named: Named) -> APIRouter:
+    """The interface over `answers` of the models `named`."""
     router = APIRouter(tags=["OpenAI"])
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
+        model = named.check(body.model)
         inquiry = inquiry_of(request, body)
         key, count = meaning(request, body), body.n or 1
         seed = inquiry.sampling.seed
@@ -59,7 +61,7 @@ def chat_routes(answers: Answers) -> APIRouter:
         headers = reuse_headers(opened[0].opened, ignored(body))
         if body.stream:
             wanted = bool((body.stream_options or {}).get("include_usage"))
-            chunks = _chunks(opened, body.model, with_usage=wanted)
+            chunks = _chunks(opened, model, with_usage=wanted)
             return streamed(chunks, lambda: ServerSentEvent(comment="ping"), headers)
         work = asyncio.gather(*(_choice(i, answer) for i, answer in enumerate(opened)))
         choices = await while_there(request, work)
@@ -68,7 +70,7 @@ def chat_routes(answers: Answers) -> APIRouter:
                 "id": _id(opened),
                 "object": "chat.completion",
                 "created": int(time.time()),
-                "model": body.model,
+                "model": model,
                 "choices": [choice for choice, _ in choices],
                 "usage": _usage([usage for _, usage in choices]),
             },
