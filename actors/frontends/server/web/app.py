@@ -31,9 +31,9 @@ def make_app(
     keys: Callable[[], Collection[str]] = tuple,
     limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> FastAPI:
-    """The ASGI application over a `service` of the models `named`. `hosts` are names that it answers to (all, if there
-    are none), `origins` other sites whose pages may call it, `keys` gives the API keys that count
-    now, `limits` bound a request."""
+    """The ASGI application over a `service` of the models `named`. `hosts` are names that it answers
+    to (all, if there are none), `origins` other sites whose pages may call it, `keys` gives the API
+    keys that count now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
     app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
