@@ -11,19 +11,19 @@ TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}
 ASKED = {"role": "user", "content": "What is my cat called?"}
 
 
-def ask(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
+def ask(client: Any, messages: list[Any], **options: Any) -> Any:
     options = {"temperature": 0, "max_tokens": 30} | options
     return client.chat.completions.create(model="default", messages=messages, **options)
 
 
-def told(client: openai.OpenAI, system: str) -> list[Any]:
+def told(client: Any, system: str) -> list[Any]:
     """A conversation in which something was told."""
     messages = [{"role": "system", "content": system}, TOLD]
     said = ask(client, messages).choices[0].message.content
     return [*messages, {"role": "assistant", "content": said}]
 
 
-def test_a_conversation_that_is_resent_is_remembered(client: openai.OpenAI) -> None:
+def test_a_conversation_that_is_resent_is_remembered(client: Any) -> None:
     messages = told(client, "You remember what you are told.")
 
     answer = ask(client, [*messages, ASKED])
@@ -34,7 +34,7 @@ def test_a_conversation_that_is_resent_is_remembered(client: openai.OpenAI) -> N
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+def test_a_stream_says_what_the_whole_answer_says(client: Any) -> None:
     messages = [*told(client, "You speak in streams."), ASKED]
     whole = ask(client, messages)
 
@@ -47,7 +47,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None
     assert chunks[-1].choices == []
 
 
-def test_what_has_no_meaning_changes_nothing(client: openai.OpenAI) -> None:
+def test_what_has_no_meaning_changes_nothing(client: Any) -> None:
     messages = told(client, "Today's date is 2026-11-22\nYou remember.")
     messages[0] = {"role": "system", "content": "Today's date is 2026-11-23\nYou remember."}
     messages[1] = {"role": "user", "content": [{"type": "text", "text": TOLD["content"]}]}
@@ -60,11 +60,12 @@ def test_what_has_no_meaning_changes_nothing(client: openai.OpenAI) -> None:
     assert raw.headers["x-kvactors-kept"] == "date"
     assert "x-kvactors-miss" not in raw.headers
     usage = raw.parse().usage
-    assert usage is not None and usage.prompt_tokens_details is not None
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
     assert (usage.prompt_tokens_details.cached_tokens or 0) > 20
 
 
-def test_a_branch_says_where_it_differs(client: openai.OpenAI) -> None:
+def test_a_branch_says_where_it_differs(client: Any) -> None:
     messages = told(client, "You branch.")
     ask(client, [*messages, ASKED])
 
@@ -90,9 +91,7 @@ def test_a_branch_says_where_it_differs(client: openai.OpenAI) -> None:
         ({"messages": [TOLD], "response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )
-def test_a_bad_request_names_the_field(
-    client: openai.OpenAI, wrong: dict[str, Any], field: str
-) -> None:
+def test_a_bad_request_names_the_field(client: Any, wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="default", **wrong)
 
@@ -100,19 +99,19 @@ def test_a_bad_request_names_the_field(
     assert field in str(caught.value)
 
 
-def test_an_unknown_model_is_told_which_one_there_is(client: openai.OpenAI) -> None:
+def test_an_unknown_model_is_told_which_one_there_is(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="default"):
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "?"}])
 
 
-def test_several_answers_are_drawn_apart(client: openai.OpenAI) -> None:
+def test_several_answers_are_drawn_apart(client: Any) -> None:
     answer = ask(client, [TOLD], n=3, temperature=1.5, max_tokens=12)
 
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.prompt_tokens < 40
 
 
-def test_the_models_have_the_shape_of_both_packages(server: Server, client: openai.OpenAI) -> None:
+def test_the_models_have_the_shape_of_both_packages(server: Server, client: Any) -> None:
     (model,) = client.models.list().data
 
     assert model.id == "default"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from kvactors.actors.frontends.server.web.command import serve_command
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["app", "main"]
@@ -252,6 +253,9 @@ def top(
     from kvactors.actors.frontends.cli.top import run_top
 
     run_top(store, once=once)
+
+
+app.command("serve")(serve_command)
 
 
 @app.command()

@@ -95,6 +95,22 @@ class Service:
         """Tokens of a prompt that begins anew."""
         return len(self._prompt(inquiry))
 
+    async def idle_agents(self, before: float) -> list[str]:
+        """Agents without a name that were last used before a time, in seconds since 1970."""
+        return await self._planned(lambda: self.index.idle(before))
+
+    async def forget(self, agent_id: str) -> bool:
+        """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
+
+        def work() -> bool:
+            if agent_id in self._busy:
+                return False
+            self.index.forget(agent_id)
+            self.system.forget(agent_id)
+            return True
+
+        return await self._planned(work)
+
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
         self.closing = True
@@ -182,7 +198,8 @@ class Service:
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        ended = _ended(reply, reader)
+        stop = _stop_of(taken.agent, inquiry.sampling.stop)
+        ended = replace(_ended(reply, reader), stop=stop)
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
@@ -270,6 +287,12 @@ def _opened(taken: _Taken) -> Opened:
     turns = taken.agent.transcript().turns[: taken.plan.keep]
     known = sum(len(turn.token_ids) for turn in turns)
     return Opened(taken.agent.agent_id, secrets.token_hex(12), known, taken.plan.reuse)
+
+
+def _stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
+    """The stop string that ended an agent's last answer."""
+    hidden = agent.transcript().turns[-1].hidden if stops else ""
+    return next((stop for stop in stops if hidden.startswith(stop)), None)
 
 
 def _ended(reply: Reply, reader: Reader) -> Ended:

@@ -12,6 +12,7 @@ from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
 from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
+from kvactors.actors.frontends.server.wire.messages import messages_routes
 from kvactors.actors.frontends.server.wire.models import Named, model_routes
 from kvactors.core.errors import KvactorsError
 
@@ -31,11 +32,12 @@ def make_app(
     keys: Callable[[], Collection[str]] = tuple,
     limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> FastAPI:
-    """The ASGI application over a `service` of the models `named`. `hosts` are names that it answers
-    to (all, if there are none), `origins` other sites whose pages may call it, `keys` gives the API
-    keys that count now, `limits` bound a request."""
+    """The ASGI application over a `service` of the models `named`. `hosts` are names that it
+    answers to (all, if there are none), `origins` other sites whose pages may call it, `keys` gives
+    the API keys that count now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
+    app.include_router(messages_routes(service, named))
     app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
 
     async def failed(request: Request, error: Exception) -> Response:

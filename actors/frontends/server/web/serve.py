@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import uvicorn
 
+from kvactors.actors.frontends.server.answering.expiry import keep_expiring
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
@@ -33,7 +34,8 @@ class Settings:
     keys that count now. `names` are further names in Host that it answers to, `origins` other sites
     whose pages may call it. Requests may name the model by `aliases` too, or anyhow with
     `any_model`. `rules` say what in a system prompt is no difference. `most` turns may
-    be open at once; `grace` seconds are left to them when it stops.
+    be open at once; `grace` seconds are left to them when it stops. Agents without a name leave
+    after `keep_seconds` without a turn, and while they take more than `keep_bytes` on disk.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +48,8 @@ class Settings:
     rules: Sequence[Rule] = field(default_factory=shipped_rules)
     most: int = 1000
     grace: float = GRACE
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None
 
 
 class Server:
@@ -62,6 +66,7 @@ class Server:
                 "127.0.0.1"
             )
         self.settings = settings
+        self._root = index.parent if index else None
         self.service = Service(system, Index(index), settings.rules, most=settings.most)
         hosts = {*LOOPBACK, settings.host, *settings.names}
         everywhere = settings.host in ("0.0.0.0", "::")
@@ -132,7 +137,12 @@ class Server:
         while not (self._server.started or running.done()):
             await asyncio.sleep(0.005)
         self._ready.set()
+        settings = self.settings
+        expiring = asyncio.create_task(
+            keep_expiring(self.service, self._root, settings.keep_seconds, settings.keep_bytes)
+        )
         await running
+        expiring.cancel()
         await self.service.close(self.settings.grace)
 
 
