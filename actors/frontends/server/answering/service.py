@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import xxhash
 
@@ -70,7 +70,7 @@ class Service:
         self.counts = Counts()
         self.counts.open.set_function(lambda: len(self._tasks))
         self._rules = rules
-        self._resolver = Resolver(index, rules, self._mark)
+        self._resolver = Resolver(index, rules, self._stands)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
         self._busy: set[str] = set()
         self._open: dict[str, Broadcast] = {}
@@ -215,7 +215,7 @@ class Service:
             answer = Message("assistant", reader.text, reader.calls)
             hashes += chains(before, [answer])
         places = [
-            Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number), head=False)
+            Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number))
             for number, hash_ in enumerate(hashes, plan.keep + 1)
         ]
         texts = [canonical(m) for m in conversation.said[plan.matched :]]
@@ -235,13 +235,17 @@ class Service:
         else:
             self._open.pop(key, None)
 
-    def _mark(self, agent_id: str, turns: int) -> str:
-        """The hash of an agent's turn, as its ledger has it."""
+    def _stands(self, place: Place) -> Literal["no", "within", "end"]:
+        """What an agent's ledger says of a place; a cancelled answer after it counts for none."""
         try:
-            agent = self.system.spawn(agent_id)
+            turns = self.system.spawn(place.agent_id).transcript().turns
         except KvactorsError:
-            return ""
-        return _mark_of(agent.transcript().turns, turns)
+            return "no"
+        if not place.mark or _mark_of(turns, place.turns) != place.mark:
+            return "no"
+        rest = turns[place.turns :]
+        over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
+        return "end" if over else "within"
 
     def _prompt(self, inquiry: Inquiry) -> list[int]:
         chat, first = self.system.chat, True

@@ -16,7 +16,7 @@ __all__ = ["Index", "Known", "Place"]
 _TABLES = """
 create table if not exists agents(
     agent text primary key, tenant text not null, thread text not null, tools text not null,
-    notes text not null, head blob not null, named integer not null, used real not null);
+    notes text not null, named integer not null, used real not null);
 create index if not exists threads on agents(tenant, thread);
 create table if not exists places(
     chain blob not null, agent text not null, turns integer not null, mark text not null,
@@ -34,13 +34,12 @@ create table if not exists answers(
 @dataclass(frozen=True, slots=True)
 class Place:
     """The first `turns` turns of an agent are the conversation of the hash `chain`. `mark` is the
-    hash of the last of these turns; `head`: the agent has no others."""
+    hash of the last of these turns."""
 
     chain: bytes
     agent_id: str
     turns: int
     mark: str
-    head: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +76,18 @@ class Index:
     # -- reading -----------------------------------------------------------------------
 
     def places(self, chains: Sequence[bytes]) -> list[Place]:
-        """All places of conversations `chains`, the longest first, heads before others."""
+        """All places of conversations `chains`, the longest first."""
         order = {chain: number for number, chain in enumerate(chains)}
         found = []
         for part in range(0, len(chains), 500):
             some = chains[part : part + 500]
             found += self._db.execute(
-                "select chain, agent, turns, mark, chain = head from places join agents using"
-                f" (agent) where chain in ({','.join('?' * len(some))})",
+                "select chain, agent, turns, mark from places"
+                f" where chain in ({','.join('?' * len(some))})",
                 some,
             ).fetchall()
-        places = [Place(c, agent, turns, mark, bool(head)) for c, agent, turns, mark, head in found]
-        return sorted(places, key=lambda place: (-order[place.chain], not place.head))
+        places = [Place(*row) for row in found]
+        return sorted(places, key=lambda place: -order[place.chain])
 
     def known(self, agent_id: str) -> Known | None:
         """An agent of this id, if a client made it."""
@@ -131,7 +130,7 @@ class Index:
         """An agent is made for a client; nothing is known of it yet."""
         with self._db:
             self._db.execute(
-                "insert or replace into agents values (?, ?, ?, ?, ?, x'', ?, ?)",
+                "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?)",
                 (known.agent_id, known.tenant, known.thread, known.tools, known.notes, known.named,
                  self._clock()),
             )  # fmt: skip
@@ -140,7 +139,7 @@ class Index:
         self, agent_id: str, keep: int, places: Iterable[Place], notes: str, answer_id: str = ""
     ) -> None:
         """`agent_id` took a turn behind its first `keep` turns, and has these `places` now, the
-        last its head; it was told `notes`. `answer_id` names what its head answers."""
+        last its end; it was told `notes`. `answer_id` names what it answered there."""
         places, now = list(places), self._clock()
         with self._db:
             self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
@@ -148,16 +147,14 @@ class Index:
                 "insert or replace into places values (?, ?, ?, ?)",
                 [(p.chain, agent_id, p.turns, p.mark) for p in places],
             )
-            head = places[-1].chain if places else b""
             self._db.execute(
-                "update agents set head = ?, notes = ?, used = ? where agent = ?",
-                (head, notes, now, agent_id),
+                "update agents set notes = ?, used = ? where agent = ?", (notes, now, agent_id)
             )
-            if answer_id:
+            if answer_id and places:
                 tenant = "(select tenant from agents where agent = ?)"
                 self._db.execute(
                     f"insert or replace into answers values (?, {tenant}, ?, ?, ?)",
-                    (answer_id, agent_id, head, agent_id, now),
+                    (answer_id, agent_id, places[-1].chain, agent_id, now),
                 )
 
     def note_said(self, chains: Sequence[bytes], texts: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
@@ -23,10 +24,14 @@ from kvactors.actors.frontends.server.identity.index import Index, Known, Place
 from kvactors.actors.frontends.server.identity.rules import Rule, strip
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["Conversation", "Plan", "Resolver", "read"]
+__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read"]
 
 # Of a differing place, on both sides.
 _SHOWN = 10
+
+
+Stands = Callable[[Place], Literal["no", "within", "end"]]
+"""Whether a place is where it was: not, within what its agent remembers, or at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +78,23 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     return Conversation(system, said, before, hashes, dict(stripped.values), marks)
 
 
-class Resolver:
-    """Plans turns over an `index`, by `rules`. `mark` gives the hash of an agent's n-th turn, ""
-    where there is none."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A place and its agent, which `ends` there, and may go on itself."""
 
-    def __init__(
-        self, index: Index, rules: Sequence[Rule], mark: Callable[[str, int], str]
-    ) -> None:
+    place: Place
+    known: Known
+    ends: bool
+    goes_on: bool
+
+
+class Resolver:
+    """Plans turns over an `index`, by `rules`; `stands` asks the ledger."""
+
+    def __init__(self, index: Index, rules: Sequence[Rule], stands: Stands) -> None:
         self._index = index
         self._rules = rules
-        self._mark = mark
+        self._stands = stands
 
     def plan(self, inquiry: Inquiry, busy: Iterable[str]) -> Plan:
         """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput."""
@@ -95,32 +107,33 @@ class Resolver:
         conversation = read(inquiry, self._rules, goes_on)
         if not conversation.said and goes_on is None:
             raise InvalidInput("there is nothing to answer: no message but system prompts")
-        place, known = self._nearest(conversation, client, strict=not inquiry.goes_on)
-        return self._decide(inquiry, conversation, place, known, set(busy))
+        found = self._nearest(inquiry, conversation, set(busy))
+        return self._decide(inquiry, conversation, found, set(busy))
 
     def _decide(
         self,
         inquiry: Inquiry,
         conversation: Conversation,
-        place: Place | None,
-        known: Known | None,
+        found: "_Found | None",
         busy: set[str],
     ) -> Plan:
         client, marks = inquiry.client, conversation.tools
-        miss = "" if place and place.head else self._miss(conversation, place)
+        place = found.place if found else None
+        miss = "" if found and found.ends else self._miss(conversation, place)
         told = {"values": conversation.values, "tools": list(marks)}
-        if place is None or known is None:
+        if found is None:
             mine = self._anew(client, marks, busy)
             parent = self._relative(client, mine)
             notes = json.dumps(told)
             reuse = Reuse("forked" if parent else "new", (), miss)
             return Plan(mine, parent, 0, 0, conversation, "", notes, reuse, fresh=True)
+        place, known = found.place, found.known
         kept, tell = self._kept(json.loads(known.notes), conversation)
         matched = self._matched(conversation, place)
-        again = matched == len(conversation.said) and not place.head
+        again = matched == len(conversation.said) and not found.ends
         reuse = Reuse("again" if again else "goes on", kept, miss)
         notes = json.dumps(told)
-        if place.head and known.thread == _thread(client) and known.agent_id not in busy:
+        if found.goes_on:
             return Plan(
                 known, "", place.turns, matched, conversation, tell, notes, reuse, fresh=False
             )
@@ -131,22 +144,30 @@ class Resolver:
         )
 
     def _nearest(
-        self, conversation: Conversation, client: Client, *, strict: bool
-    ) -> tuple[Place | None, Known | None]:
-        """The longest place that counts: of the client's own thread, else of any."""
-        thread = _thread(client)
+        self, inquiry: Inquiry, conversation: Conversation, busy: set[str]
+    ) -> "_Found | None":
+        """The longest place that counts: of the client's own thread, else of any; of those that
+        are as long, one whose agent goes on there."""
+        client, thread = inquiry.client, _thread(inquiry.client)
         own = self._index.thread(client.tenant, thread) if thread else []
         places = self._index.places([conversation.before, *conversation.hashes])
+        best: _Found | None = None
         for place in sorted(places, key=lambda place: place.agent_id not in own):
+            if best is not None and (best.place.chain != place.chain or best.goes_on):
+                break
             known = self._index.known(place.agent_id)
             if known is None or known.tenant != client.tenant:
                 continue
-            # Fewer tools than it was told of are no other beginning; without a past they are.
-            if strict and not conversation.tools.items() <= json.loads(known.tools).items():
+            # Fewer tools than it was told of are no other beginning.
+            told = json.loads(known.tools).items()
+            if not inquiry.goes_on and not conversation.tools.items() <= told:
                 continue
-            if self._mark(place.agent_id, place.turns) == place.mark:
-                return place, known
-        return None, None
+            if (stands := self._stands(place)) != "no":
+                ends = stands == "end"
+                free = known.thread == thread and known.agent_id not in busy
+                found = _Found(place, known, ends, goes_on=ends and free)
+                best = found if best is None or found.goes_on else best
+        return best
 
     def _matched(self, conversation: Conversation, place: Place) -> int:
         return (conversation.before, *conversation.hashes).index(place.chain)
