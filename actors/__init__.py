@@ -30,6 +30,7 @@ from kvactors.actors.workers.health import Health
 from kvactors.core.conversation.context_policy import DropOldest, Summarize
 from kvactors.core.errors import (
     AdmissionFull,
+    AskCycle,
     BehaviourFailed,
     BlockingCall,
     ContextExceeded,
@@ -38,6 +39,7 @@ from kvactors.core.errors import (
     GroupSizeMismatch,
     InvalidAgentId,
     InvalidConfig,
+    InvalidGrammar,
     InvalidInput,
     InvalidSampling,
     KvactorsError,
@@ -59,6 +61,7 @@ from kvactors.core.errors import (
     Undelivered,
     UnsupportedLayer,
 )
+from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
@@ -68,6 +71,7 @@ __all__ = [
     "AgentExists",
     "AgentNotStored",
     "AgentSystem",
+    "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
@@ -77,11 +81,13 @@ __all__ = [
     "EncryptionError",
     "EngineDied",
     "ExportRejected",
+    "Grammar",
     "GroupSizeMismatch",
     "Health",
     "ImportRejected",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",

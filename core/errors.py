@@ -6,6 +6,7 @@
     │   ├── TokenOutOfRange
     │   ├── InvalidAgentId
     │   ├── InvalidSampling
+    │   │   └── InvalidGrammar
     │   ├── InvalidConfig
     │   ├── GroupSizeMismatch
     │   ├── SystemPromptMismatch
@@ -27,6 +28,7 @@
     ├── AdmissionFull                     too many turns wait for the engine
     ├── MailboxFull                       too many prompts wait for one agent
     ├── Undelivered                       a message that no behaviour handled
+    ├── AskCycle                          agents that would wait for each other for ever
     ├── BehaviourFailed                   one that a behaviour began, and did not end
     └── BlockingCall                      a blocking wait on a thread that must not block
 
@@ -38,6 +40,7 @@ from typing import Any
 
 __all__ = [
     "AdmissionFull",
+    "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
@@ -46,6 +49,7 @@ __all__ = [
     "GroupSizeMismatch",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",
@@ -95,6 +99,10 @@ class InvalidAgentId(InvalidInput):
 
 class InvalidSampling(InvalidInput):
     """A sampling parameter outside its range."""
+
+
+class InvalidGrammar(InvalidSampling):
+    """A grammar that is none, that llguidance cannot hold to, or that no short answer meets."""
 
 
 class InvalidConfig(InvalidInput):
@@ -179,6 +187,10 @@ class MailboxFull(KvactorsError):
 
 class Undelivered(KvactorsError):
     """A message to an agent that is not there, or has no behaviour that takes it."""
+
+
+class AskCycle(KvactorsError):
+    """An ask whose answer waits for the asker's own: agents would wait for each other for ever."""
 
 
 class BehaviourFailed(KvactorsError):

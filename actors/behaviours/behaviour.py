@@ -98,9 +98,9 @@ class AgentBehaviour:
     ) -> ReplyFuture[Any]:
         """Send a `message` `to` an agent; the future is what the receiver's `on_message` returns or
         raises (its Reply, for an agent that never had a behaviour). Fails with Undelivered,
-        MailboxFull, and with TurnTimeout after `timeout` seconds. Agents that wait for each
-        other wait for ever without one; asking oneself like that is InvalidInput, unless
-        `reentrant`."""
+        MailboxFull, and with TurnTimeout after `timeout` seconds: what it has begun by then ends.
+        Where agents would wait for each other for ever, awaiting it raises AskCycle; asking
+        oneself without a timeout is InvalidInput, unless `reentrant`."""
         return _bound(self).ask(to, message, timeout)
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None = None) -> ReplyFuture[None]:

@@ -89,7 +89,8 @@ class AgentSystem:
             refused with SaveQueueFull.
         deterministic: one thread runs everything, in an order that `seed` draws, in virtual
             time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
-        watchdog: seconds that a step may take before `health()` and the log say that it hangs.
+        watchdog: seconds that a step, or another agent's answer, may take before `health()` and
+            the log say so.
         journal: a new file for what behaviours are told, think and send
             (`kvactors.actors.behaviours.replay`).
         log_text: let lines of the log at level DEBUG say what agents are told and answer;
@@ -199,8 +200,19 @@ class AgentSystem:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        interrupted = error is not None and not isinstance(error, Exception)
-        self.parts.stop(None, cancel=interrupted)
+        self.parts.stop(None, cancel=error is not None)
+
+    async def __aenter__(self) -> Self:
+        await self.parts.start_async()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.parts.stop_async(cancel=error is not None)
 
     def start(self) -> None:
         """Open the store, load and probe the model; returns when agents can be asked."""

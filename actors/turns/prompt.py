@@ -20,10 +20,13 @@ __all__ = [
     "PromptInput",
     "WholeConversation",
     "WholeText",
+    "characters",
     "check_prompt",
 ]
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, object]]
+"""`[{"role": ..., "content": ...}, ...]`. A content is text, or a list of text parts,
+`[{"type": "text", "text": ...}, ...]`, which are read as one text without anything between."""
 
 # They iterate over ints too, and are never meant as token ids.
 _NO_LISTS = (bytes, bytearray, memoryview, Mapping, Set)
@@ -75,6 +78,13 @@ class Continuation:
 PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuation
 
 
+def characters(given: PromptInput) -> int:
+    """How much text is to be tokenized, at most."""
+    if isinstance(given, WholeConversation | Continuation):
+        return sum(len(text) for _, text in given.messages)
+    return 0 if isinstance(given, NewTokenIds) else len(given.text)
+
+
 def check_prompt(
     model: ModelInfo, prompt: object, *, messages: object, match: bool, threshold: object
 ) -> PromptInput:
@@ -116,10 +126,21 @@ def _message(index: int, message: object) -> Message:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise InvalidInput(f"messages[{index}] needs a role, not {role!r}")
+    if isinstance(content, list | tuple):
+        parts = enumerate(content)
+        return role, "".join(_text_part(f"messages[{index}].content[{n}]", p) for n, p in parts)
     if not isinstance(content, str):
         raise InvalidInput(f"messages[{index}] needs text as content, not {content!r}")
     name = f"messages[{index}]"
     return check_text(f"the role of {name}", role), check_text(name, content)
+
+
+def _text_part(place: str, part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(text, str):
+        raise InvalidInput(f'{place} must be {{"type": "text", "text": ...}}, not {part!r:.80}')
+    return text
 
 
 def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def token_times(agent: Agent, prompt: list[int], tokens: int) -> tuple[list[floa
 
 def step(system: AgentSystem, agents: Sequence[Agent], decoded: int) -> Side:
     """Seconds between two of `decoded` tokens of the last of the `agents` of `system` while all
-    decode."""
+    decode, each within the `grammar` if one is given."""
     *others, last = agents
     pending = [agent.ask([1], sampling=ENDLESS) for agent in others]
     while system.stats()["decoding"] < len(others):

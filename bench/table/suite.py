@@ -8,7 +8,7 @@ from pathlib import Path
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.report import print_table
 from kvactors.bench.setup import Scale, Setup, endless
-from kvactors.bench.table import decoding, footprint, gaps, latency, many_agents, prefill
+from kvactors.bench.table import decoding, footprint, gaps, guided, latency, many_agents, prefill
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.table.figures import Figures, draw
 from kvactors.bench.table.growth import grow
@@ -20,6 +20,7 @@ __all__ = ["REGIMES", "choose", "run_suite"]
 REGIMES: tuple[Regime, ...] = (
     *prefill.REGIMES,
     *decoding.REGIMES,
+    *guided.REGIMES,
     *footprint.REGIMES,
     *latency.REGIMES,
     *gaps.REGIMES,

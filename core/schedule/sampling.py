@@ -8,6 +8,7 @@ import xxhash
 
 from kvactors.core.errors import InvalidSampling
 from kvactors.core.numbers import number, whole
+from kvactors.core.schedule.grammar import Grammar
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -35,7 +36,8 @@ class Sampling:
     the random key, so that a draw does not depend on who shares the batch; `stop` strings
     end the turn and are cut from the reply's text. With `choices` the answer is one of these
     texts, drawn by what the model gives each as a whole, its end of turn included; then only
-    `temperature` and `seed` apply. Raises InvalidSampling.
+    `temperature` and `seed` apply. With a `grammar` the answer has its form, whole within
+    `max_tokens`. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -47,6 +49,7 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
@@ -55,6 +58,10 @@ class Sampling:
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
         for name, most in _NUMBERS.items():
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
+        if self.grammar is not None and self.choices:
+            raise InvalidSampling("an answer has a grammar or choices, not both")
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
         if len(set(self.choices)) < len(self.choices) or len(self.choices) > MOST_CHOICES:

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import load_as_meant
 from oracle import mlx_lm_caches, numpy_attention
 
 from kvactors.core.arena.arena import Arena
@@ -18,7 +19,7 @@ from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
 from kvactors.core.attention.products_cpu import LEAST_KEYS, LEAST_QUERIES
 from kvactors.core.cache.spec import LayerSpec, Side
-from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant import codec
 from kvactors.core.quant.device import on_cpu, second_stream
@@ -30,7 +31,7 @@ LENGTHS = (3, 70, 300)
 
 def random_model(kind: str, kv_bits: int | None, seed: int = 0) -> LoadedModel:
     options = ModelOptions(kv_bits=kv_bits, attention="packed")
-    return load_model(lambda: (tiny_model(kind, seed=seed), PlainTokenizer()), options)
+    return load_as_meant(kind, lambda: (tiny_model(kind, seed=seed), PlainTokenizer()), options)
 
 
 @pytest.mark.parametrize("attention", ["packed", "dequantize"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import load_as_meant
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.core.arena.arena import Arena
@@ -44,7 +45,7 @@ FAMILIES = (
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(family: str, attention: str) -> None:
     options = ModelOptions(attention=attention)
-    loaded = load_model(lambda: (build(family), PlainTokenizer()), options)
+    loaded = load_as_meant(family, lambda: (build(family), PlainTokenizer()), options)
     rng = np.random.default_rng(0)
     arena = Arena(loaded.spec, loaded.policy)
     order: list[int] = []

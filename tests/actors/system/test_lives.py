@@ -3,7 +3,6 @@
 `KVACTORS_FULL=1` runs more and longer lives.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from samples import FULL
 
 from kvactors.actors import AgentNotStored, AgentSystem, Sampling
 from kvactors.core.engine.engine import Engine
@@ -18,7 +18,6 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid
 
-FULL = bool(os.environ.get("KVACTORS_FULL"))
 WAIT = 60
 ANSWER = Sampling(max_tokens=6)
 BUDGET = 12 * 256 * 320

@@ -50,7 +50,7 @@ class TemplateTokenizer(PlainTokenizer):
         self._end = end
 
     def apply_chat_template(
-        self, messages: list[Any], tokenize: bool, add_generation_prompt: bool, **kwargs: Any
+        self, messages: list[Any], *, add_generation_prompt: bool = False, **kwargs: Any
     ) -> str:
         def fail(reason: str) -> None:
             raise jinja2.TemplateError(reason)
@@ -66,6 +66,12 @@ class TemplateTokenizer(PlainTokenizer):
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(self._end if token == 0 else chr(token) for token in tokens)
+
+
+class Untold(PlainTokenizer):
+    """Characters as tokens, without a chat template."""
+
+    has_chat_template = False
 
 
 def talk(template: str, end: str, finish: str = "stop") -> tuple[str, Any]:
@@ -185,6 +191,23 @@ def test_random_keys_differ_by_agent_turn_position_and_seed() -> None:
 def test_the_hash_of_tokens_sees_every_token() -> None:
     assert tokens_hash([1, 2, 3]) == tokens_hash((1, 2, 3))
     assert len({tokens_hash([1, 2, 3]), tokens_hash([1, 2, 4]), tokens_hash([1, 2])}) == 3
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_without_a_template_roles_are_separated_by_lines(finish: str) -> None:
+    chat = ChatFormat(Untold(0x110000))
+    transcript = Transcript(chat, "t", "Be brief.")
+    for question, answer in (("q1", "a1"), ("q2", "a2")):
+        prompt = transcript.render("user", question, answer=True)
+        said = [ord(c) for c in answer] + ([0] if finish == "stop" else [])
+        transcript.extend([prompt, transcript.answer(said, finish)])
+    transcript.extend([transcript.render("tool", "seen", answer=False)])
+
+    end = "\0" if finish == "stop" else ""
+    assert chat.decode(transcript.token_ids) == (
+        f"Be brief.\n\nUser:\nq1\n\nAssistant:\na1{end}\n\nUser:\nq2\n\nAssistant:\na2{end}\n\n"
+        "Tool:\nseen\n\n"
+    )
 
 
 def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
