@@ -33,6 +33,7 @@ from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
+from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Service"]
 
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
+# What a template may put around a turn, in tokens.
+FRAME_TOKENS = 64
 _T = TypeVar("_T")
 
 
@@ -163,9 +166,9 @@ class Service:
             if plan.fresh:
                 await self._planned(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
-            ticket = agent.open_turn(
-                TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
-            )
+            said = self._continuation(inquiry, plan)
+            sampling = self._sampling(inquiry, agent, said)
+            ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
             self._busy.discard(known.agent_id)
             raise
@@ -184,6 +187,19 @@ class Service:
             new = (replace(new[0], text=f"{plan.tell}\n\n{new[0].text}"), *new[1:])
         system = self.dialect.system(conversation.system, inquiry.tools)
         return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
+
+    def _sampling(self, inquiry: Inquiry, agent: Agent, said: Continuation) -> Sampling:
+        """How the answer is drawn, in the form that is asked for, and how long it may be."""
+        sampling = replace(inquiry.sampling, grammar=self.dialect.grammar(inquiry))
+        if not inquiry.open_end:
+            return sampling
+        chat, turns = self.system.chat, agent.transcript().turns[: said.keep]
+        system = said.system if said.system and not said.keep else ""
+        texts = [system, *(text for _, text in said.messages)]
+        used = sum(len(turn.token_ids) for turn in turns)
+        used += sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
+        left = self.system.info.spec.context - used
+        return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
 
     async def _read(self, inquiry: Inquiry, taken: _Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
