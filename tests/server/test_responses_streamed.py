@@ -38,7 +38,7 @@ CALL = [
     "response.output_item.done",
 ]
 BEGUN = ["response.created", "response.in_progress"]
-TOOLS = [
+TOOLS: Any = [
     {"type": "function", "name": "look", "parameters": {"type": "object"}},
     {
         "type": "namespace",
@@ -51,8 +51,10 @@ TOOLS = [
 CALLED = '<tool_call>\n{"name": "files__read", "arguments": {"path": "a.txt"}}\n</tool_call>'
 
 
-class Puppet(openai.OpenAI):
-    """A client of a server whose model says what it is told."""
+class Puppet:
+    """A `client` of a server whose model says what it is told."""
+
+    client: Any
 
     def __init__(self, server: Server, *pieces: Any) -> None:
         async def run(work: Callable[[], T]) -> T:
@@ -63,10 +65,12 @@ class Puppet(openai.OpenAI):
         app = FastAPI()
         app.include_router(responses_routes(self.answers, Named("default"), store))
         url = "http://testserver/v1"
-        super().__init__(base_url=url, api_key="none", max_retries=0, http_client=TestClient(app))
+        inside: Any = TestClient(app)
+        self.client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=inside)
+        self.responses = self.client.responses
 
     def streamed(self, **options: Any) -> list[Any]:
-        return stream(self, **options)
+        return stream(self.client, **options)
 
 
 def stream(client: Any, given: Any = TOLD, **options: Any) -> list[Any]:
