@@ -21,6 +21,7 @@ from kvactors.actors.errors import (
     StoreNotWritable,
     TokensMissing,
 )
+from kvactors.actors.runtime.futures import WaitTimeout
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system.system import AgentSystem, default_store
@@ -48,6 +49,7 @@ from kvactors.core.errors import (
     RewindOutOfRange,
     SwapFailed,
     SystemPromptMismatch,
+    SystemRunning,
     SystemStopped,
     TemplateError,
     TokenOutOfRange,
@@ -107,6 +109,7 @@ __all__ = [
     "Supervision",
     "SwapFailed",
     "SystemPromptMismatch",
+    "SystemRunning",
     "SystemStopped",
     "TemplateError",
     "Terminated",
@@ -120,6 +123,7 @@ __all__ = [
     "Undelivered",
     "UnsupportedLayer",
     "Usage",
+    "WaitTimeout",
     "default_store",
     "replay",
 ]

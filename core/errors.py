@@ -21,6 +21,7 @@
     ├── TurnError                         one turn ended without a reply
     │   ├── TurnFailed
     │   └── TurnTimeout (also TimeoutError)
+    ├── SystemRunning                     the system was started already
     ├── SystemStopped                     the system, or this agent, is no longer running
     ├── EngineDied                        the GPU actor is gone; carries the cause
     ├── AdmissionFull                     too many turns wait for the engine
@@ -32,6 +33,8 @@
 What can go wrong on disk stands in `kvactors.persistence.errors`, under the same root.
 Messages name the rule that was broken and the numbers.
 """
+
+from typing import Any
 
 __all__ = [
     "AdmissionFull",
@@ -54,6 +57,7 @@ __all__ = [
     "RewindOutOfRange",
     "SwapFailed",
     "SystemPromptMismatch",
+    "SystemRunning",
     "SystemStopped",
     "TemplateError",
     "TokenOutOfRange",
@@ -66,7 +70,11 @@ __all__ = [
 
 
 class KvactorsError(Exception):
-    """Root of every error that kvactors raises on purpose."""
+    """Root of every error that kvactors raises on purpose. They pass from process to process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some are made of other arguments than their message.
+        return _again, (type(self), self.args), self.__dict__
 
 
 class InvalidInput(KvactorsError, ValueError):
@@ -149,6 +157,10 @@ class TurnTimeout(TurnError, TimeoutError):
     """The turn did not finish in the time it was given, queue included."""
 
 
+class SystemRunning(KvactorsError):
+    """The system was started already, and runs."""
+
+
 class SystemStopped(KvactorsError):
     """The system or the agent is stopped and takes no more messages."""
 
@@ -175,3 +187,9 @@ class BehaviourFailed(KvactorsError):
 
 class BlockingCall(KvactorsError):
     """A blocking wait on a pool thread, which would starve other agents."""
+
+
+def _again(kind: type[KvactorsError], args: tuple[Any, ...]) -> KvactorsError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error

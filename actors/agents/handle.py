@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import check_count
+from kvactors.actors.turns.checks import check_count, check_text, stays_here
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options
 from kvactors.actors.turns.prompt import Messages
@@ -47,6 +47,9 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"
+
+    def __reduce__(self) -> NoReturn:
+        stays_here(self, "pass its agent_id, and spawn it there")
 
     @property
     def agent_id(self) -> str:
@@ -109,12 +112,16 @@ class Agent:
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; prefilled after the turns of others.
 
+        `role`: any that the model's chat template has; for another the future raises
+        TemplateError, and nothing is remembered.
+
         The future resolves when it is remembered; nobody has to wait for it.
         """
         if not isinstance(text, str):
             raise InvalidInput(f"observe takes text, not {type(text).__name__}")
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
+        check_text("role", role)
         turn = check_options(self.host.info, text)
         return self._send(replace(turn, role=role, answer=False)).reply
 
@@ -189,11 +196,10 @@ class Agent:
         """
         if turns is not None and to_token is not None:
             raise InvalidInput("rewind takes turns or to_token, not both")
-        check_count("turns", turns, 1)
-        check_count("to_token", to_token, 0)
+        count, kept = check_count("turns", turns, 1), check_count("to_token", to_token, 0)
 
         def make(ticket: Ticket) -> Prompt:
-            return Rewind(ticket, turns, to_token)
+            return Rewind(ticket, count, kept)
 
         return self.host.send(self._actor, make, None, streamed=False).reply
 

@@ -13,6 +13,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import check_turn
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.errors import InvalidInput
+from kvactors.core.numbers import number
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Context", "Scheduled", "Services", "with_choices"]
@@ -225,8 +226,8 @@ def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Samplin
 
 
 def _check_seconds(seconds: object, least: float) -> None:
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not least <= seconds <= sys.float_info.max:  # type: ignore[operator]
+    found = number(seconds)
+    if found is None or not least <= found <= sys.float_info.max:
         raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
 
 

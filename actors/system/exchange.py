@@ -65,8 +65,8 @@ class AgentExchange:
 
         `format`: "archive" (all there is, to move the agent), "q4-flat", "q4-blocks", "fp16-flat"
         or "mlx-lm" (tokens and KV under this model). `on_step(done, steps)` is called while it is
-        written. Saves of other agents wait meanwhile. Raises ExportRejected, LedgerUnreadable,
-        SaveFailed, InvalidInput, OSError.
+        written. Saves of other agents wait meanwhile. Raises AgentNotStored, ExportRejected,
+        LedgerUnreadable, SaveFailed, InvalidInput, OSError.
         """
         check_id(agent_id)
         check_format(format)

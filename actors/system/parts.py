@@ -24,7 +24,7 @@ from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.messages_agent import CancelTurn
 from kvactors.actors.turns.ticket import next_serial
 from kvactors.core.engine.launch import Launch
-from kvactors.core.errors import SystemStopped
+from kvactors.core.errors import SystemRunning, SystemStopped
 
 __all__ = ["Parts", "offered"]
 
@@ -87,10 +87,13 @@ class Parts:
         self.watching = Watching(lifecycle, self.host, self.agents)
 
     def start(self) -> None:
-        """Start each. Raises SystemStopped, StorageError, ModelError, InvalidConfig."""
+        """Start each. Raises SystemRunning, SystemStopped, StorageError, ModelError,
+        InvalidConfig."""
         with self._life:
-            if self.lifecycle.state != "new":
-                raise SystemStopped(f"a system starts once; this one is {self.lifecycle.state}")
+            state = self.lifecycle.state
+            if state != "new":
+                kind = SystemRunning if state == "running" else SystemStopped
+                raise kind(f"a system starts once, and this one is {state}: make another one")
             try:
                 self.host.model = self.lifecycle.start(self.swap.launch)
                 if self._journal is not None:

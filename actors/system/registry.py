@@ -16,7 +16,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
-from kvactors.actors.system.parameters import check_spawn
+from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
 from kvactors.actors.turns.checks import check_id, check_system_prompt
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause, Prefetch
 from kvactors.actors.turns.messages_gpu import Forget
@@ -109,6 +109,7 @@ class AgentRegistry:
 
     # -- one of them -------------------------------------------------------------------
 
+    @naming_the_nearest
     def spawn(
         self,
         agent_id: str,
@@ -173,12 +174,12 @@ class AgentRegistry:
             return [self._spawned[agent_id].handle for agent_id in sorted(self._spawned)]
 
     def prefetch(self, agent_id: str) -> None:
-        """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
+        """Read an agent's KV ahead of its next turn, if there is room. Raises AgentNotStored."""
         check_id(agent_id)
-        send(self._spawn(agent_id, None, "refuse").actor.actor_ref, Prefetch())
+        send(self._existing(agent_id, "to prefetch").actor.actor_ref, Prefetch())
 
     def forget(self, agent_id: str) -> None:
-        """Delete an agent from memory and disk; its running turn fails."""
+        """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
         check_id(agent_id)
         with self._lock:
             self._lifecycle.require_running()
@@ -187,8 +188,11 @@ class AgentRegistry:
             if spawned is not None:
                 spawned.actor.actor_ref.stop()
             self._lifecycle.ask(self._lifecycle.gpu, Forget(agent_id))
-            if self._lifecycle.persistence is not None:
-                self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
+            store, known = self._lifecycle.persistence, spawned is not None
+            if store is not None:
+                known |= self._lifecycle.ask(store, ForgetStored(agent_id))
+            if not known:
+                raise AgentNotStored(agent_id, "to forget")
 
     def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
         with self._lock:
@@ -239,11 +243,15 @@ class AgentRegistry:
                 raise gone(parent.agent_id)
             return spawned.actor
         check_id(parent)
+        return self._existing(parent, "to fork").actor
+
+    def _existing(self, agent_id: str, purpose: str) -> Spawned:
+        """The agent, spawned before or stored. Raises AgentNotStored."""
         with self._lock:
             self._lifecycle.require_running()
-            if parent not in self._spawned and not self._records(parent):
-                raise AgentNotStored(parent)
-            return self._spawn(parent, None, "refuse").actor
+            if agent_id not in self._spawned and not self._records(agent_id):
+                raise AgentNotStored(agent_id, purpose)
+            return self._spawn(agent_id, None, "refuse")
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""

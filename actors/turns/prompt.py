@@ -6,9 +6,11 @@ Checked on the caller's thread, before anything is sent.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from kvactors.actors.turns.checks import check_text
 from kvactors.core.conversation.prefix_match import Message
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
+from kvactors.core.numbers import number, whole
 
 __all__ = [
     "Continuation",
@@ -78,18 +80,20 @@ def check_prompt(
 ) -> PromptInput:
     """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
     Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+    share = number(threshold)
+    if share is None:
         raise InvalidInput(f"threshold must be a number, not {type(threshold).__name__}")
-    if not 0 <= threshold <= 1:
+    if not 0 <= share <= 1:
         raise InvalidInput(f"threshold must be between 0 and 1, not {threshold!r}")
     if messages is not None:
         if prompt is not None:
             raise InvalidInput("give a prompt or messages, not both")
-        return WholeConversation(_messages(messages), threshold)
+        return WholeConversation(_messages(messages), share)
     if isinstance(prompt, str):
         if not prompt:
             raise EmptyPrompt("the prompt is empty")
-        return WholeText(prompt, threshold) if match else NewText(prompt)
+        check_text("the prompt", prompt)
+        return WholeText(prompt, share) if match else NewText(prompt)
     if match:
         raise InvalidInput(f"match=True compares text, not {type(prompt).__name__}")
     return NewTokenIds(_token_ids(prompt, model.spec.vocab_size), model)
@@ -114,7 +118,8 @@ def _message(index: int, message: object) -> Message:
         raise InvalidInput(f"messages[{index}] needs a role, not {role!r}")
     if not isinstance(content, str):
         raise InvalidInput(f"messages[{index}] needs text as content, not {content!r}")
-    return role, content
+    name = f"messages[{index}]"
+    return check_text(f"the role of {name}", role), check_text(name, content)
 
 
 def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
@@ -127,12 +132,11 @@ def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
 
 
 def _token(token: object, vocab_size: int) -> int:
-    try:
-        value = token.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, TypeError):
-        raise InvalidInput(f"token ids are ints, not {token!r}") from None
-    if isinstance(token, bool) or not 0 <= value < vocab_size:
+    value = whole(token)
+    if value is None:
+        raise InvalidInput(f"token ids are ints, not {token!r}")
+    if not 0 <= value < vocab_size:
         raise TokenOutOfRange(
             f"token id {token!r} is outside the vocabulary: 0 <= id < {vocab_size}"
         )
-    return int(value)
+    return value

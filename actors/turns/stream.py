@@ -5,9 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from kvactors.actors.runtime.futures import check_may_block, drive
+from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -60,6 +61,9 @@ class ReplyStream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        stays_here(self, "read it here, and pass its text or its reply")
 
     def __del__(self) -> None:
         self.close()

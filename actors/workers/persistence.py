@@ -127,11 +127,13 @@ class PersistenceActor(SystemActor):
         return asdict(self._opened().counts(message.fingerprint, message.in_memory))
 
     @handles(ForgetStored)
-    def _forget(self, message: ForgetStored) -> None:
+    def _forget(self, message: ForgetStored) -> bool:
         self._write_gathered()
         self._unwritten.take(message.agent_id)
         with public_errors():
+            known = self._opened().has(message.agent_id)
             self._opened().forget(message.agent_id)
+        return known
 
     @handles(WithStore)
     def _work(self, message: WithStore) -> Any:

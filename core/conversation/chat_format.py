@@ -8,12 +8,15 @@ every call takes the lock.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
+
+# What a template does with these is looked at when it is loaded.
+USUAL_ROLES = ("system", "user", "assistant")
 
 _ASK = "kvactors probe question"
 _ANSWER = "kvactors probe answer"
@@ -100,7 +103,11 @@ class ChatFormat:
         if not self.has_template:
             return (system or "") + text
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self._render([*messages, {"role": role, "content": text}], answer=answer)
+
+        def render(said: str) -> str:
+            return self._render([*messages, {"role": role, "content": said}], answer=answer)
+
+        return _heard(role, text, render)
 
     def following(self, role: str, text: str, *, answer: bool) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens."""
@@ -112,9 +119,12 @@ class ChatFormat:
             return self._suffix(
                 before, [*self._probe[:1], {"role": role, "content": text}], answer=False
             )
-        return self._suffix(
-            self._history, [*self._probe, {"role": role, "content": text}], answer=answer
-        )
+
+        def render(said: str) -> str:
+            turn = {"role": role, "content": said}
+            return self._suffix(self._history, [*self._probe, turn], answer=answer)
+
+        return _heard(role, text, render)
 
     def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
         """The system prompt that the template itself makes of a `system` prompt and of `tools`,
@@ -203,6 +213,17 @@ class ChatFormat:
                 raise TemplateError(
                     f"the chat template cannot render the roles [{roles}]: {error}"
                 ) from error
+
+
+def _heard(role: str, text: str, render: Callable[[str], str]) -> str:
+    """The rendering of a turn. Raises TemplateError where what its role says is left out."""
+    rendered = render(text)
+    if role not in USUAL_ROLES and render(f"{text}a") == rendered:
+        raise TemplateError(
+            f"the chat template leaves out what the role {role!r} says: use one that it has, such "
+            "as user"
+        )
+    return rendered
 
 
 def _has_template(tokenizer: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from kvactors.core.errors import InvalidSampling
+from kvactors.core.numbers import number, whole
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -16,6 +17,13 @@ __all__ = ["Sampling", "draw", "draw_choice", "draw_key"]
 
 # Each costs one forward of its own tokens.
 MOST_CHOICES = 256
+# Parameters from 0 to so much.
+_NUMBERS = {
+    "temperature": float("inf"),
+    "top_p": 1.0,
+    "min_p": 1.0,
+    "repetition_penalty": float("inf"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +51,10 @@ class Sampling:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
-        _whole("max_tokens", self.max_tokens, 1)
-        _whole("top_k", self.top_k, 0)
-        _whole("seed", self.seed, None)
-        _within("temperature", self.temperature, 0.0, float("inf"))
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, float("inf"))
+        for name, least in (("max_tokens", 1), ("top_k", 0), ("seed", None)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for name, most in _NUMBERS.items():
+            object.__setattr__(self, name, _within(name, getattr(self, name), most))
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
         if len(set(self.choices)) < len(self.choices) or len(self.choices) > MOST_CHOICES:
@@ -74,18 +79,22 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _whole(name: str, value: object, least: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _whole(name: str, value: object, least: int | None) -> int:
+    found = whole(value)
+    if found is None:
         raise InvalidSampling(f"{name} must be an int, not {value!r}")
-    if least is not None and value < least:
-        raise InvalidSampling(f"{name} must be at least {least}, not {value}")
+    if least is not None and found < least:
+        raise InvalidSampling(f"{name} must be at least {least}, not {found}")
+    return found
 
 
-def _within(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidSampling(f"{name} must be a number in [{low:g}, {high:g}], not {value!r}")
-    if value == float("inf"):
+def _within(name: str, value: object, most: float) -> float:
+    found = number(value)
+    if found is None or not 0 <= found <= most:
+        raise InvalidSampling(f"{name} must be a number in [0, {most:g}], not {value!r}")
+    if found == float("inf"):
         raise InvalidSampling(f"{name} must be finite")
+    return found
 
 
 def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int:

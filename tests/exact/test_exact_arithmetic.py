@@ -21,7 +21,7 @@ from kvactors.core.cache.spec import LayerSpec, Side
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant import codec
-from kvactors.core.quant.device import second_stream
+from kvactors.core.quant.device import on_cpu, second_stream
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
 LIMIT = 1e-4
@@ -105,6 +105,7 @@ def test_attention_agrees_with_float64_numpy(
     assert (error <= LIMIT * reference.std() + rounding * np.abs(reference)).all()
 
 
+@pytest.mark.skipif(not on_cpu(), reason="a second stream is another core of the CPU")
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, None])
 def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one(

@@ -7,7 +7,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from oracle import one_step
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.errors import UnsupportedLayer
@@ -16,6 +15,7 @@ from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid
+from kvactors.core.testing.one_step import one_step
 
 LIMIT = 1e-4
 LENGTHS = (3, 40, 300)

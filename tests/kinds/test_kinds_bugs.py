@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from oracle import one_step
 from seeded import Bug, bug, seeded
 
 from kvactors.core.arena import arena, kv_layer
@@ -18,6 +17,7 @@ from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.one_step import one_step
 
 LENGTHS = (9, 330, 30)
 PROMPTS = [np.random.default_rng(i).integers(1, 128, n).tolist() for i, n in enumerate(LENGTHS)]

@@ -41,6 +41,19 @@ def test_a_plain_function_cannot_wait_unless_it_has_its_own_thread(system: Agent
     assert "kvactors-own-0" in names
 
 
+def test_whatever_a_behaviour_does_can_be_awaited(system: AgentSystem) -> None:
+    async def everything(me: Any) -> list[Any]:
+        other = await me.spawn("other", behaviour=Recorder())
+        done = [await me.subscribe("news"), await me.publish("news", 1), await me.watch(other)]
+        done += [await me.unsubscribe("news"), await me.broadcast("hello"), await me.send(other, 1)]
+        return [*done, await me.observe("seen"), await me.rewind(), await me.stop(other)]
+
+    done = run(system, everything)
+
+    assert done[:6] == [None] * 6
+    assert (done[7].turns, done[8]) == (0, None)
+
+
 def test_a_behaviour_that_awaits_something_of_asyncio_is_told_so(system: AgentSystem) -> None:
     async def sleep(me: AgentBehaviour) -> None:
         await asyncio.sleep(0)

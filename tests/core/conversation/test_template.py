@@ -1,5 +1,6 @@
 """Rendering turns with chat templates that were made for whole conversations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -196,4 +197,22 @@ def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
 
     assert ChatFormat(Minimal()).opening("user", "hi", system=None, answer=True) == (
         "[user]hi\n[assistant]"
+    )
+
+
+def test_a_role_that_the_template_leaves_out_is_refused() -> None:
+    begin = "{% for m in messages %}"
+    known = f"{begin}{{% if m.role in ('user', 'assistant') %}}{CHATML.removeprefix(begin)}"
+    chat = ChatFormat(TemplateTokenizer(known.replace("{% endfor %}", "{% endif %}{% endfor %}")))
+    renders: list[Callable[[str], str]] = [
+        lambda role: chat.opening(role, "dark", system=None, answer=False),
+        lambda role: chat.following(role, "dark", answer=True),
+    ]
+
+    for render in renders:
+        assert "dark" in render("user")
+        with pytest.raises(TemplateError, match="leaves out what the role 'narrator' says"):
+            render("narrator")
+    assert "narrator" in ChatFormat(TemplateTokenizer(CHATML)).following(
+        "narrator", "x", answer=False
     )
