@@ -66,7 +66,7 @@ class Past:
 
 
 def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
-    """What a `body` asks behind its `past`. Raises Failure."""
+    """What the `body` of a `request` asks behind its `past`. Raises Failure."""
     said = [
         *messages_of(past.items, "conversation.items"),
         *messages_of(listed(body.input, "input"), "input"),

@@ -60,7 +60,8 @@ class ResponseStore:
     async def keep(
         self, tenant: str, record_id: str, content: Item, items: Sequence[Item] = ()
     ) -> None:
-        """Keep a `tenant`'s record `record_id`, new or anew, and its `items`, each with an id."""
+        """Keep a `tenant`'s record `record_id`, new or with new `content`, and append `items`, each
+        with an id."""
 
         def work() -> None:
             with self._db:
