@@ -16,6 +16,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 
 __all__ = [
+    "PING_SECONDS",
     "Body",
     "client_of",
     "ignored",
@@ -110,12 +111,15 @@ def streamed(
     events: AsyncIterator[ServerSentEvent],
     ping: Callable[[], ServerSentEvent],
     headers: Mapping[str, str],
+    *,
+    every: float = PING_SECONDS,
 ) -> EventSourceResponse:
-    """A stream of `events`, with a `ping` every ten seconds from the first on."""
+    """A stream of `events` under `headers`, with a `ping` every so many seconds from the first
+    on."""
     return EventSourceResponse(
         events,
         headers=dict(headers),
-        ping=PING_SECONDS,
+        ping=every,
         ping_message_factory=ping,
         send_timeout=SEND_SECONDS,
         sep="\n",
