@@ -1,4 +1,4 @@
-"""Answers with a form, from the shipped model: JSON where it is asked for, calls where they must be."""
+"""Answers with a form, from the shipped model: JSON, and calls of tools that must be called."""
 
 import json
 from typing import Any

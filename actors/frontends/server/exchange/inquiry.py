@@ -86,9 +86,10 @@ class Inquiry:
     """All that a turn is asked with.
 
     `top_logprobs`: how many alternatives the client wants to see for each token, None for no
-    log-probabilities. `open_end`: the client set no limit, so that an answer may have as many tokens
-    as the context leaves, up to those of `sampling`. `goes_on` names an answer given before, by the id that `Opened.answer_id`
-    had: `messages` are then only what follows it. `remembered` False leaves no agent behind.
+    log-probabilities. `open_end`: the client set no limit, so that an answer may have as many
+    tokens as the context leaves, up to those of `sampling`. `goes_on` names an answer given before,
+    by the id that `Opened.answer_id` had: `messages` are then only what follows it. `remembered`
+    False leaves no agent behind.
     """
 
     messages: tuple[Message, ...]
