@@ -167,7 +167,7 @@ class Service:
         try:
             parent = plan.parent or None
             agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
-            if plan.fresh:
+            if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             said = self._continuation(inquiry, plan)
@@ -187,8 +187,9 @@ class Service:
         """What the turn says behind what its agent knows already."""
         conversation = plan.conversation
         new = conversation.said[plan.matched :]
-        if plan.tell and new:
-            new = (replace(new[0], text=f"{plan.tell}\n\n{new[0].text}"), *new[1:])
+        tools = self.dialect.system("", inquiry.tools) if plan.tools else ""
+        if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
+            new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
         system = self.dialect.system(conversation.system, inquiry.tools)
         return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
 
