@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import xxhash
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.frontends.server.answering.broadcast import Broadcast
+from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
@@ -75,25 +75,28 @@ class Service:
         self._rules = rules
         self._resolver = Resolver(index, rules, self._stands)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
+        # A fork waits for what its parent says just then; others must not wait behind it.
+        self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
         self._busy: set[str] = set()
         self._open: dict[str, Broadcast] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
 
-    async def open(self, inquiry: Inquiry, *, key: str = "") -> Broadcast:
+    async def open(self, inquiry: Inquiry, *, key: str = "") -> Reading:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
         if key and key in self._open:
             self.counts.attached.inc()
-            return self._open[key]
+            return await Reading(self._open[key]).wait()
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
             raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
-        opened = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._take(inquiry, key or secrets.token_hex(8), opened))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        broadcast: Broadcast = await opened
-        return broadcast
+        broadcast = Broadcast(key or secrets.token_hex(8), self._abandon, self._drop)
+        self._open[broadcast.key] = broadcast
+        reading = Reading(broadcast)
+        task = asyncio.create_task(self._take(inquiry, broadcast))
+        self._tasks[broadcast] = task
+        task.add_done_callback(lambda _: self._tasks.pop(broadcast))
+        return await reading.wait()
 
     def count(self, inquiry: Inquiry) -> int:
         """Tokens of a prompt that begins anew."""
@@ -119,64 +122,84 @@ class Service:
         """What `work` returns, done on the thread of the index."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
+    async def _on_spawner(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
+
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
         self.closing = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        for task in self._tasks:
+        running = list(self._tasks.values())
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        self._spawner.shutdown(wait=False, cancel_futures=True)
         self._planner.shutdown()
         self.index.close()
 
     # -- one turn ----------------------------------------------------------------------
 
-    async def _take(self, inquiry: Inquiry, key: str, opened: "asyncio.Future[Broadcast]") -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        broadcast = Broadcast(task.cancel, lambda: self._drop(key))
-        self._open[key] = broadcast
+    async def _take(self, inquiry: Inquiry, broadcast: Broadcast) -> None:
         taken: _Taken | None = None
         try:
             taken = await self._begin(inquiry)
-            broadcast.opened = _opened(taken)
-            self.counts.taken(broadcast.opened)
-            _log(broadcast.opened)
-            opened.set_result(broadcast)
-            await self._read(inquiry, taken, broadcast)
-            broadcast.end()
+            await _admission(taken.ticket)
+            opened = _opened(taken)
+            self.counts.taken(opened)
+            _log(opened)
+            broadcast.taken.set_result(opened)
+            if broadcast.readers:
+                await self._read(inquiry, taken, broadcast)
+                broadcast.end()
+            else:
+                # Who asked left meanwhile. Nothing is cut off while an agent is being made.
+                await self._give_up(inquiry, taken)
         except BaseException as error:
-            if not opened.done():
-                opened.set_exception(error)
-            broadcast.end(error)
+            self._drop(broadcast)
+            unused = not broadcast.taken.done()
+            broadcast.fail(error)
             if taken is not None:
-                taken.agent.end_turn(taken.ticket)
-                with suppress(KvactorsError, asyncio.CancelledError):
-                    await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
+                await self._give_up(inquiry, taken)
+            if taken is not None and unused:
+                await self._let_go(taken.plan)
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:
             if taken is not None:
                 self._busy.discard(taken.agent.agent_id)
-            self._keep(key, broadcast)
+            self._keep(broadcast)
+
+    async def _give_up(self, inquiry: Inquiry, taken: _Taken) -> None:
+        """End a turn; what was said and prefilled of it is known from here on."""
+        taken.agent.end_turn(taken.ticket)
+        with suppress(KvactorsError, asyncio.CancelledError):
+            await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
         plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
             parent = plan.parent or None
-            agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
+            agent = await self._on_spawner(lambda: self.system.spawn(known.agent_id, from_=parent))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             said = self._continuation(inquiry, plan)
-            sampling = self._sampling(inquiry, agent, said)
+            # Long texts take their time: not that of the streams on the loop.
+            sampling = await self._on_spawner(lambda: self._sampling(inquiry, agent, said))
             ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
-            self._busy.discard(known.agent_id)
+            await self._let_go(plan)
             raise
         return _Taken(plan, agent, ticket, reader)
+
+    async def _let_go(self, plan: Plan) -> None:
+        """Nothing comes of a plan; who was made for it goes."""
+        self._busy.discard(plan.known.agent_id)
+        if plan.fresh:
+            with suppress(KvactorsError, asyncio.CancelledError):
+                await self.forget(plan.known.agent_id)
 
     def _plan(self, inquiry: Inquiry) -> Plan:
         plan = self._resolver.plan(inquiry, self._busy)
@@ -220,7 +243,7 @@ class Service:
         reply: Reply = await ticket.reply
         for event in reader.end():
             broadcast.add(event)
-        await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
+        await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
         ended = replace(_ended(reply, reader), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
@@ -250,16 +273,24 @@ class Service:
 
         await self.on_index(note)
 
-    def _keep(self, key: str, broadcast: Broadcast) -> None:
+    def _keep(self, broadcast: Broadcast) -> None:
         """Keep a complete answer until a reader has had its end, for who asks again."""
         if broadcast.complete:
-            asyncio.get_running_loop().call_later(KEPT, self._drop, key, broadcast)
+            later = asyncio.get_running_loop().call_later(KEPT, self._drop, broadcast)
+            broadcast.on_dropped = later.cancel
         else:
-            self._drop(key)
+            self._drop(broadcast)
 
-    def _drop(self, key: str, only: Broadcast | None = None) -> None:
-        if only is None or self._open.get(key) is only:
-            self._open.pop(key, None)
+    def _abandon(self, broadcast: Broadcast) -> None:
+        """Nobody reads any more: who asks now gets a turn of its own."""
+        self._drop(broadcast)
+        if broadcast.taken.done() and (task := self._tasks.get(broadcast)):
+            task.cancel()
+
+    def _drop(self, broadcast: Broadcast) -> None:
+        if self._open.get(broadcast.key) is broadcast:
+            del self._open[broadcast.key]
+        broadcast.on_dropped()
 
     def _stands(self, place: Place) -> Literal["no", "within", "end"]:
         """What an agent's ledger says of a place; a cancelled answer after it counts for none."""
@@ -288,6 +319,16 @@ class Service:
                 text += chat.following(role, said, answer=True)
             first = False
         return chat.encode(text)
+
+
+async def _admission(ticket: Ticket) -> None:
+    """Wait a moment for a turn to begin, so that what fails at once is a status. Raises what it
+    failed with."""
+    assert ticket.admitted is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(OPENING):
+            if await ticket.admitted is None:
+                await ticket.reply
 
 
 def _call_id() -> str:
