@@ -157,12 +157,13 @@ class Service:
                 await self._give_up(inquiry, taken)
         except BaseException as error:
             self._drop(broadcast)
-            unused = not broadcast.taken.done()
-            broadcast.fail(error)
-            if taken is not None:
-                await self._give_up(inquiry, taken)
-            if taken is not None and unused:
-                await self._let_go(taken.plan)
+            try:
+                if taken is not None:
+                    await self._give_up(inquiry, taken)
+                    if not broadcast.taken.done():
+                        await self._let_go(taken.plan)
+            finally:
+                broadcast.fail(error)
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:
