@@ -6,6 +6,7 @@ One thread of its own plans turns over the index; the event loop reads what come
 import asyncio
 import logging
 import secrets
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +24,7 @@ from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opene
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
 from kvactors.actors.frontends.server.identity.index import Index, Place
-from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
+from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
@@ -204,6 +205,11 @@ class Service:
 
     def _plan(self, inquiry: Inquiry) -> Plan:
         plan = self._resolver.plan(inquiry, self._busy)
+        if plan.fresh and not plan.parent and plan.known.named:
+            agent = self.system.spawn(plan.known.agent_id)
+            if agent.transcript().turns:
+                # Nobody's that clients made: what it remembers stays.
+                plan = replace(plan, known=unnamed(plan.known))
         self._busy.add(plan.known.agent_id)
         return plan
 
@@ -339,7 +345,11 @@ def _call_id() -> str:
 def _mark_of(turns: Sequence[Turn], number: int) -> str:
     if not 0 < number <= len(turns):
         return ""
-    return xxhash.xxh3_64_hexdigest(repr(turns[number - 1].token_ids).encode())
+    hashed = xxhash.xxh3_64()
+    for turn in turns[:number]:
+        # Whose tokens they are counts: an agent may have been told another conversation since.
+        hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
+    return hashed.hexdigest()
 
 
 def _log(opened: Opened) -> None:

@@ -40,7 +40,8 @@ def make_app(
     the API keys that count now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
-    store = ResponseStore(service.index.connection, service.on_index)
+    index = service.index
+    store = ResponseStore(index.connection, service.on_index, sealed=index.sealed)
     app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
     app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
