@@ -147,7 +147,7 @@ class AgentActor(SystemActor):
     def _on_tokens(self, message: Tokens) -> None:
         running = self._running
         if running is not None and running.serial == message.serial:
-            running.ask.ticket.push(message.token_ids)
+            running.ask.ticket.push(message)
 
     @handles(Aborted)
     def _aborted(self, message: Aborted) -> None:

@@ -95,7 +95,8 @@ def make_request(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
             f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
-    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
+    alone = draft.keep or isolated or sampling.prompt_logprobs
+    shared = [] if alone else _shared_beginning(transcript, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,

@@ -12,6 +12,7 @@ from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk
+from kvactors.core.schedule.scoring import SCORED_BYTES
 
 __all__ = ["Preemption"]
 
@@ -33,6 +34,8 @@ class Preemption:
             return chunks
         tokens, request = chunks[0].tokens, chunks[0].request
         space = self._memory.workspace[request.form.index]
+        if request.scoring:
+            space = space.with_more(request.form.spec.vocab_size * SCORED_BYTES)
         least = space.chunk(min(tokens, space.least_chunk), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._running.prefills:

@@ -14,12 +14,15 @@ from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.attention.policy import REPRODUCIBLE_STEP
 from kvactors.core.cache.slots import EXTENT_STEP
+from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw, draw_choice, draw_key
 from kvactors.core.schedule.scheduler import Chunk
+from kvactors.core.schedule.scoring import Looked, look_up, own_logprobs, score, score_prompt
 
-__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
+__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena"]
 
 # mlx-lm's own context for the repetition penalty, in tokens.
 PENALTY_CONTEXT = 20
@@ -27,17 +30,17 @@ PENALTY_CONTEXT = 20
 SPARE_TOKENS = 256
 # What it costs to launch a step only after the one before was read, in launches of a slab.
 LATE_LAUNCHES = 4
-# Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
-CACHE_KEPT = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What one step gave one row: a token, or the error of its own sampler."""
+    """What one step gave one row: a token, or the error of its own sampler; with the token's
+    log-probability, if its turn asks for it."""
 
     request: Request
     token: int
     error: Exception | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def new_arena(loaded: LoadedModel) -> Arena:
@@ -45,12 +48,6 @@ def new_arena(loaded: LoadedModel) -> Arena:
     if loaded.policy.reproducible:
         return Arena(loaded.spec, loaded.policy, max_slabs=1, extent_step=REPRODUCIBLE_STEP)
     return Arena(loaded.spec, loaded.policy, extent_step=EXTENT_STEP)
-
-
-def relieve_cache() -> None:
-    """Give freed buffers back to the system when many have piled up."""
-    if mx.get_cache_memory() > CACHE_KEPT:
-        mx.clear_cache()
 
 
 class PrefillBatch:
@@ -90,13 +87,15 @@ class PrefillBatch:
         for request in self.requests:
             new = request.tokens[request.cached : request.cached + sizes[id(request)]]
             rows.append(new + [new[-1]] * (width - len(new)))
-        self.arena.forward(self._model, mx.array(rows))
+        logits = self.arena.forward(self._model, mx.array(rows))
+        for row, request in enumerate(self.requests):
+            score_prompt(request, logits[row])
         self.arena.evaluate()
         for row, request in enumerate(self.requests):
             request.cached += sizes[id(request)]
             self.arena.cut(row, request.cached)
             request.check()
-        relieve_cache()
+        mlx_limit.relieve_cache()
         return width * len(rows)
 
     def score_choice(self, request: Request) -> None:
@@ -112,7 +111,9 @@ class PrefillBatch:
         """Draw one of the scored choices: it becomes the request's answer."""
         key = draw_key(request.sampling, request.agent_id, request.turn, len(request.tokens))
         choice = request.choices[draw_choice(request.scores, request.sampling, key)]
-        self._feed(request, choice)
+        logits, top = self._feed(request, choice), request.sampling.top_logprobs
+        if top is not None:
+            request.logprobs += score(logits, choice, top)
         self.arena.evaluate()
         request.tokens += choice
         request.cached += len(choice)
@@ -139,11 +140,13 @@ class PrefillBatch:
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A step that was launched and not read: `tokens` [rows] of `requests`, None for one that has
-    left since, and the errors of rows whose own sampler failed."""
+    left since, the errors of rows whose own sampler failed, and what is `looked` up of rows whose
+    turns ask for log-probabilities."""
 
     tokens: mx.array
     requests: list[Request | None]
     errors: dict[int, Exception]
+    looked: dict[int, Looked]
 
 
 class DecodeBatch:
@@ -197,8 +200,9 @@ class DecodeBatch:
         if flight is None:
             return []
         read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
+        looked = {row: places.read() for row, places in flight.looked.items()}
         return [
-            Decoded(request, token, flight.errors.get(index))
+            Decoded(request, token, flight.errors.get(index), looked.get(index, ()))
             for index, (request, token) in enumerate(zip(flight.requests, read, strict=True))
             if request is not None
         ]
@@ -228,9 +232,11 @@ class DecodeBatch:
         logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
         ahead = set(map(id, flight.requests)) if flight else set()
         errors: dict[int, Exception] = {}
+        own = own_logprobs(self.requests, logits)
         tokens = self._sample(logits, inputs, ahead, errors)
-        self._flight = Flight(tokens, list(self.requests), errors)
-        mx.async_eval(tokens)  # type: ignore[no-untyped-call]
+        looked = look_up(own, tokens)
+        self._flight = Flight(tokens, list(self.requests), errors, looked)
+        mx.async_eval(tokens, [places.arrays for places in looked.values()])  # type: ignore[no-untyped-call]
 
     def _inputs(self, flight: Flight | None) -> mx.array:
         """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""

@@ -64,6 +64,10 @@ class WorkSpace:
         unpacked = _decode_peak(loaded, max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads))))
         return replace(space, unpacked=max(decoded, unpacked), many=LEAST_KEYS // max(heads))
 
+    def with_more(self, nbytes: int) -> "WorkSpace":
+        """That of chunks each of whose tokens takes so many bytes more."""
+        return replace(self, token=self.token + nbytes)
+
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
         return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))

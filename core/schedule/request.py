@@ -1,9 +1,10 @@
 """Request: one record per running sequence, from admission to its last token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvactors.core.cache.spec import NO_FORM, KVForm
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Request", "StopMatcher"]
@@ -48,6 +49,8 @@ class Request:
     of them is the answer. `form` is how its KV is kept, set by the engine.
     `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
     which it began to wait (WaitingTurns).
+    `logprobs` are those of `generated`, `prompt_logprobs` those of the prompt but for its first
+    token, where `sampling` asks for them.
     """
 
     agent_id: str
@@ -84,6 +87,8 @@ class Request:
     restore_seconds: float = 0.0
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def generated(self) -> list[int]:
@@ -108,6 +113,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens still to prefill."""
         return max(0, self.target - self.cached)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still wanted: it begins with no KV then."""
+        return self.sampling.prompt_logprobs and len(self.prompt_logprobs) < self.prompt - 1
 
     def check(self) -> None:
         """Prove `kept <= cached <= submitted`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from kvactors.core.errors import InvalidSampling
+from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -24,7 +25,10 @@ class Sampling:
 
     `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
     `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
-    the random key, so that a draw does not depend on who shares the batch; `stop` strings
+    the random key, so that a draw does not depend on who shares the batch. With
+    `top_logprobs` the reply has each token's log-probability by the model's own logits, and
+    so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
+    came before the answer as well, which is computed from its beginning for that. `stop` strings
     end the turn and are cut from the reply's text. With `choices` the answer is one of these
     texts, drawn by what the model gives each as a whole, its end of turn included; then only
     `temperature` and `seed` apply. Raises InvalidSampling.
@@ -37,6 +41,8 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
 
@@ -52,6 +58,10 @@ class Sampling:
         _within("repetition_penalty", self.repetition_penalty, 0.0, float("inf"))
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
+        if self.top_logprobs is not None:
+            _whole("top_logprobs", self.top_logprobs, 0, MOST_LIKELIEST)
+        elif self.prompt_logprobs:
+            raise InvalidSampling("prompt_logprobs needs top_logprobs: 0 for the tokens' own")
         if len(set(self.choices)) < len(self.choices) or len(self.choices) > MOST_CHOICES:
             raise InvalidSampling(
                 f"choices must be different, {MOST_CHOICES} at most, not {self.choices!r}"
@@ -74,11 +84,13 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _whole(name: str, value: object, least: int | None) -> None:
+def _whole(name: str, value: object, least: int | None, most: int | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidSampling(f"{name} must be an int, not {value!r}")
     if least is not None and value < least:
         raise InvalidSampling(f"{name} must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise InvalidSampling(f"{name} must be at most {most}, not {value}")
 
 
 def _within(name: str, value: object, low: float, high: float) -> None:

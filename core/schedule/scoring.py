@@ -1,0 +1,115 @@
+"""Log-probabilities out of logits: of the tokens that a step draws, of a choice, of a prompt.
+
+Each row of a step is looked at by itself: who shares it changes no bit. GPU thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvactors.core.schedule.logprobs import TokenLogprob
+from kvactors.core.schedule.request import Request
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+__all__ = ["SCORED_BYTES", "Looked", "Own", "look_up", "own_logprobs", "score", "score_prompt"]
+
+# Places of a prompt that are looked at together. What they take in float32 is work space.
+PLACES = 32
+# Bytes for each place and token of the vocabulary: logits, and four more arrays of that size.
+SCORED_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is to be read of some places, lazily: the `tokens` there and their `logprobs` [places],
+    the ids `top` of the likeliest and their `top_logprobs` [places, k]."""
+
+    tokens: "mx.array"
+    logprobs: "mx.array"
+    top: "mx.array"
+    top_logprobs: "mx.array"
+
+    @property
+    def arrays(self) -> "tuple[mx.array, ...]":
+        """What is to be evaluated."""
+        return self.tokens, self.logprobs, self.top, self.top_logprobs
+
+    def read(self) -> tuple[TokenLogprob, ...]:
+        """Of each place. Waits. Of tokens that are alike, the one with the lower id goes first."""
+        columns: list[list[object]] = [array.tolist() for array in self.arrays]  # type: ignore[misc]
+        return tuple(_token_logprob(*place) for place in zip(*columns, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The log-probabilities [1, vocab] of a `row` that asks for them, and how many of the likeliest
+    it wants, `top`."""
+
+    row: int
+    logprobs: "mx.array"
+    top: int
+
+
+def own_logprobs(requests: Sequence[Request], logits: "mx.array") -> list[Own]:
+    """Those of the rows whose `requests` ask for them, lazily; `logits` [rows, vocab] are the
+    model's own, before a draw filters them."""
+    tops = ((row, request.sampling.top_logprobs) for row, request in enumerate(requests))
+    return [Own(row, _log_softmax(logits[row : row + 1]), k) for row, k in tops if k is not None]
+
+
+def look_up(rows: Sequence[Own], tokens: "mx.array") -> dict[int, Looked]:
+    """What is to be read of the `tokens` [all rows] that were drawn, by row, lazily."""
+    return {own.row: _look(own.logprobs, tokens[own.row : own.row + 1], own.top) for own in rows}
+
+
+def score(logits: "mx.array", tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Those of `tokens`, with the `top` likeliest, each by the logits [tokens or more, vocab] at
+    the place before it. Waits; few places at a time are in float32."""
+    import mlx.core as mx
+
+    scored: list[TokenLogprob] = []
+    for first in range(0, len(tokens), PLACES):
+        part = mx.array(list(tokens[first : first + PLACES]))
+        scored += _look(_log_softmax(logits[first : first + len(part)]), part, top).read()
+    return scored
+
+
+def score_prompt(request: Request, logits: "mx.array") -> None:
+    """Note the log-probabilities of the prompt's tokens behind those that were just fed, by their
+    logits [fed, vocab], if the request wants them. Waits."""
+    if not request.scoring:
+        return
+    first, top = request.cached, request.sampling.top_logprobs or 0
+    behind = request.tokens[first + 1 : min(first + 1 + len(logits), request.prompt)]
+    del request.prompt_logprobs[first:]
+    request.prompt_logprobs += score(logits, behind, top)
+
+
+def _log_softmax(logits: "mx.array") -> "mx.array":
+    import mlx.core as mx
+
+    rows = logits.astype(mx.float32)
+    return rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+
+
+def _look(rows: "mx.array", tokens: "mx.array", top: int) -> Looked:
+    """Find `tokens` [places] and the `top` likeliest among the log-probabilities, `rows` [places,
+    vocab]."""
+    import mlx.core as mx
+
+    top = min(top, rows.shape[-1])
+    logprobs = mx.take_along_axis(rows, tokens[:, None], axis=-1)[:, 0]
+    if not top:
+        nothing = mx.zeros((len(tokens), 0))
+        return Looked(tokens, logprobs, nothing, nothing)
+    ids = mx.argpartition(-rows, top - 1, axis=-1)[:, :top]
+    return Looked(tokens, logprobs, ids, mx.take_along_axis(rows, ids, axis=-1))
+
+
+def _token_logprob(
+    token: int, logprob: float, ids: list[int], logprobs: list[float]
+) -> TokenLogprob:
+    pairs = sorted(zip(ids, logprobs, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return TokenLogprob(token, logprob, tuple(pairs))
