@@ -11,19 +11,21 @@ __all__ = ["Broadcast"]
 class Broadcast:
     """Events from the first on, for readers that come at any time. `opened` is set before any.
 
-    `on_abandoned` is called when the last reader leaves before the end. `delivered` says whether a
-    reader has had the end: until then the answer is worth keeping.
+    `on_abandoned` is called when the last reader leaves before the end, `on_delivered` when a
+    reader has had it: until then the answer is worth keeping.
     """
 
-    def __init__(self, on_abandoned: Callable[[], object]) -> None:
+    def __init__(
+        self, on_abandoned: Callable[[], object], on_delivered: Callable[[], object]
+    ) -> None:
         self._on_abandoned = on_abandoned
+        self._on_delivered = on_delivered
         self._events: list[Event] = []
         self._more = asyncio.Event()
         self._readers = 0
         self.opened = Opened("", "", 0, Reuse("new"))
         self.error: BaseException | None = None
         self.ended = False
-        self.delivered = False
 
     def add(self, event: Event) -> None:
         """Tell every reader."""
@@ -46,7 +48,7 @@ class Broadcast:
                 if self.ended:
                     break
                 await self._more.wait()
-            self.delivered = True
+            self._on_delivered()
             if self.error is not None:
                 raise self.error
         finally:

@@ -37,6 +37,10 @@ class Counts:
             "kvactors_first_token_seconds", "From the request to the first token.",
             buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
+        self.attached = Counter(
+            "kvactors_attached", "Requests that got the answer of one in flight.",
+            registry=self.registry,
+        )  # fmt: skip
         self.open = Gauge("kvactors_open_turns", "Turns that run or wait.", registry=self.registry)
 
     def taken(self, opened: Opened) -> None:

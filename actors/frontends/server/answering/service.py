@@ -79,6 +79,7 @@ class Service:
     async def open(self, inquiry: Inquiry, *, key: str = "") -> Broadcast:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
         if key and key in self._open:
+            self.counts.attached.inc()
             return self._open[key]
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
@@ -127,7 +128,7 @@ class Service:
     async def _take(self, inquiry: Inquiry, key: str, opened: "asyncio.Future[Broadcast]") -> None:
         task = asyncio.current_task()
         assert task is not None
-        broadcast = Broadcast(lambda: bool(task.cancel()))
+        broadcast = Broadcast(task.cancel, lambda: self._drop(key))
         self._open[key] = broadcast
         taken: _Taken | None = None
         try:
@@ -229,10 +230,14 @@ class Service:
         await self._planned(note)
 
     def _keep(self, key: str, broadcast: Broadcast) -> None:
-        """Keep a complete answer whose reader left, for who asks again."""
-        if broadcast.complete and not broadcast.delivered:
-            asyncio.get_running_loop().call_later(KEPT, self._open.pop, key, None)
+        """Keep a complete answer until a reader has had its end, for who asks again."""
+        if broadcast.complete:
+            asyncio.get_running_loop().call_later(KEPT, self._drop, key, broadcast)
         else:
+            self._drop(key)
+
+    def _drop(self, key: str, only: Broadcast | None = None) -> None:
+        if only is None or self._open.get(key) is only:
             self._open.pop(key, None)
 
     def _stands(self, place: Place) -> Literal["no", "within", "end"]:
