@@ -59,6 +59,11 @@ class Ticket:
         """Pass tokens to a stream, if there is one."""
         self._push(tokens)
 
+    def keep_nothing(self) -> None:
+        """Nothing of the turn will be on disk."""
+        self.durable.resolve(False)
+        self.cached.resolve(False)
+
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
         if self.reply.resolve(value):

@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -38,8 +39,6 @@ __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that an opening turn is waited for, so that what fails at once is a status.
-OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
 _T = TypeVar("_T")
@@ -163,9 +162,8 @@ class Service:
             if plan.fresh:
                 await self._planned(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
-            ticket = agent.open_turn(
-                TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
-            )
+            sampling = replace(inquiry.sampling, top_logprobs=inquiry.top_logprobs)
+            ticket = agent.open_turn(TurnOptions(self._continuation(inquiry, plan), sampling))
         except BaseException:
             self._busy.discard(known.agent_id)
             raise
@@ -192,8 +190,9 @@ class Service:
         begun = await ticket.admitted
         if begun is not None:
             broadcast.add(Begun(begun.prompt, begun.kept))
+        texts = TokenTexts(self.system.chat)
         async for piece in read_async(ticket, inquiry.sampling.stop):
-            for event in reader.feed(piece.text):
+            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():
