@@ -102,7 +102,8 @@ def test_every_token_of_a_prompt_is_scored(exact: Server, texts: openai.OpenAI, 
     assert told.top_logprobs is not None
     assert told.tokens is not None
     assert len(told.token_logprobs) == len(told.top_logprobs) == len(tokens) + most
-    assert told.token_logprobs[0] is told.top_logprobs[0] is None
+    assert told.token_logprobs[0] is None
+    assert told.top_logprobs[0] is None
     for place, token in enumerate(tokens[1:], 1):
         tops = sorted(told.top_logprobs[place].values(), reverse=True)
         check(expected[place - 1], token, told.token_logprobs[place], tops)
@@ -241,9 +242,12 @@ def test_a_bad_request_names_the_field(exact: Server, wrong: dict[str, Any], fie
 
 
 @pytest.mark.parametrize("prompt", ["", [10**9], [5] * 200_000])
-def test_a_prompt_that_cannot_be_is_a_bad_request(texts: openai.OpenAI, prompt: Any) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_cannot_be_is_a_bad_request(
+    texts: openai.OpenAI, prompt: Any, stream: bool
+) -> None:
     with pytest.raises(openai.BadRequestError):
-        texts.completions.create(model="default", prompt=prompt)
+        texts.completions.create(model="default", prompt=prompt, stream=stream)
 
 
 def test_nothing_stays_of_a_text(exact: Server, texts: openai.OpenAI, folder: Path) -> None:
@@ -251,31 +255,34 @@ def test_nothing_stays_of_a_text(exact: Server, texts: openai.OpenAI, folder: Pa
     before = [agent.agent_id for agent in system.agents()]
     files = sorted(folder.rglob("*"))
 
-    for options in ({}, {"echo": True, "logprobs": 1}, {"max_tokens": 0}):
-        texts.completions.create(model="default", prompt=TEXT * 4, **({"max_tokens": 2} | options))
+    for most, echo in ((2, False), (2, True), (0, True)):
+        texts.completions.create(
+            model="default", prompt=TEXT * 4, max_tokens=most, echo=echo, logprobs=1
+        )
 
     assert [agent.agent_id for agent in system.agents()] == before
     assert sorted(folder.rglob("*")) == files
     assert not system.stats()["hot_tokens"]
 
 
-def test_a_client_that_goes_leaves_nothing_running() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_leaves_nothing_running(stream: bool) -> None:
     model = FaultyModel()
+    asked = {"prompt": "hello", "max_tokens": 900, "stream": stream}
 
-    async def go(url: str, asked: dict[str, Any]) -> None:
+    async def go(url: str, system: AgentSystem) -> None:
         gate = model.hold()
         async with httpx.AsyncClient(timeout=WAIT) as client:
             waiting = asyncio.create_task(client.post(f"{url}/v1/completions", json=asked))
             await asyncio.to_thread(model.reached.wait, WAIT)
+            assert system.agents()
             waiting.cancel()
         gate.set()
+        while system.agents():
+            await asyncio.sleep(0.01)
 
     with AgentSystem(model, store=False) as system, serve(system, port=0) as server:
-        for stream in (False, True):
-            asked = {"prompt": "hello", "max_tokens": 100_000, "stream": stream}
-            asyncio.run(go(server.url, asked | {"max_tokens": 900}))
-            while system.agents():
-                pass
+        asyncio.run(asyncio.wait_for(go(server.url, system), WAIT))
         assert system.stats()["generated_tokens"] < 900
 
 

@@ -4,6 +4,7 @@ and is forgotten at the end, also when the client goes away. The event loop."""
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 
 import xxhash
 
@@ -48,7 +49,8 @@ class Completions:
             work = asyncio.to_thread(self._system.forget, agent_id)
             forgetting = asyncio.ensure_future(work)
             forgetting.add_done_callback(lambda _: self._open.discard(agent_id))
-            await asyncio.shield(forgetting)
+            with suppress(SystemStopped):
+                await asyncio.shield(forgetting)
 
     def _name(self, asked: Completion) -> str:
         """Of the agent: the same for the same prompt, since draws depend on it."""

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -24,6 +24,10 @@ from kvactors.actors.frontends.server.wire.errors import failure_of
 from kvactors.actors.frontends.server.wire.models import Named
 
 __all__ = ["completion_routes"]
+
+# Seconds that the first piece of a stream is waited for, so that what fails at once is a status.
+OPENING = 1.0
+_T = TypeVar("_T")
 
 
 def completion_routes(completes: Completes, named: Named) -> APIRouter:
@@ -43,7 +47,8 @@ def completion_routes(completes: Completes, named: Named) -> APIRouter:
         }
         if body.stream:
             wanted = bool((body.stream_options or {}).get("include_usage"))
-            chunks = _chunks(completes, asked, base, with_usage=wanted, times=body.n or 1)
+            pieces = await _opened(_pieces(completes, asked))
+            chunks = _chunks(pieces, base, with_usage=wanted, times=body.n or 1)
             return streamed(chunks, lambda: ServerSentEvent(comment="ping"), headers)
         work = asyncio.gather(*(_choice(completes, i, one) for i, one in enumerate(asked)))
         choices = await while_there(request, work)
@@ -71,27 +76,52 @@ async def _choice(
     return _told(index, text, logprobs, _reason(ended)), ended.usage
 
 
+async def _pieces(
+    completes: Completes, asked: Sequence[Completion]
+) -> AsyncGenerator[tuple[dict[str, Any], Usage | None], None]:
+    """The choices of a stream's chunks, one text after the other, and at the end of each its
+    usage."""
+    for index, one in enumerate(asked):
+        places = _Logprobs(one)
+        async with aclosing(completes.complete(one)) as pieces:
+            async for told in pieces:
+                if isinstance(told, Completed):
+                    yield _told(index, "", None, _reason(told)), told.usage
+                else:
+                    yield _told(index, told.text, places.tell(told.logprobs), None), None
+
+
+async def _opened(pieces: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
+    """The same pieces, once the first is there or has taken too long: what fails before is a
+    status."""
+    first = asyncio.ensure_future(anext(pieces))
+    await asyncio.wait({first}, timeout=OPENING)
+    if first.done():
+        first.result()
+
+    async def all_of_them() -> AsyncGenerator[_T, None]:
+        async with aclosing(pieces):
+            yield await first
+            async for piece in pieces:
+                yield piece
+
+    return all_of_them()
+
+
 async def _chunks(
-    completes: Completes,
-    asked: Sequence[Completion],
+    pieces: AsyncGenerator[tuple[dict[str, Any], Usage | None], None],
     base: dict[str, Any],
     *,
     with_usage: bool,
     times: int,
 ) -> AsyncGenerator[ServerSentEvent, None]:
-    """The chunks of a stream, its texts one after the other."""
+    """The chunks of a stream."""
     usages = []
     try:
-        for index, one in enumerate(asked):
-            places = _Logprobs(one)
-            async with aclosing(completes.complete(one)) as pieces:
-                async for told in pieces:
-                    if isinstance(told, Completed):
-                        usages.append(told.usage)
-                        choice = _told(index, "", None, _reason(told))
-                    else:
-                        choice = _told(index, told.text, places.tell(told.logprobs), None)
-                    yield _event({**base, "choices": [choice]})
+        async with aclosing(pieces):
+            async for choice, usage in pieces:
+                usages += [usage] if usage else []
+                yield _event({**base, "choices": [choice]})
         if with_usage:
             yield _event({**base, "choices": [], "usage": _usage(usages, times)})
     except Exception as error:
