@@ -33,7 +33,7 @@ class Looked:
 
     @property
     def arrays(self) -> "tuple[mx.array, ...]":
-        """What is to be evaluated."""
+        """What is to be evaluated: [places] each, those of the likeliest [places, k]."""
         return self.tokens, self.logprobs, self.top, self.top_logprobs
 
     def read(self) -> tuple[TokenLogprob, ...]:
@@ -60,13 +60,13 @@ def own_logprobs(requests: Sequence[Request], logits: "mx.array") -> list[Own]:
 
 
 def look_up(rows: Sequence[Own], tokens: "mx.array") -> dict[int, Looked]:
-    """What is to be read of the `tokens` [all rows] that were drawn, by row, lazily."""
+    """What is to be read of the `tokens` [rows] that were drawn, by row, lazily."""
     return {own.row: _look(own.logprobs, tokens[own.row : own.row + 1], own.top) for own in rows}
 
 
 def score(logits: "mx.array", tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Those of `tokens`, with the `top` likeliest, each by the logits [tokens or more, vocab] at
-    the place before it. Waits; few places at a time are in float32."""
+    """Those of `tokens`, with the `top` likeliest, each by the logits [tokens, vocab] of
+    the place before it, which may be more. Waits; few places at a time are in float32."""
     import mlx.core as mx
 
     scored: list[TokenLogprob] = []

@@ -1,76 +1,21 @@
-"""Text completions and log-probabilities through the openai package, against mlx-lm and NumPy."""
+"""Text completions through the openai package, against mlx-lm and NumPy."""
 
 import asyncio
-from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import httpx
-import mlx.core as mx
-import mlx_lm
-import numpy as np
 import openai
 import pytest
+from likelihoods import check_place, logprobs_of, tokens_of
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
-from kvactors.core.model.options import DEFAULT_MODEL
 
 TEXT = "My cat is called Tom. My dog is called"
 TOP = 5
 WAIT = 60
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exact")
-
-
-@pytest.fixture(scope="module")
-def exact(folder: Path) -> Iterator[Server]:
-    """With KV in float, so that mlx-lm's own sums are the same but for their last bits."""
-    with (
-        AgentSystem(store=folder, kv_bits=None) as system,
-        serve(system, index=folder / "clients.db", port=0) as server,
-    ):
-        yield server
-
-
-@pytest.fixture(scope="module")
-def texts(exact: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{exact.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def tokens_of(server: Server, text: str) -> list[int]:
-    return server.service.system.chat.encode_whole(text)
-
-
-@lru_cache
-def _model() -> Any:
-    model: Any = mlx_lm.load(str(DEFAULT_MODEL))[0]
-    # As ours computes on a CPU.
-    model.set_dtype(mx.float32)
-    return model
-
-
-def logprobs_of(tokens: list[int]) -> np.ndarray[Any, Any]:
-    """mlx-lm's log-probabilities [tokens, vocab] behind each of these, by NumPy in float64."""
-    logits = np.array(_model()(mx.array([tokens]))[0].astype(mx.float32), dtype=np.float64)
-    own: np.ndarray[Any, Any] = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    return own
-
-
-def check(own: Any, token: int, logprob: float, top: list[float]) -> None:
-    """That these are what the model says of a token at a place, whose log-probabilities are
-    `own` [vocab]."""
-    assert logprob == pytest.approx(own[token], abs=1e-4)
-    assert top == pytest.approx(np.sort(own)[::-1][: len(top)], abs=1e-4)
-
-
-# -- text completions ------------------------------------------------------------------
 
 
 def test_a_text_is_gone_on_with(texts: openai.OpenAI) -> None:
@@ -106,7 +51,7 @@ def test_every_token_of_a_prompt_is_scored(exact: Server, texts: openai.OpenAI, 
     assert told.top_logprobs[0] is None
     for place, token in enumerate(tokens[1:], 1):
         tops = sorted(told.top_logprobs[place].values(), reverse=True)
-        check(expected[place - 1], token, told.token_logprobs[place], tops)
+        check_place(expected[place - 1], token, told.token_logprobs[place], tops)
     if most:
         likeliest = expected[-1].max()
         assert told.token_logprobs[-1] == pytest.approx(likeliest, abs=1e-4)
@@ -284,49 +229,3 @@ def test_a_client_that_goes_leaves_nothing_running(stream: bool) -> None:
     with AgentSystem(model, store=False) as system, serve(system, port=0) as server:
         asyncio.run(asyncio.wait_for(go(server.url, system), WAIT))
         assert system.stats()["generated_tokens"] < 900
-
-
-# -- chat ------------------------------------------------------------------------------
-
-
-def test_a_chat_answers_tokens_have_their_log_probabilities(
-    exact: Server, texts: openai.OpenAI
-) -> None:
-    said: list[Any] = [{"role": "user", "content": "Say a word about logs."}]
-    asked: dict[str, Any] = {"model": "default", "messages": said, "max_tokens": 12}
-    answer: Any = texts.chat.completions.create(
-        **asked, temperature=0, logprobs=True, top_logprobs=TOP
-    )
-
-    choice = answer.choices[0]
-    (turn, reply) = exact.service.system.agents()[-1].transcript().turns[-2:]
-    tokens = [*turn.token_ids, *reply.token_ids]
-    expected = logprobs_of(tokens)[len(turn.token_ids) - 1 :]
-    told = choice.logprobs.content
-    assert "".join(one.token for one in told) == choice.message.content
-    for own, token, one in zip(expected, reply.token_ids, told, strict=False):
-        check(own, token, one.logprob, [other.logprob for other in one.top_logprobs])
-        assert bytes(one.bytes).decode() == one.token
-    plain = texts.chat.completions.create(**asked)
-    assert plain.choices[0].logprobs is None
-
-
-def test_a_chat_stream_tells_the_same(texts: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
-        "model": "default",
-        "messages": [{"role": "user", "content": "Say a word about streams."}],
-        "max_tokens": 10,
-        "temperature": 0,
-        "logprobs": True,
-        "top_logprobs": 1,
-    }
-    whole: Any = texts.chat.completions.create(**asked)
-
-    chunks: Any = list(texts.chat.completions.create(**asked, stream=True))
-
-    parts = [chunk.choices[0] for chunk in chunks]
-    told = [one for part in parts if part.logprobs for one in part.logprobs.content]
-    assert [one.token for one in told] == [one.token for one in whole.choices[0].logprobs.content]
-    for part in parts:
-        if part.logprobs:
-            assert "".join(one.token for one in part.logprobs.content) == part.delta.content

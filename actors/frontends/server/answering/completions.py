@@ -1,5 +1,6 @@
 """Completions: texts that the model goes on with. Each is a turn of an agent that remembers nothing
-and is forgotten at the end, also when the client goes away. The event loop."""
+and is forgotten at the end, also when the client goes away. The event
+loop's thread alone."""
 
 import asyncio
 import itertools

@@ -1,4 +1,5 @@
-"""Reader: an answer's text, as it comes, becomes thoughts, words and calls."""
+"""Reader: an answer's text, as it comes, becomes thoughts, words and calls. One thread at a
+time."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

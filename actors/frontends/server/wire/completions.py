@@ -1,4 +1,5 @@
-"""`/v1/completions`, as the openai package speaks it, and those who measure models with it."""
+"""`/v1/completions`, as the openai package speaks it, and those who measure models with it.
+The event loop's thread alone."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""What a text completion asks: its body, with as many texts to go on with as it has prompts."""
+"""What a text completion asks: its body, with as many texts to go on with as it has prompts.
+Pure: any thread."""
 
 from dataclasses import replace
 from typing import Any
