@@ -56,7 +56,8 @@ def test_a_chat_stream_tells_the_same(texts: openai.OpenAI) -> None:
 
 
 def test_tokens_are_told_with_the_text_that_they_begin_in() -> None:
-    reader = Reader(Marks(think="<think>", think_end="</think>"), list, {}, str)
+    marks = Marks(think="<think>", think_end="</think>")
+    reader = Reader(marks, lambda text, tools: [], {}, lambda: "id")
     said = ["<think>", "hm", "</think>", "Good", " day", "!", ""]
     tokens = [TokenLogprob(place, text, -1.0) for place, text in enumerate(said)]
 
