@@ -59,5 +59,5 @@ def check_options(
     `threshold`, `sampling`, `timeout`, `priority`. Raises EmptyPrompt, TokenOutOfRange,
     InvalidInput."""
     given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
-    check_turn(sampling, timeout, priority)
-    return TurnOptions(given, sampling or Sampling(), timeout, priority)
+    seconds, placed = check_turn(sampling, timeout, priority)
+    return TurnOptions(given, sampling or Sampling(), seconds, placed)

@@ -148,6 +148,8 @@ class Execution:
 
     def _choose(self, request: Request, batch: PrefillBatch) -> Iterator[Outcome]:
         """Score the next choice, one in each step; then draw."""
+        if not self.preemption.make_choice(request, batch):
+            return
         self.forward = batch.requests
         try:
             if not self._metrics.choose(batch, request):
@@ -202,7 +204,7 @@ class Execution:
         request.cached = len(request.tokens) - 1
         if request.stream:
             yield Tokens(request.agent_id, request.serial, (item.token,), item.logprobs)
-        if item.token in request.stop_tokens or request.matcher.matches(request.generated):
+        if request.says_stop:
             yield Ended(request, "stop")
         elif request.decoded >= request.sampling.max_tokens:
             yield Ended(request, "length")

@@ -13,19 +13,28 @@ from kvactors.core.schedule.request import Request
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["SCORED_BYTES", "Looked", "Own", "look_up", "own_logprobs", "score", "score_prompt"]
+__all__ = [
+    "Looked",
+    "Own",
+    "look_up",
+    "own_logprobs",
+    "read_logprob",
+    "score",
+    "score_prompts",
+    "score_taken",
+]
 
 # Places of a prompt that are looked at together. What they take in float32 is work space.
 PLACES = 32
-# Bytes for each place and token of the vocabulary: logits, and four more arrays of that size.
-SCORED_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What is to be read of some places, lazily: the `tokens` there and their `logprobs` [places],
-    the ids `top` of the likeliest and their `top_logprobs` [places, k]."""
+    the ids `top` of the likeliest and their `top_logprobs` [places, k]; among all, `rows` [places,
+    vocab]."""
 
+    rows: "mx.array"
     tokens: "mx.array"
     logprobs: "mx.array"
     top: "mx.array"
@@ -76,11 +85,33 @@ def score(logits: "mx.array", tokens: Sequence[int], top: int) -> list[TokenLogp
     return scored
 
 
-def score_prompt(request: Request, logits: "mx.array") -> None:
-    """Note the log-probabilities of the prompt's tokens behind those that were just fed, by their
-    logits [fed, vocab], if the request wants them. Waits."""
-    if not request.scoring:
-        return
+def read_logprob(looked: Looked | None, token: int) -> tuple[TokenLogprob, ...]:
+    """That of the one place that was looked at, if one was, where a `token` was taken: the one that
+    was drawn, or another in its place. Waits."""
+    if looked is None:
+        return ()
+    (drawn,) = looked.read()
+    if drawn.token == token:
+        return (drawn,)
+    return (TokenLogprob(token, looked.rows[0, token].item(), drawn.top),)  # type: ignore[arg-type]
+
+
+def score_taken(request: Request, logits: "mx.array", choice: Sequence[int]) -> None:
+    """Note the log-probabilities of a choice's tokens, by their logits [tokens, vocab], if the
+    request asks for them. Waits."""
+    if (top := request.sampling.top_logprobs) is not None:
+        request.logprobs += score(logits, choice, top)
+
+
+def score_prompts(requests: Sequence[Request], logits: "mx.array") -> None:
+    """Note the log-probabilities of the prompts' tokens behind those that were just fed, by their
+    logits [rows, fed, vocab], for the `requests` that want them. Waits."""
+    for row, request in enumerate(requests):
+        if request.scoring:
+            _score_prompt(request, logits[row])
+
+
+def _score_prompt(request: Request, logits: "mx.array") -> None:
     first, top = request.cached, request.sampling.top_logprobs or 0
     behind = request.tokens[first + 1 : min(first + 1 + len(logits), request.prompt)]
     del request.prompt_logprobs[first:]
@@ -103,9 +134,9 @@ def _look(rows: "mx.array", tokens: "mx.array", top: int) -> Looked:
     logprobs = mx.take_along_axis(rows, tokens[:, None], axis=-1)[:, 0]
     if not top:
         nothing = mx.zeros((len(tokens), 0))
-        return Looked(tokens, logprobs, nothing, nothing)
+        return Looked(rows, tokens, logprobs, nothing, nothing)
     ids = mx.argpartition(-rows, top - 1, axis=-1)[:, :top]
-    return Looked(tokens, logprobs, ids, mx.take_along_axis(rows, ids, axis=-1))
+    return Looked(rows, tokens, logprobs, ids, mx.take_along_axis(rows, ids, axis=-1))
 
 
 def _token_logprob(

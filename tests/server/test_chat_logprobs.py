@@ -5,6 +5,7 @@ from typing import Any
 import openai
 from likelihoods import check_place, logprobs_of
 
+from kvactors.actors import Grammar, Sampling
 from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
 from kvactors.actors.frontends.server.exchange.events import Said, Thought, TokenLogprob
 from kvactors.actors.frontends.server.web.serve import Server
@@ -53,6 +54,23 @@ def test_a_chat_stream_tells_the_same(texts: openai.OpenAI) -> None:
     for part in parts:
         if part.logprobs:
             assert "".join(one.token for one in part.logprobs.content) == part.delta.content
+
+
+def test_an_answer_of_a_grammar_is_told_by_the_models_own_logits(exact: Server) -> None:
+    """Those that the grammar forbids count too; a token that it took in another's place has its
+    own."""
+    form = Grammar.regex("[a-z ]{12,}[.]!!")
+    agent = exact.service.system.spawn("forms")
+    sampling = Sampling(grammar=form, max_tokens=14, temperature=1.5, seed=2, top_logprobs=3)
+
+    reply = agent.ask("Say something.", sampling=sampling).get(timeout=60)
+
+    (turn, _) = agent.transcript().turns
+    expected = logprobs_of([*turn.token_ids, *reply.token_ids])[len(turn.token_ids) - 1 :]
+    assert [one.token for one in reply.logprobs] == list(reply.token_ids)
+    for own, one in zip(expected, reply.logprobs, strict=False):
+        assert one.logprob is not None
+        check_place(own, one.token, one.logprob, [logprob for _, logprob in one.top])
 
 
 def test_tokens_are_told_with_the_text_that_they_begin_in() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from budgets import work_space
 from forms import ANSWER, LIMIT, grid_model, load
 from makers import OpenSystem, prompts_of
 
@@ -107,7 +108,7 @@ def test_what_is_in_float_is_counted_by_its_own_bytes(open_grid: OpenSystem) -> 
 
 def test_agents_of_both_forms_stay_within_the_budget(open_system: OpenSystem) -> None:
     budget, asked = (
-        4 << 20,
+        work_space(grid, float_tokens=400).least(708, 0) + 1_800_000,
         prompts_of(
             (
                 400,

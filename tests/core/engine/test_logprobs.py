@@ -11,11 +11,11 @@ from oracle import free_run, mlx_lm_caches
 from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core.engine import runner
 from kvactors.core.engine.engine import Engine
 from kvactors.core.errors import InvalidSampling
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
+from kvactors.core.schedule import scoring
 from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
 from kvactors.core.testing.engines import make_request, run_engine
@@ -143,14 +143,16 @@ def test_who_shares_the_batch_changes_no_bit(
     compare_alone_and_together(load_grid(kv_bits), make_engine)
 
 
-@bug(runner, "look_up")
+@bug(scoring, "own_logprobs")
 def a_row_is_told_of_its_neighbour(true: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda rows, tokens: true(rows, mx.concatenate([tokens[1:], tokens[:1]]))
+    return lambda requests, logits: true(requests, mx.concatenate([logits[1:], logits[:1]]))
 
 
-@bug(runner, "score_prompt")
+@bug(scoring, "score_prompts")
 def a_prompt_is_scored_one_token_late(true: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda request, logits: true(request, mx.concatenate([logits[:1], logits[:-1]]))
+    return lambda requests, logits: true(
+        requests, mx.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
+    )
 
 
 def test_a_neighbours_token_is_noticed(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
@@ -185,14 +187,16 @@ def test_a_turn_that_gives_way_is_told_the_same(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     loaded = load_grid()
-    sampling = Sampling(max_tokens=40, top_logprobs=2, prompt_logprobs=True)
-    prompts = prompts_of([400, 390, 410])
+    sampling = Sampling(max_tokens=150, top_logprobs=2, prompt_logprobs=True)
+    prompts = prompts_of([200, 210, 190])
     alone: dict[str, Request] = {}
     for number, prompt in enumerate(prompts):
         alone |= run(make_engine(loaded), make_request(f"{number}", [], prompt, sampling))
-    need = make_engine(loaded).memory.least(450, loaded.form_of(450))
+    request = make_request("?", [], prompts[0], sampling)
+    request.form = loaded.form_of(request.prompt)
 
-    engine = make_engine(loaded, budget=3 * need)
+    least = make_engine(loaded).memory.least(request)
+    engine = make_engine(loaded, budget=int(2.4 * least))
     together = run(engine, *(make_request(f"{n}", [], p, sampling) for n, p in enumerate(prompts)))
 
     assert engine.stats()["preemptions"]

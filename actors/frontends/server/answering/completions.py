@@ -10,6 +10,7 @@ from contextlib import suppress
 import xxhash
 
 from kvactors.actors.agents.handle import Agent
+from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.dialect.token_texts import TokenLine, TokenTexts
 from kvactors.actors.frontends.server.exchange.completion import Completed, Completion, Continued
@@ -17,7 +18,7 @@ from kvactors.actors.frontends.server.exchange.events import Usage
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import NewTokenIds, check_prompt
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import read_async
+from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.errors import AdmissionFull, SystemStopped
 
@@ -50,7 +51,7 @@ class Completions:
             work = asyncio.to_thread(self._system.forget, agent_id)
             forgetting = asyncio.ensure_future(work)
             forgetting.add_done_callback(lambda _: self._open.discard(agent_id))
-            with suppress(SystemStopped):
+            with suppress(SystemStopped, AgentNotStored):
                 await asyncio.shield(forgetting)
 
     def _name(self, asked: Completion) -> str:
@@ -76,9 +77,11 @@ class Completions:
             # Log-probabilities of a prompt are known at its end: what is said waits for them.
             scored = (await _reply(ticket)).prompt_logprobs if sampling.prompt_logprobs else ()
             said = TokenTexts(chat, ends=True).tell(scored)
-            yield Continued(chat.decode(prompt.token_ids), said)
+            text = asked.prompt if isinstance(asked.prompt, str) else chat.decode(asked.prompt)
+            yield Continued(text, said)
         texts, line = TokenTexts(chat), TokenLine()
-        async for piece in read_async(ticket, sampling.stop):
+        stream = AsyncReplyStream(ticket, sampling.stop, lambda: agent.end_turn(ticket))
+        async for piece in stream:
             line.add(texts.tell(piece.logprobs))
             yield Continued(piece.text, line.pass_on(piece.text))
         reply = await _reply(ticket)

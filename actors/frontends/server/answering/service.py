@@ -30,7 +30,7 @@ from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import read_async
+from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
@@ -190,16 +190,16 @@ class Service:
         begun = await ticket.admitted
         if begun is not None:
             broadcast.add(Begun(begun.prompt, begun.kept))
+        stop, agent = inquiry.sampling.stop, taken.agent
         texts = TokenTexts(self.system.chat)
-        async for piece in read_async(ticket, inquiry.sampling.stop):
+        async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
             for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        stop = _stop_of(taken.agent, inquiry.sampling.stop)
-        ended = replace(_ended(reply, reader), stop=stop)
+        ended = replace(_ended(reply, reader), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
