@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
-from kvactors.actors.frontends.server.web.command import serve_command
+from kvactors.actors.frontends.server.web.command import commands as serving
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["app", "main"]
@@ -174,6 +174,7 @@ def chat(
 
 
 app.add_typer(commands)
+app.add_typer(serving)
 
 
 @app.command()
@@ -185,9 +186,6 @@ def top(
     from kvactors.actors.frontends.cli.top import run_top
 
     run_top(store, once=once)
-
-
-app.command("serve")(serve_command)
 
 
 @app.command()

@@ -39,7 +39,8 @@ class Reader:
     """Reads one answer.
 
     `text` and `calls` are what was found so far; thoughts are no part of the text. What is no call
-    that can be read, though it looks like one, is text. `tools` are those that may be called, by
+    that can be read, though it looks like one, is text. `marks` stand around calls and thoughts,
+    `parse` reads a call, `new_id` names it. `tools` are those that may be called, by
     the names that the model uses; `thinking`: it begins with a thought. What tokens of the answer's
     text were given with is told with it; of thoughts and calls it is not.
     """

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -79,7 +80,7 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
 
 
 def refused(param: str, message: str, status: int = 400) -> Failure:
-    """A request whose field `param` is wrong, as `message` says."""
+    """A request whose field `param` is wrong, as `message` says; answered with `status`."""
     return Failure(status, f"{param}: {message}", param)
 
 
@@ -87,6 +88,9 @@ def failure_of(error: BaseException) -> Failure:
     """What an `error` of a turn is answered with."""
     if isinstance(error, Failure):
         return error
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return refused(str(first["loc"][-1]), first["msg"])
     if isinstance(error, HTTPException):
         return Failure(error.status_code, error.detail)
     for kind, status, code in _STATUS:
