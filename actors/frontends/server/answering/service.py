@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -39,8 +40,6 @@ __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that an opening turn is waited for, so that what fails at once is a status.
-OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
 # What a template may put around a turn, in tokens.
@@ -172,6 +171,7 @@ class Service:
             reader = self.dialect.reader(inquiry, _call_id)
             said = self._continuation(inquiry, plan)
             sampling = self._sampling(inquiry, agent, said)
+            sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
             ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
             self._busy.discard(known.agent_id)
@@ -214,8 +214,9 @@ class Service:
         if begun is not None:
             broadcast.add(Begun(begun.prompt, begun.kept))
         stop, agent = inquiry.sampling.stop, taken.agent
+        texts = TokenTexts(self.system.chat)
         async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
-            for event in reader.feed(piece.text):
+            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():
