@@ -175,7 +175,7 @@ class AgentRegistry:
     def prefetch(self, agent_id: str) -> None:
         """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
         check_id(agent_id)
-        send(self._spawn(agent_id, None, "refuse").actor.actor_ref, Prefetch())
+        send(self._spawn(agent_id, None, None).actor.actor_ref, Prefetch())
 
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails."""
@@ -190,7 +190,10 @@ class AgentRegistry:
             if self._lifecycle.persistence is not None:
                 self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
 
-    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
+    def _spawn(
+        self, agent_id: str, system_prompt: str | None, policy: ContextPolicy | None
+    ) -> Spawned:
+        """`policy` None leaves it as it is."""
         with self._lock:
             self._lifecycle.require_running()
             known = self._spawned.get(agent_id)
@@ -199,9 +202,9 @@ class AgentRegistry:
                     raise AgentExists(agent_id, "is just being forked")
                 records = self._records(agent_id)
                 transcript = _restored(self._host.info, agent_id, records, system_prompt)
-                return self._begin(agent_id, transcript, policy)
+                return self._begin(agent_id, transcript, policy or "refuse")
             known.actor.transcript.require_system_prompt(system_prompt)
-            known.actor.context_policy = policy
+            known.actor.context_policy = policy or known.actor.context_policy
             return known
 
     def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Spawned:
@@ -243,7 +246,7 @@ class AgentRegistry:
             self._lifecycle.require_running()
             if parent not in self._spawned and not self._records(parent):
                 raise AgentNotStored(parent)
-            return self._spawn(parent, None, "refuse").actor
+            return self._spawn(parent, None, None).actor
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""

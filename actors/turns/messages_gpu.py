@@ -18,6 +18,7 @@ __all__ = [
     "ForkCache",
     "LoadModel",
     "PrefetchKV",
+    "ReadHeld",
     "ReadStats",
     "ReadTurns",
     "Restored",
@@ -148,6 +149,11 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHeld:
+    """To the GPU actor, by ask: each agent whose KV is in memory, and how much of it."""
 
 
 @dataclass(frozen=True, slots=True)

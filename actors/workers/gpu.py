@@ -20,6 +20,7 @@ from kvactors.actors.turns.messages_gpu import (
     ForkCache,
     LoadModel,
     PrefetchKV,
+    ReadHeld,
     ReadStats,
     ReadTurns,
     Restored,
@@ -33,7 +34,7 @@ from kvactors.actors.turns.messages_gpu import (
 from kvactors.actors.workers.engine_reports import EngineReports, OnProgress
 from kvactors.actors.workers.engine_slot import EngineSlot
 from kvactors.actors.workers.health import Vitals
-from kvactors.core.engine.status import in_memory
+from kvactors.core.engine.status import held, in_memory
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Aborted
@@ -186,6 +187,10 @@ class GpuActor(SystemActor):
     @handles(ReadStats)
     def _read_stats(self, _message: ReadStats) -> Any:
         return self._slot.engine.stats(), in_memory(self._slot.engine.memory)
+
+    @handles(ReadHeld)
+    def _read_held(self, _message: ReadHeld) -> Any:
+        return held(self._slot.engine.memory)
 
     @handles(ReadTurns)
     def _read_turns(self, _message: ReadTurns) -> Any:

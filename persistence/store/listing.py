@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders
 from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.store.parts import StoreParts
 
-__all__ = ["StoreCounts", "StoredAgent", "count", "describe"]
+__all__ = ["Glance", "StoreCounts", "StoredAgent", "count", "describe", "glance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,22 @@ class StoredAgent:
     """Epoch seconds of the newest file."""
     problem: str | None
     """Why the ledger cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What is known of an agent without reading a file of it. Sizes in bytes."""
+
+    folder: str
+    """Its directory's name: the encoded id."""
+    ledger_bytes: int
+    """0 without a ledger."""
+    kv_tokens: int
+    """Under the model that was asked for."""
+    kv_bytes: int
+    """Of these; what several share is counted for each."""
+    last_used: float
+    """Epoch seconds of the newest file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,19 @@ def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCoun
         disk_bytes=kv.disk.size,
         written_bytes=store.counter.written,
     )
+
+
+def glance(store: StoreParts, fingerprint: str, encoded: str) -> Glance:
+    """What `store` has of the agent whose directory is named `encoded`, under `fingerprint`. Raises
+    OSError."""
+    ledger, usage = store.ledgers.path(encoded), store.kv.disk.get(Key(encoded, fingerprint))
+    size, used = 0, 0.0
+    with suppress(FileNotFoundError):
+        status = ledger.stat()
+        size, used = status.st_size, status.st_mtime
+    if usage is None:
+        return Glance(encoded, size, 0, 0, used)
+    return Glance(encoded, size, usage.tokens, usage.size, max(used, usage.last_used))
 
 
 def describe(ledgers: Ledgers, kv: KvFolders, encoded: str) -> StoredAgent:

@@ -6,9 +6,9 @@ One thread of its own plans turns over the index; the event loop reads what come
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -98,7 +99,7 @@ class Service:
 
     async def idle_agents(self, before: float) -> list[str]:
         """Agents without a name that were last used before a time, in seconds since 1970."""
-        return await self._planned(lambda: self.index.idle(before))
+        return await self.indexed(lambda: self.index.idle(before))
 
     async def forget(self, agent_id: str) -> bool:
         """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
@@ -110,7 +111,19 @@ class Service:
             self.system.forget(agent_id)
             return True
 
-        return await self._planned(work)
+        return await self.indexed(work)
+
+    @asynccontextmanager
+    async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
+        """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
+        Raises AgentBusy, SystemStopped."""
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+        await self.indexed(lambda: self._claim(agent_id))
+        try:
+            yield
+        finally:
+            self._busy.discard(agent_id)
 
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
@@ -155,13 +168,13 @@ class Service:
             self._keep(key, broadcast)
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
-        plan = await self._planned(lambda: self._plan(inquiry))
+        plan = await self.indexed(lambda: self._plan(inquiry))
         known = plan.known
         try:
             parent = plan.parent or None
             agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
             if plan.fresh:
-                await self._planned(lambda: self.index.begin(known))
+                await self.indexed(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             ticket = agent.open_turn(
                 TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
@@ -175,6 +188,11 @@ class Service:
         plan = self._resolver.plan(inquiry, self._busy)
         self._busy.add(plan.known.agent_id)
         return plan
+
+    def _claim(self, agent_id: str) -> None:
+        if agent_id in self._busy:
+            raise AgentBusy(agent_id)
+        self._busy.add(agent_id)
 
     def _continuation(self, inquiry: Inquiry, plan: Plan) -> Continuation:
         """What the turn says behind what its agent knows already."""
@@ -227,7 +245,7 @@ class Service:
             self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
             self.index.note_said(all_hashes[plan.matched :], texts)
 
-        await self._planned(note)
+        await self.indexed(note)
 
     def _keep(self, key: str, broadcast: Broadcast) -> None:
         """Keep a complete answer until a reader has had its end, for who asks again."""
@@ -268,7 +286,8 @@ class Service:
             first = False
         return chat.encode(text)
 
-    async def _planned(self, work: Callable[[], _T]) -> _T:
+    async def indexed(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns on the one thread that touches the index."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
 

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from kvactors.actors.frontends.server.agents.routes import agent_routes
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
@@ -38,6 +40,7 @@ def make_app(
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
     app.include_router(messages_routes(service, named))
+    app.include_router(agent_routes(service))
     app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -47,7 +50,7 @@ def make_app(
             logger.error("%s failed", request.url.path, exc_info=error)
         return failure_response(failure, shape_of(request.url.path))
 
-    for kind in (Exception, Failure, HTTPException, KvactorsError):
+    for kind in (Exception, Failure, HTTPException, KvactorsError, RequestValidationError):
         app.add_exception_handler(kind, failed)
     app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
     return app
