@@ -9,7 +9,7 @@ from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
-from kvactors.actors.turns.messages_gpu import ReadHeld
+from kvactors.actors.turns.messages_gpu import ReadStats
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.engine.status import HeldAgent
 from kvactors.core.errors import KvactorsError
@@ -77,12 +77,14 @@ class AgentRoster:
         for agent_id in agent_ids:
             check_id(agent_id)
         self._lifecycle.require_running()
-        held: Mapping[str, HeldAgent] = self._lifecycle.ask(self._lifecycle.gpu, ReadHeld())
+        held: Mapping[str, HeldAgent]
+        _, held = self._lifecycle.ask(self._lifecycle.gpu, ReadStats(each=True))
         glances = self._glances(agent_ids)
         known = dict[str, _Memory]()
         stored = dict[str, Glance]()
         for glance, memory in zip(glances, self._memories(glances), strict=True):
-            if glance.ledger_bytes or glance.kv_bytes:
+            # KV alone is of an agent half forgotten.
+            if glance.ledger_bytes:
                 known[memory.agent_id], stored[memory.agent_id] = memory, glance
         for actor in self._agents.actors():
             if not agent_ids or actor.agent_id in agent_ids:
@@ -91,7 +93,7 @@ class AgentRoster:
 
     def _glances(self, agent_ids: tuple[str, ...]) -> list[Glance]:
         fingerprint = self._host.info.fingerprint
-        return self._with_store(lambda store: store.glances(fingerprint, agent_ids)) or []
+        return self._with_store(lambda store: store.listing.glances(fingerprint, agent_ids)) or []
 
     def _memories(self, glances: list[Glance]) -> list[_Memory]:
         """What the ledgers of these say."""
@@ -112,7 +114,7 @@ class AgentRoster:
 
 def _read(store: Store, folder: str) -> _Memory:
     try:
-        agent_id, records = store.read_folder(folder)
+        agent_id, records = store.listing.read(folder)
         sizes = _sizes(records)
         return _Memory(agent_id, len(sizes), sum(sizes))
     except (KvactorsError, KeyError, TypeError, ValueError) as error:

@@ -18,7 +18,6 @@ __all__ = [
     "ForkCache",
     "LoadModel",
     "PrefetchKV",
-    "ReadHeld",
     "ReadStats",
     "ReadTurns",
     "Restored",
@@ -150,10 +149,8 @@ class Saved:
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReadHeld:
-    """To the GPU actor, by ask: each agent whose KV is in memory, and how much of it."""
+    each: bool = False
+    """A mapping of the ids to HeldAgent instead: how much of each is in memory."""
 
 
 @dataclass(frozen=True, slots=True)

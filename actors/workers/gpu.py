@@ -20,7 +20,6 @@ from kvactors.actors.turns.messages_gpu import (
     ForkCache,
     LoadModel,
     PrefetchKV,
-    ReadHeld,
     ReadStats,
     ReadTurns,
     Restored,
@@ -185,12 +184,10 @@ class GpuActor(SystemActor):
         return encode_floats(message.layer, message.floats)
 
     @handles(ReadStats)
-    def _read_stats(self, _message: ReadStats) -> Any:
-        return self._slot.engine.stats(), in_memory(self._slot.engine.memory)
-
-    @handles(ReadHeld)
-    def _read_held(self, _message: ReadHeld) -> Any:
-        return held(self._slot.engine.memory)
+    def _read_stats(self, message: ReadStats) -> Any:
+        engine = self._slot.engine
+        agents = held(engine.memory) if message.each else in_memory(engine.memory)
+        return engine.stats(), agents
 
     @handles(ReadTurns)
     def _read_turns(self, _message: ReadTurns) -> Any:

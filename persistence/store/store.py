@@ -31,12 +31,11 @@ from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.store.fork import fork
 from kvactors.persistence.store.group import Done, Failed, OnEvicted, Reports, commit_group, nobody
 from kvactors.persistence.store.listing import (
-    Glance,
+    Listing,
     StoreCounts,
     StoredAgent,
     count,
     describe,
-    glance,
 )
 from kvactors.persistence.store.opening import make_folder, open_folders
 from kvactors.persistence.store.parts import StoreParts
@@ -84,6 +83,7 @@ class Store:
         self._kv = KvFolders(self._files, self.root / "kv", sealing, share=share_segments)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
         self._parts = StoreParts(self._ledgers, self._kv, DiskLimit(self._kv, max_disk))
+        self.listing = Listing(self._parts, self.agent_folders, self._touch)
         try:
             make_folder(self._files, self.root)
             self._lock = StoreLock(self.root, self._files)
@@ -137,22 +137,6 @@ class Store:
         """Everything stored, by directory name. Reads every ledger, sweeps. Raises OSError."""
         self.sweep()
         return [describe(self._ledgers, self._kv, name) for name in self.agent_folders()]
-
-    def glances(self, fingerprint: str, agent_ids: Iterable[str] = ()) -> list[Glance]:
-        """Of these agents, or of all: what is known without reading a file. Raises
-        InvalidFingerprint, OSError."""
-        self._check_open()
-        check_fingerprint(fingerprint)
-        folders = list(map(encode_agent_id, agent_ids)) or self.agent_folders()
-        return [glance(self._parts, fingerprint, folder) for folder in folders]
-
-    def read_folder(self, encoded: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-        """Whose the folder `encoded` is, and the records of its ledger. Raises as `read_ledger`."""
-        self._touch(encoded)
-        found = self._ledgers.load(encoded)
-        if found is None:
-            return encoded, ()
-        return found.agent_id, self._ledgers.records(found, self._ledgers.path(encoded))
 
     def counts(self, fingerprint: str, in_memory: Iterable[str]) -> StoreCounts:
         """What is stored of all agents but those in memory. Reads nothing after the first time,

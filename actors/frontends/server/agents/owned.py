@@ -145,8 +145,10 @@ class OwnedAgents:
     async def _handle(self, inner: str) -> Agent:
         # Not spawned again: that would set its context policy anew.
         system = self.service.system
-        found: Agent | None = system.find(inner)
-        return found or await asyncio.to_thread(system.spawn, inner)
+        found = system.find(inner)
+        if found is not None:
+            return found
+        return await asyncio.to_thread(system.spawn, inner)
 
     async def _exists(self, inner: str) -> bool:
         # One that was spawned is known without waiting for the step that runs.

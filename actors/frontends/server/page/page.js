@@ -139,7 +139,9 @@ async function refresh() {
   try {
     const q = encodeURIComponent($("filter").value);
     const list = await (await call(`/agents?q=${q}`)).json();
-    shown.agents = TIERS.flatMap((tier) => list.agents.filter((agent) => agent.tier === tier));
+    // By id, since rows that move under the pointer cannot be read.
+    const sorted = list.agents.sort((a, b) => (a.id < b.id ? -1 : 1));
+    shown.agents = TIERS.flatMap((tier) => sorted.filter((agent) => agent.tier === tier));
     $("agents-title").textContent = `agents ${count(list.total)}`;
     drawAgents(list.tiers);
     const chosen = shown.agents.find((agent) => agent.id === shown.chosen);
@@ -365,13 +367,16 @@ let before = null;
 
 function drawSnapshot(now) {
   const { stats, health } = now;
-  $("model").textContent = `${now.model} on ${now.device}`;
+  $("model").textContent = `${now.model} on ${now.device.replace(/^Device\((\w+).*$/, "$1")}`;
   $("state").textContent = health.error ? `${health.state}: ${health.error}` : health.state;
   $("state").className = `pill ${health.state === "ok" ? "ok" : "bad"}`;
   $("unsaved").textContent = size(health.unsaved_bytes);
   const running = now.turns.filter((turn) => turn.phase === "prefill" || turn.phase === "decode");
   $("running").textContent = count(running.length);
   $("waiting").textContent = count(now.turns.length - running.length);
+  // A snapshot may be older than the event that ended a turn: what it alone knows goes with it.
+  const named = new Set(now.turns.map((turn) => turn.agent_id));
+  shown.turns = shown.turns.filter((turn) => turn.serial !== null || named.has(turn.agent));
   for (const turn of now.turns) note(turn.agent_id, turn.phase);
   if (stats) drawStats(now, stats);
 }
@@ -408,9 +413,10 @@ function running(agent) {
 }
 
 function note(agent, phase) {
-  const turn = running(agent);
-  if (turn && turn.phases.at(-1)[0] !== phase) turn.phases.push([phase, Date.now() / 1000]);
-  if (!turn) shown.turns.push({ agent, serial: null, phases: [[phase, Date.now() / 1000]] });
+  const turn = running(agent), now = Date.now() / 1000;
+  const justEnded = shown.turns.some((one) => one.agent === agent && !one.save && one.ended > now - 2);
+  if (turn && turn.phases.at(-1)[0] !== phase) turn.phases.push([phase, now]);
+  if (!turn && !justEnded) shown.turns.push({ agent, serial: null, phases: [[phase, now]] });
 }
 
 function drawEvent(name, told) {
