@@ -76,7 +76,7 @@ class OwnedAgents:
         return await self._handle(await self.inner(agent_id))
 
     async def export(self, agent_id: str, path: Path, form: str) -> None:
-        """Write it to a new file at `path`, of this `form`. Raises AgentNotStored, and as
+        """Write `agent_id` to a new file at `path`, of this `form`. Raises AgentNotStored, and as
         `AgentSystem.export_agent`."""
         inner, export = await self.inner(agent_id), self.service.system.export_agent
         await asyncio.to_thread(export, inner, path, format=form)
@@ -84,7 +84,8 @@ class OwnedAgents:
     # -- making and forgetting ---------------------------------------------------------
 
     async def spawn(self, agent_id: str | None, system: str | None, policy: ContextPolicy) -> str:
-        """A new agent with the prompt `system` and this `policy`; its id. Raises AgentExists."""
+        """A new agent, `agent_id` or one with a name of its own, with the prompt `system` and this
+        `policy`; its id. Raises AgentExists."""
         spawn = self.service.system.spawn
         return await self._make(agent_id, lambda inner: spawn(inner, system, context_policy=policy))
 

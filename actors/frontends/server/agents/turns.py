@@ -70,7 +70,7 @@ class Turns:
         self._tasks = set[asyncio.Task[None]]()
 
     async def open(self, owned: OwnedAgents, agent_id: str, body: TurnBody) -> OpenTurn:
-        """The turn that `body` asks of an agent among those `owned`. Raises AgentNotStored,
+        """The turn that `body` asks of `agent_id`, one of those `owned`. Raises AgentNotStored,
         AgentBusy, and as `Agent.ask` does at once."""
         agent = await owned.agent(agent_id)
         options = check_options(
