@@ -78,7 +78,8 @@ def computed(answer: Any) -> int:
 def goes_on(asked: dict[str, Any], answer: Any) -> dict[str, Any]:
     said = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
     new = {"role": "user", "content": "And now?"}
-    return json.loads(json.dumps({**asked, "messages": [*asked["messages"], said, new]}))
+    further = json.dumps({**asked, "messages": [*asked["messages"], said, new]})
+    return dict(json.loads(further))
 
 
 def nonce(asked: dict[str, Any]) -> dict[str, Any]:

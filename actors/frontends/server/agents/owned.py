@@ -45,7 +45,7 @@ class OwnedAgents:
         """Whether the client may see the agent that the system calls so."""
         if not self.tenant:
             return True
-        known = await self.service.indexed(lambda: self.service.index.known(inner))
+        known = await self.service.on_index(lambda: self.service.index.known(inner))
         return known is not None and known.tenant == self.tenant
 
     async def inner(self, agent_id: str) -> str:
@@ -54,7 +54,7 @@ class OwnedAgents:
         for name in names:
             if await self.owns(name) and await self._exists(name):
                 return name
-        raise AgentNotStored(agent_id)
+        raise AgentNotStored(agent_id, "here")
 
     # -- reading -----------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class OwnedAgents:
         """All, the last used first."""
         states = await self._states()
         if self.tenant:
-            mine = await self.service.indexed(lambda: self.service.index.of_tenant(self.tenant))
+            mine = await self.service.on_index(lambda: self.service.index.of_tenant(self.tenant))
             states = [state for state in states if state.agent_id in mine]
         return sorted(states, key=lambda state: -(state.last_used or float("inf")))
 
@@ -140,7 +140,7 @@ class OwnedAgents:
                 raise AgentExists(name)
             await asyncio.to_thread(make, inner)
             known = Known(inner, self.tenant, f"agent:{name}", "{}", "{}", named=True)
-            await self.service.indexed(lambda: self.service.index.begin(known))
+            await self.service.on_index(lambda: self.service.index.begin(known))
         return name
 
     async def _handle(self, inner: str) -> Agent:

@@ -18,7 +18,7 @@ from kvactors.actors.frontends.server.agents.owned import OwnedAgents
 from kvactors.actors.frontends.server.wire.errors import failure_of
 from kvactors.actors.turns.options import TurnOptions, check_options
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import read_async
+from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.actors.turns.ticket import Ticket
 
 __all__ = ["OpenTurn", "Turns"]
@@ -50,8 +50,9 @@ class OpenTurn:
 
     async def events(self) -> AsyncGenerator[ServerSentEvent, None]:
         """`text` events, then `end` with the answer, or `error`. Leaving early ends the turn."""
+        stop = self.options.sampling.stop
         try:
-            async for piece in read_async(self.ticket, self.options.sampling.stop):
+            async for piece in AsyncReplyStream(self.ticket, stop, self._leave):
                 said = Piece(text=piece.text, tokens=len(piece.token_ids))
                 yield ServerSentEvent(event="text", data=said.model_dump_json())
             reply: Reply = await self.ticket.reply
@@ -60,7 +61,10 @@ class OpenTurn:
         except Exception as error:
             yield ServerSentEvent(event="error", data=failure_of(error).json("openai"))
         finally:
-            self.agent.end_turn(self.ticket)
+            self._leave()
+
+    def _leave(self) -> None:
+        self.agent.end_turn(self.ticket)
 
 
 class Turns:

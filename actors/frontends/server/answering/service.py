@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
@@ -30,19 +31,20 @@ from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import read_async
+from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
+from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that an opening turn is waited for, so that what fails at once is a status.
-OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
+# What a template may put around a turn, in tokens.
+FRAME_TOKENS = 64
 _T = TypeVar("_T")
 
 
@@ -99,7 +101,7 @@ class Service:
 
     async def idle_agents(self, before: float) -> list[str]:
         """Agents without a name that were last used before a time, in seconds since 1970."""
-        return await self.indexed(lambda: self.index.idle(before))
+        return await self.on_index(lambda: self.index.idle(before))
 
     async def forget(self, agent_id: str) -> bool:
         """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
@@ -111,7 +113,11 @@ class Service:
             self.system.forget(agent_id)
             return True
 
-        return await self.indexed(work)
+        return await self.on_index(work)
+
+    async def on_index(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, done on the thread of the index."""
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
     @asynccontextmanager
     async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
@@ -119,7 +125,7 @@ class Service:
         Raises AgentBusy, SystemStopped."""
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
-        await self.indexed(lambda: self._claim(agent_id))
+        await self.on_index(lambda: self._claim(agent_id))
         try:
             yield
         finally:
@@ -168,17 +174,18 @@ class Service:
             self._keep(key, broadcast)
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
-        plan = await self.indexed(lambda: self._plan(inquiry))
+        plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
             parent = plan.parent or None
             agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
-            if plan.fresh:
-                await self.indexed(lambda: self.index.begin(known))
+            if plan.fresh or plan.tools:
+                await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
-            ticket = agent.open_turn(
-                TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
-            )
+            said = self._continuation(inquiry, plan)
+            sampling = self._sampling(inquiry, agent, said)
+            sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
+            ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
             self._busy.discard(known.agent_id)
             raise
@@ -198,10 +205,24 @@ class Service:
         """What the turn says behind what its agent knows already."""
         conversation = plan.conversation
         new = conversation.said[plan.matched :]
-        if plan.tell and new:
-            new = (replace(new[0], text=f"{plan.tell}\n\n{new[0].text}"), *new[1:])
+        tools = self.dialect.system("", inquiry.tools) if plan.tools else ""
+        if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
+            new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
         system = self.dialect.system(conversation.system, inquiry.tools)
         return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
+
+    def _sampling(self, inquiry: Inquiry, agent: Agent, said: Continuation) -> Sampling:
+        """How the answer is drawn, in the form that is asked for, and how long it may be."""
+        sampling = replace(inquiry.sampling, grammar=self.dialect.grammar(inquiry))
+        if not inquiry.open_end:
+            return sampling
+        chat, turns = self.system.chat, agent.transcript().turns[: said.keep]
+        system = said.system if said.system and not said.keep else ""
+        texts = [system, *(text for _, text in said.messages)]
+        used = sum(len(turn.token_ids) for turn in turns)
+        used += sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
+        left = self.system.info.spec.context - used
+        return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
 
     async def _read(self, inquiry: Inquiry, taken: _Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
@@ -210,15 +231,16 @@ class Service:
         begun = await ticket.admitted
         if begun is not None:
             broadcast.add(Begun(begun.prompt, begun.kept))
-        async for piece in read_async(ticket, inquiry.sampling.stop):
-            for event in reader.feed(piece.text):
+        stop, agent = inquiry.sampling.stop, taken.agent
+        texts = TokenTexts(self.system.chat)
+        async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
+            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        stop = _stop_of(taken.agent, inquiry.sampling.stop)
-        ended = replace(_ended(reply, reader), stop=stop)
+        ended = replace(_ended(reply, reader), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
@@ -245,7 +267,7 @@ class Service:
             self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
             self.index.note_said(all_hashes[plan.matched :], texts)
 
-        await self.indexed(note)
+        await self.on_index(note)
 
     def _keep(self, key: str, broadcast: Broadcast) -> None:
         """Keep a complete answer until a reader has had its end, for who asks again."""
@@ -285,10 +307,6 @@ class Service:
                 text += chat.following(role, said, answer=True)
             first = False
         return chat.encode(text)
-
-    async def indexed(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns on the one thread that touches the index."""
-        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
 
 def _call_id() -> str:

@@ -11,13 +11,17 @@ from starlette.exceptions import HTTPException
 
 from kvactors.actors.frontends.server.agents.events import event_routes
 from kvactors.actors.frontends.server.agents.routes import agent_routes
+from kvactors.actors.frontends.server.answering.completions import Completions
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.page.routes import page_routes
 from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
+from kvactors.actors.frontends.server.wire.completions import completion_routes
 from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
 from kvactors.actors.frontends.server.wire.messages import messages_routes
 from kvactors.actors.frontends.server.wire.models import Named, model_routes
+from kvactors.actors.frontends.server.wire.responses.routes import responses_routes
+from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["LOOPBACK", "make_app"]
@@ -41,6 +45,9 @@ def make_app(
     the API keys that count now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
+    app.include_router(completion_routes(Completions(service), named))
+    store = ResponseStore(service.index.connection, service.on_index)
+    app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
     app.include_router(agent_routes(service))
     app.include_router(event_routes(service))
@@ -54,7 +61,7 @@ def make_app(
             logger.error("%s failed", request.url.path, exc_info=error)
         return failure_response(failure, shape_of(request.url.path))
 
-    for kind in (Exception, Failure, HTTPException, KvactorsError, RequestValidationError):
+    for kind in (Exception, Failure, HTTPException, RequestValidationError, KvactorsError):
         app.add_exception_handler(kind, failed)
     app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
     return app
