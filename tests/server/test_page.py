@@ -62,8 +62,7 @@ def said(browser: webdriver.Chrome) -> list[str]:
 def look_at(browser: webdriver.Chrome, server: Server, agent: str) -> None:
     """Open the page, and an agent on it."""
     browser.get(server.url)
-    until(browser, lambda: row(browser, agent).is_displayed())
-    row(browser, agent).click()
+    until(browser, lambda: row(browser, agent).click() is None)
     until(browser, lambda: element(browser, "agent-title").text == agent)
 
 
@@ -138,7 +137,7 @@ def test_fork_rewind_and_forget_ask_first(browser: webdriver.Chrome, server: Ser
     until(browser, lambda: element(browser, "agent-title").text == "page-fork")
     until(browser, lambda: len(said(browser)) == 2)
 
-    row(browser, "page-acts").click()
+    until(browser, lambda: row(browser, "page-acts").click() is None)
     until(browser, lambda: len(said(browser)) == 4)
     press("Rewind to turn 2")
     assert len(server.service.system.spawn("page-acts").transcript().turns) == 4

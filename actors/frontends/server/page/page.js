@@ -151,35 +151,57 @@ async function refresh() {
   }
 }
 
+// Each element is made once, by its name: what is under the pointer stays there.
+const made = new Map();
+function once(name, make) {
+  if (!made.has(name)) made.set(name, make());
+  return made.get(name);
+}
+
 function drawAgents(tiers) {
   const rows = [];
   let tier = null;
   for (const agent of shown.agents) {
     if (agent.tier !== tier) {
       tier = agent.tier;
-      const group = element("div", null, "group");
-      group.setAttribute("role", "presentation");
-      group.append(element("span", tier), element("span", count(tiers[tier]), "num"));
+      const group = once(`tier ${tier}`, () => tierRow(agent.tier));
+      group.lastElementChild.textContent = count(tiers[tier]);
       rows.push(group);
     }
-    rows.push(agentRow(agent));
+    const row = once(`agent ${agent.id}`, () => agentRow(agent.id));
+    drawRow(row, agent);
+    rows.push(row);
   }
-  if (!rows.length) rows.push(element("div", "none yet", "group"));
-  $("agents").replaceChildren(...rows);
+  if (!rows.length) rows.push(once("none", () => element("div", "none yet", "group")));
+  const there = [...$("agents").children];
+  if (rows.length !== there.length || rows.some((row, i) => row !== there[i])) {
+    $("agents").replaceChildren(...rows);
+  }
   markChosen();
 }
 
-function agentRow(agent) {
+function tierRow(tier) {
+  const group = element("div", null, "group");
+  group.setAttribute("role", "presentation");
+  group.append(element("span", tier), element("span", "", "num"));
+  return group;
+}
+
+function agentRow(id) {
   const row = element("div", null, "row");
-  row.id = `agent-${encodeURIComponent(agent.id)}`;
+  row.id = `agent-${encodeURIComponent(id)}`;
   row.setAttribute("role", "option");
-  row.dataset.id = agent.id;
-  row.title = agent.problem ?? `${agent.id}, ${ago(agent.last_used)}`;
-  const bytes = agent.memory_bytes || agent.disk_bytes;
-  const text = element("span", `${count(agent.tokens)} tok · ${size(bytes)}`, "num");
-  row.append(element("i", null, agent.tier), element("b", agent.id), text);
-  row.addEventListener("click", () => choose(agent.id));
+  row.dataset.id = id;
+  row.append(element("i"), element("b", id), element("span", "", "num"));
+  row.addEventListener("click", () => choose(id));
   return row;
+}
+
+function drawRow(row, agent) {
+  row.title = agent.problem ?? `${agent.id}, ${ago(agent.last_used)}`;
+  row.firstElementChild.className = agent.tier;
+  const bytes = agent.memory_bytes || agent.disk_bytes;
+  row.lastElementChild.textContent = `${count(agent.tokens)} tok · ${size(bytes)}`;
 }
 
 function markChosen() {
@@ -210,7 +232,7 @@ async function choose(id) {
 }
 
 function unchoose() {
-  shown.chosen = null;
+  shown.chosen = shown.told = null;
   $("agent-title").textContent = "no agent chosen";
   $("actions").hidden = $("chat").hidden = $("tier").hidden = true;
   $("facts").textContent = "";
@@ -233,6 +255,10 @@ async function drawTranscript() {
     const [told, detail] = await Promise.all(
       [call(one(id, "/transcript")), call(one(id))].map(async (answer) => (await answer).json()));
     if (id !== shown.chosen || shown.stream) return;
+    drawFacts(detail.agent);
+    const text = JSON.stringify(told);
+    if (text === shown.told) return;
+    shown.told = text;
     const rows = told.turns.map((turn, index) => turnRow(turn, index, told.turns.length));
     if (told.system_prompt) rows.unshift(said("system", told.system_prompt, ""));
     $("transcript").replaceChildren(...rows);
@@ -241,7 +267,6 @@ async function drawTranscript() {
       part.style.flexGrow = turn.tokens;
       return part;
     }));
-    drawFacts(detail.agent);
     $("transcript").scrollTop = $("transcript").scrollHeight;
   } catch (error) {
     if (shown.connected) notice(error.message);
@@ -340,6 +365,7 @@ async function send() {
   $("transcript").append(mine, answer);
   $("prompt").value = "";
   shown.stream = stop;
+  shown.told = null;
   $("send").textContent = "stop";
   const json = {
     prompt, stream: true, max_tokens: Number($("max").value), temperature: Number($("temperature").value),
