@@ -128,7 +128,7 @@ def test_fork_rewind_and_forget_ask_first(browser: webdriver.Chrome, server: Ser
     def press(*labels: str) -> None:
         for label in labels:
             found = f'[aria-label="{label}"], #{label.split()[0]}'
-            browser.execute_script(  # type: ignore[no-untyped-call]
+            browser.execute_script(
                 "arguments[0].click()", browser.find_element(By.CSS_SELECTOR, found)
             )
 
@@ -178,8 +178,8 @@ def test_keys_choose_and_chat(browser: webdriver.Chrome, server: Server) -> None
     body = browser.find_element(By.TAG_NAME, "body")
 
     body.send_keys("/", "page-keys")
-    rows = lambda: browser.find_elements(By.CSS_SELECTOR, "#agents .row")  # noqa: E731
-    until(browser, lambda: len(rows()) == 1)
+    found = (By.CSS_SELECTOR, "#agents .row")
+    until(browser, lambda: len(browser.find_elements(*found)) == 1)
     browser.switch_to.active_element.send_keys(Keys.TAB, Keys.ARROW_DOWN, "c")
 
     assert browser.switch_to.active_element.get_attribute("id") == "prompt"
