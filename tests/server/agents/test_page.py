@@ -103,7 +103,7 @@ def test_what_is_chatted_is_streamed_and_remembered(
     until(browser, lambda: len(said(browser)) == 4 and "Tom" in said(browser)[3])
     until(browser, lambda: element(browser, "send").text == "send")
     told = server.service.system.spawn("page-chat").transcript().turns
-    assert said(browser)[3] == told[3].text
+    until(browser, lambda: said(browser)[3] == told[3].text)
     until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#lanes rect.decode"))
     until(browser, lambda: "of" in element(browser, "memory-text").text)
 
