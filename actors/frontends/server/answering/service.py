@@ -98,7 +98,7 @@ class Service:
 
     async def idle_agents(self, before: float) -> list[str]:
         """Agents without a name that were last used before a time, in seconds since 1970."""
-        return await self._planned(lambda: self.index.idle(before))
+        return await self.on_index(lambda: self.index.idle(before))
 
     async def forget(self, agent_id: str) -> bool:
         """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
@@ -110,7 +110,11 @@ class Service:
             self.system.forget(agent_id)
             return True
 
-        return await self._planned(work)
+        return await self.on_index(work)
+
+    async def on_index(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, done on the thread of the index."""
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
@@ -155,13 +159,13 @@ class Service:
             self._keep(key, broadcast)
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
-        plan = await self._planned(lambda: self._plan(inquiry))
+        plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
             parent = plan.parent or None
             agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
             if plan.fresh:
-                await self._planned(lambda: self.index.begin(known))
+                await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             ticket = agent.open_turn(
                 TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
@@ -227,7 +231,7 @@ class Service:
             self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
             self.index.note_said(all_hashes[plan.matched :], texts)
 
-        await self._planned(note)
+        await self.on_index(note)
 
     def _keep(self, key: str, broadcast: Broadcast) -> None:
         """Keep a complete answer until a reader has had its end, for who asks again."""
@@ -267,9 +271,6 @@ class Service:
                 text += chat.following(role, said, answer=True)
             first = False
         return chat.encode(text)
-
-    async def _planned(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
 
 def _call_id() -> str:

@@ -69,6 +69,11 @@ class Index:
             path.chmod(0o600)
         self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The open file, for what else is kept in it; on the thread of the index alone."""
+        return self._db
+
     def close(self) -> None:
         """Close the file; twice is as good as once."""
         self._db.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import (
@@ -67,6 +68,8 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     """The conversation of an `inquiry`, compared by `rules`, behind that of the hash `goes_on`."""
     messages = inquiry.messages
     first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+    # Behind what is known already none of them comes first.
+    first = 0 if goes_on else first
     system = "\n\n".join(message.text for message in messages[:first])
     stripped = strip(system, rules)
     before = goes_on or beginning(inquiry.client.tenant)
@@ -97,17 +100,20 @@ class Resolver:
         self._stands = stands
 
     def plan(self, inquiry: Inquiry, busy: Iterable[str]) -> Plan:
-        """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput."""
+        """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput, and
+        AgentNotStored for an answer to go on that nobody knows."""
         client = inquiry.client
         goes_on = None
         if inquiry.goes_on:
             goes_on = self._index.answer(client.tenant, inquiry.goes_on)
             if goes_on is None:
-                raise InvalidInput(f"no answer {inquiry.goes_on!r} is known here")
+                raise AgentNotStored(f"no answer {inquiry.goes_on!r} is known here")
         conversation = read(inquiry, self._rules, goes_on)
         if not conversation.said and goes_on is None:
             raise InvalidInput("there is nothing to answer: no message but system prompts")
         found = self._nearest(inquiry, conversation, set(busy))
+        if goes_on is not None and found is None:
+            raise AgentNotStored(f"who gave the answer {inquiry.goes_on!r} no longer knows it")
         return self._decide(inquiry, conversation, found, set(busy))
 
     def _decide(

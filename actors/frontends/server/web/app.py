@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from kvactors.actors.frontends.server.answering.service import Service
@@ -14,6 +15,8 @@ from kvactors.actors.frontends.server.wire.chat import chat_routes
 from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
 from kvactors.actors.frontends.server.wire.messages import messages_routes
 from kvactors.actors.frontends.server.wire.models import Named, model_routes
+from kvactors.actors.frontends.server.wire.responses.routes import responses_routes
+from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["LOOPBACK", "make_app"]
@@ -37,6 +40,8 @@ def make_app(
     the API keys that count now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
+    store = ResponseStore(service.index.connection, service.on_index)
+    app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
     app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
 
@@ -47,7 +52,7 @@ def make_app(
             logger.error("%s failed", request.url.path, exc_info=error)
         return failure_response(failure, shape_of(request.url.path))
 
-    for kind in (Exception, Failure, HTTPException, KvactorsError):
+    for kind in (Exception, Failure, HTTPException, RequestValidationError, KvactorsError):
         app.add_exception_handler(kind, failed)
     app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
     return app

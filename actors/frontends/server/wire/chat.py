@@ -35,7 +35,7 @@ from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of
 from kvactors.actors.frontends.server.wire.errors import failure_of
 from kvactors.actors.frontends.server.wire.models import Named
 
-__all__ = ["chat_routes"]
+__all__ = ["chat_routes", "logprob_of"]
 
 _REASONS = {"calls": "tool_calls", "cancelled": "stop"}
 
@@ -92,7 +92,7 @@ async def _choice(index: int, answer: Answer) -> tuple[dict[str, Any], Usage]:
     async for event in answer:
         if isinstance(event, Said):
             said += event.text
-            logprobs += map(_logprob, event.logprobs)
+            logprobs += map(logprob_of, event.logprobs)
         elif isinstance(event, Thought):
             thought += event.text
         elif isinstance(event, CallBegun):
@@ -144,7 +144,7 @@ async def _chunks(
 def _chunk(index: int, event: Event) -> dict[str, Any] | None:
     """The choice of a chunk that tells an event, if one does."""
     if isinstance(event, Said):
-        logprobs = {"content": list(map(_logprob, event.logprobs))} if event.logprobs else None
+        logprobs = {"content": list(map(logprob_of, event.logprobs))} if event.logprobs else None
         return _delta(index, {"content": event.text}, logprobs=logprobs)
     if isinstance(event, Thought):
         return _delta(index, {"reasoning_content": event.text})
@@ -173,7 +173,7 @@ def _tool_call(event: CallBegun, arguments: str) -> dict[str, Any]:
     return {"id": event.call_id, "type": "function", "function": function}
 
 
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
+def logprob_of(token: TokenLogprob) -> dict[str, Any]:
     def one(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 

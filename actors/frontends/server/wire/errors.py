@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -87,6 +88,9 @@ def failure_of(error: BaseException) -> Failure:
     """What an `error` of a turn is answered with."""
     if isinstance(error, Failure):
         return error
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return refused(str(first["loc"][-1]), first["msg"])
     if isinstance(error, HTTPException):
         return Failure(error.status_code, error.detail)
     for kind, status, code in _STATUS:
