@@ -228,7 +228,7 @@ class DecodeBatch:
         logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
         ahead = set(map(id, flight.requests)) if flight else set()
         errors: dict[int, Exception] = {}
-        tokens = self._sample(logits, inputs, ahead, errors)
+        tokens = self._tell(self._sample(logits, inputs, ahead, errors), ahead)
         self._flight = Flight(tokens, list(self.requests), errors)
         mx.async_eval(tokens)  # type: ignore[no-untyped-call]
 
@@ -268,6 +268,17 @@ class DecodeBatch:
                 errors[row] = error
                 rows.append(chosen[row])
         return mx.stack([row.astype(mx.uint32) for row in rows])
+
+    def _tell(self, tokens: mx.array, ahead: set[int]) -> mx.array:
+        """The drawn `tokens` [rows], but for rows that are told what to draw next."""
+        told = {}
+        for row, request in enumerate(self.requests):
+            token = request.told_at(request.decoded + (id(request) in ahead))
+            if token is not None:
+                told[row] = token
+        if told:
+            tokens[mx.array(list(told))] = mx.array(list(told.values()), dtype=tokens.dtype)
+        return tokens
 
     def _draw(self, request: Request, logits: mx.array, fed: mx.array, *, ahead: bool) -> mx.array:
         position = len(request.tokens) + ahead
