@@ -204,7 +204,8 @@ class Service:
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
         stop = _stop_of(taken.agent, inquiry.sampling.stop)
-        ended = replace(_ended(reply, reader), stop=stop)
+        thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
+        ended = replace(_ended(reply, reader, thought), stop=stop)
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
@@ -305,7 +306,8 @@ def _stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
     return next((stop for stop in stops if hidden.startswith(stop)), None)
 
 
-def _ended(reply: Reply, reader: Reader) -> Ended:
+def _ended(reply: Reply, reader: Reader, thought: int) -> Ended:
     reason: Reason = "calls" if reader.calls else reply.finish_reason
-    usage = reply.usage
-    return Ended(reason, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens))
+    used = reply.usage
+    usage = Usage(used.prompt_tokens, used.reused_tokens, used.generated_tokens, thought)
+    return Ended(reason, usage)

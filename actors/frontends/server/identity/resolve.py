@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.identity.canonical import (
     beginning,
     canonical,
     chains,
+    in_order,
     tool_marks,
 )
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
@@ -75,7 +76,7 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     before = goes_on or beginning(inquiry.client.tenant)
     if goes_on is None:
         (before,) = chains(before, [Message("system", system)], rules)
-    said = messages[first:]
+    said = in_order(messages[first:])
     hashes = tuple(chains(before, said))
     marks = tool_marks(inquiry.tools)
     return Conversation(system, said, before, hashes, dict(stripped.values), marks)
