@@ -99,6 +99,21 @@ def test_the_results_of_a_call_go_on_its_turn(
     assert computed_beyond(first, second) < 200
 
 
+def test_where_no_role_is_the_tools_a_user_tells_their_results(
+    stage: Stage, request: pytest.FixtureRequest
+) -> None:
+    """A role that a template writes though it knows of no tools was shown to no model."""
+    stage.says += [LOOKS, "Nothing."]
+    ask, messages = Chat(stream=False), hello(request)
+    first = ask(stage.server, messages)
+    ask(stage.server, [*messages, first.message, *ask.results({first.calls[0][0]: "is empty"})])
+
+    new = stage.heard[1][len(stage.heard[0]) :]
+    told = "<|start|>user\n<tool_response>\nis empty\n</tool_response>"
+    assert (told in new) == ("generic" in request.node.name)
+    assert ("<|start|>tool\nis empty" in new) == ("template" in request.node.name)
+
+
 def reworded(message: dict[str, Any]) -> dict[str, Any]:
     """Arguments in another order and form."""
     text = json.dumps(message)
