@@ -21,6 +21,7 @@ from kvactors.actors.errors import (
     StoreNotWritable,
     TokensMissing,
 )
+from kvactors.actors.runtime.futures import WaitTimeout
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import DeadLetter, Supervision, Terminated
 from kvactors.actors.system.system import AgentSystem, default_store
@@ -29,6 +30,7 @@ from kvactors.actors.workers.health import Health
 from kvactors.core.conversation.context_policy import DropOldest, Summarize
 from kvactors.core.errors import (
     AdmissionFull,
+    AskCycle,
     BehaviourFailed,
     BlockingCall,
     ContextExceeded,
@@ -37,6 +39,7 @@ from kvactors.core.errors import (
     GroupSizeMismatch,
     InvalidAgentId,
     InvalidConfig,
+    InvalidGrammar,
     InvalidInput,
     InvalidSampling,
     KvactorsError,
@@ -48,6 +51,7 @@ from kvactors.core.errors import (
     RewindOutOfRange,
     SwapFailed,
     SystemPromptMismatch,
+    SystemRunning,
     SystemStopped,
     TemplateError,
     TokenOutOfRange,
@@ -57,6 +61,7 @@ from kvactors.core.errors import (
     Undelivered,
     UnsupportedLayer,
 )
+from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
@@ -66,6 +71,7 @@ __all__ = [
     "AgentExists",
     "AgentNotStored",
     "AgentSystem",
+    "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
@@ -75,11 +81,13 @@ __all__ = [
     "EncryptionError",
     "EngineDied",
     "ExportRejected",
+    "Grammar",
     "GroupSizeMismatch",
     "Health",
     "ImportRejected",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",
@@ -107,6 +115,7 @@ __all__ = [
     "Supervision",
     "SwapFailed",
     "SystemPromptMismatch",
+    "SystemRunning",
     "SystemStopped",
     "TemplateError",
     "Terminated",
@@ -120,6 +129,7 @@ __all__ = [
     "Undelivered",
     "UnsupportedLayer",
     "Usage",
+    "WaitTimeout",
     "default_store",
     "replay",
 ]

@@ -14,6 +14,8 @@ __all__ = [
     "disk_run",
     "drop_from_cache",
     "fill",
+    "raw_read",
+    "raw_write",
     "save_one",
     "seconds_of",
 ]
@@ -39,20 +41,33 @@ def commit_all(store: Store, saves: Sequence[Save]) -> None:
 
 
 def disk_run(path: Path, size: int) -> tuple[float, float]:
-    """Seconds to write and sync a file, and to read it and copy what was read."""
-    data = os.urandom(PIECE)
-    begin = time.perf_counter()
-    Files().write_temp(path, [data] * (size // PIECE) + [data[: size % PIECE]])
-    Files().sync(path)
-    written = time.perf_counter() - begin
-    drop_from_cache(path)
-    begin, copied = time.perf_counter(), bytearray()
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(PIECE):
-            copied += piece
-    read = time.perf_counter() - begin
+    """Seconds to write and sync a file, and to read it."""
+    written, read = raw_write(path, size), raw_read(path)
     path.unlink()
     return written, read
+
+
+def raw_write(path: Path, size: int) -> float:
+    """Seconds to write and sync a file of so many bytes."""
+    data = os.urandom(PIECE)
+    pieces = [data] * (size // PIECE) + [data[: size % PIECE]]
+    begin = time.perf_counter()
+    Files().write_temp(path, pieces)
+    Files().sync(path)
+    return time.perf_counter() - begin
+
+
+def raw_read(path: Path) -> float:
+    """Seconds to read a file into memory of its size, out of the page cache where the system can
+    drop it."""
+    drop_from_cache(path)
+    begin = time.perf_counter()
+    with open(path, "rb", buffering=0) as file:
+        memory = memoryview(bytearray(os.fstat(file.fileno()).st_size))
+        done = 0
+        while done < len(memory):
+            done += file.readinto(memory[done:])
+    return time.perf_counter() - begin
 
 
 def seconds_of(act: Callable[[], object]) -> float:

@@ -1,11 +1,12 @@
-"""What kvactors is measured against: mlx-lm's generators and caches, and bare model loops.
+"""What kvactors is measured against: mlx-lm as its users use it, and bare loops of the model.
 
-Everything here runs on the calling thread, over `Setup.loaded`.
+Functions that take a `model` first and give a function run in a process of their own
+(`peer_process`). `Bare` runs on the calling thread, over `Setup.loaded`.
 """
 # ruff: noqa: E402
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +16,11 @@ from kvactors.core import blas
 blas.preload()
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import KVCache
 
+from kvactors.bench.busy_threads import busy_threads
 from kvactors.bench.setup import FIRST
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
@@ -25,27 +28,33 @@ from kvactors.core.schedule.scheduler import Scheduler
 from kvactors.core.testing.engines import make_request
 
 __all__ = [
-    "ENDLESS",
+    "DEFAULT_CHUNK",
     "Bare",
     "batch_generator",
-    "batch_step",
+    "batch_steps",
+    "best_chunk",
     "empty_float",
-    "empty_quantized",
-    "engine_chunks",
-    "float_cache",
-    "quantized",
-    "quantized_step",
-    "timed_prefill",
+    "prefill",
+    "prefill_peak",
+    "single_steps",
 ]
 
 # More than any measurement decodes: no sequence leaves mlx-lm's batch by itself.
 ENDLESS = 1_000_000
 BITS = 4
 GROUP = 64
+# mlx-lm's own chunk, and those that are tried for the best one, on so many tokens.
+DEFAULT_CHUNK = 2048
+CHUNKS = (512, 1024, DEFAULT_CHUNK)
+TRIED = 2048
+
+# Seconds, and the tokens that were decoded.
+Found = tuple[float, list[int]]
 
 
 def engine_chunks(tokens: int) -> list[int]:
-    """The chunks in which the engine prefills so many tokens while nobody decodes."""
+    """The chunks in which the engine prefills so many tokens while nobody decodes: all but the
+    last one, whose step gives the first token."""
     scheduler, sizes = Scheduler(), []
     request = make_request("a", [], [0] * tokens, FIRST)
     while request.remaining:
@@ -55,58 +64,101 @@ def engine_chunks(tokens: int) -> list[int]:
     return sizes
 
 
-def timed_prefill(model: Any, tokens: Sequence[int], cache: list[Any]) -> float:
-    """Seconds of `model` to the token after `tokens`, behind `cache`: all but the last in the
-    engine's chunks, then the last."""
-    begin = time.perf_counter()
-    _fill(model, tokens[:-1], cache)
-    mx.eval(mx.argmax(model(mx.array([tokens[-1:]]), cache=cache)[:, -1], axis=-1))
-    return time.perf_counter() - begin
-
-
-def _fill(model: Any, tokens: Sequence[int], cache: list[Any]) -> None:
-    done = 0
-    for size in engine_chunks(len(tokens)):
-        model(mx.array([tokens[done : done + size]]), cache=cache)
-        mx.eval([layer.state for layer in cache])
-        done += size
-
-
-def float_cache(model: Any, tokens: Sequence[int]) -> list[Any]:
-    """mlx-lm's float cache of these tokens."""
-    cache = empty_float(model)
-    _fill(model, tokens, cache)
-    return cache
-
-
 def empty_float(model: Any) -> list[Any]:
     """mlx-lm's float cache of every layer."""
     return [KVCache() for _ in model.layers]
 
 
-def empty_quantized(model: Any) -> list[Any]:
-    """mlx-lm's QuantizedKVCache of every layer."""
-    return [QuantizedKVCache(group_size=GROUP, bits=BITS) for _ in model.layers]
-
-
-def quantized(cache: Sequence[Any]) -> list[Any]:
+def _quantized(cache: Sequence[Any]) -> list[Any]:
     """A float cache as mlx-lm quantizes it."""
     return [layer.to_quantized(group_size=GROUP, bits=BITS) for layer in cache]
 
 
-def quantized_step(model: Any, cache: list[Any], decoded: int) -> float:
-    """Seconds a token, of `decoded`, of mlx-lm's `generate_step` of `model` over its own quantized
-    cache."""
-    steps = generate_step(
-        mx.array([1]), model, max_tokens=decoded + 1, prompt_cache=cache, kv_bits=BITS
-    )
-    next(steps)
-    begin = time.perf_counter()
-    count = sum(1 for _ in steps)
-    spent = time.perf_counter() - begin
-    for layer in cache:
-        layer.trim(count + 1)
-    return spent / count
+def _fill(model: Any, tokens: Sequence[int], cache: list[Any], chunk: int = DEFAULT_CHUNK) -> int:
+    """The token after `tokens`, which are prefilled as `generate_step` does: all but the last one
+    in chunks, then the last one."""
+    for begin in range(0, len(tokens) - 1, chunk):
+        model(mx.array([tokens[begin : min(begin + chunk, len(tokens) - 1)]]), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    return _token(_greedy(model(mx.array([tokens[-1:]]), cache=cache)))
+
+
+def _greedy(logits: mx.array) -> mx.array:
+    return mx.argmax(logits[:, -1], axis=-1)
+
+
+def _token(found: mx.array) -> int:
+    [token] = np.array(found).tolist()
+    return int(token)
+
+
+def best_chunk(model: Any, tokens: Sequence[int]) -> int:
+    """The chunk in which mlx-lm's `model` prefills the beginning of `tokens` fastest, here."""
+    seconds: dict[int, float] = {}
+    for chunk in CHUNKS:
+        begin = time.perf_counter()
+        _fill(model, tokens[:TRIED], empty_float(model), chunk)
+        seconds[chunk] = time.perf_counter() - begin
+    return min(seconds, key=lambda chunk: seconds[chunk])
+
+
+def prefill(model: Any, tokens: Sequence[int], *, quantize: bool) -> Callable[[], Found]:
+    """Seconds of `model` to the token after `tokens` over a float cache, in mlx-lm's best chunks;
+    `quantize` has that quantized afterwards."""
+    chunk = best_chunk(model, tokens)
+
+    def once() -> Found:
+        begin, cache = time.perf_counter(), empty_float(model)
+        token = _fill(model, tokens, cache, chunk)
+        if quantize:
+            mx.eval([layer.state for layer in _quantized(cache)])
+        return time.perf_counter() - begin, [token]
+
+    return once
+
+
+def prefill_peak(model: Any, tokens: Sequence[int], chunk: int) -> Callable[[], Found]:
+    """MLX's peak, in bytes above the `model`, of a prefill of `tokens` over a float cache, so many
+    in a `chunk`."""
+
+    def once() -> Found:
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        token = _fill(model, tokens, empty_float(model), chunk)
+        return mx.get_peak_memory() - before, [token]
+
+    return once
+
+
+def _remembering(model: Any, prompt: Sequence[int]) -> tuple[list[Any], int]:
+    """A float cache of `prompt`, and the token that was answered to it."""
+    cache = empty_float(model)
+    return cache, _fill(model, prompt, cache)
+
+
+def single_steps(
+    model: Any, prompt: Sequence[int], *, quantize: bool, busy: int = 0
+) -> Callable[[int], Found]:
+    """Seconds a token of mlx-lm's `generate_step` of `model` after `prompt`, over a float cache or,
+    with `quantize`, a quantized one, beside `busy` threads that compute in Python."""
+    cache, answered = _remembering(model, prompt)
+    cache = _quantized(cache) if quantize else cache
+
+    def once(decoded: int) -> Found:
+        steps = generate_step(
+            mx.array([answered, 1]), model, max_tokens=decoded + 1, prompt_cache=cache
+        )
+        with busy_threads(busy):
+            tokens = [next(steps)[0]]
+            begin = time.perf_counter()
+            tokens += [token for token, _ in steps]
+            spent = time.perf_counter() - begin
+        for layer in cache:
+            layer.trim(layer.offset - len(prompt))
+        return spent / decoded, tokens
+
+    return once
 
 
 @contextmanager
@@ -119,18 +171,32 @@ def batch_generator(model: Any, **options: Any) -> Iterator[Any]:
         generator.close()
 
 
-def batch_step(model: Any, caches: Sequence[list[Any]], decoded: int) -> float:
-    """Seconds a step, of `decoded`, of mlx-lm's BatchGenerator of `model` over these float caches,
-    which it copies."""
-    count = len(caches)
-    with batch_generator(model, prefill_batch_size=count, completion_batch_size=count) as generator:
-        generator.insert([[1]] * count, [ENDLESS] * count, caches=list(caches))
-        while len(generator.next()[1]) < count:
-            pass
-        begin = time.perf_counter()
-        for _ in range(decoded):
-            assert len(generator.next()[1]) == count
-        return (time.perf_counter() - begin) / decoded
+def batch_steps(model: Any, prompts: Sequence[Sequence[int]]) -> Callable[[int], Found]:
+    """Seconds a step of mlx-lm's BatchGenerator of `model` over float caches of these `prompts`,
+    which it copies, and the tokens of its last row."""
+    caches, answers = zip(*(_remembering(model, prompt) for prompt in prompts), strict=True)
+    count = len(prompts)
+
+    def once(decoded: int) -> Found:
+        sizes = {"prefill_batch_size": count, "completion_batch_size": count}
+        with batch_generator(model, **sizes) as generator:
+            asked = [[token, 1] for token in answers]
+            uids = generator.insert(asked, [ENDLESS] * count, caches=list(caches))
+            tokens: list[int] = []
+
+            def step() -> int:
+                found = generator.next()[1]
+                tokens.extend(each.token for each in found if each.uid == uids[-1])
+                return len(found)
+
+            while step() < count:
+                pass
+            begin = time.perf_counter()
+            for _ in range(decoded):
+                assert step() == count
+            return (time.perf_counter() - begin) / decoded, tokens
+
+    return once
 
 
 class Bare:
@@ -142,37 +208,41 @@ class Bare:
         self.arena.floats = True
         self.arena.add_row(0, len(tokens))
         done = 0
-        for size in engine_chunks(len(tokens)):
-            self.arena.forward(self._model, mx.array([tokens[done : done + size]]))
+        for size in [*engine_chunks(len(tokens)), 1]:
+            last = self._ahead(tokens[done : done + size])
             self.arena.evaluate()
             done += size
+        assert done == len(tokens)
+        self._answered = _token(last)
 
-    def forward(self, tokens: Sequence[int]) -> float:
-        """Seconds of a greedy forward over these tokens; they are taken back."""
+    def forward(self, tokens: Sequence[int]) -> Found:
+        """Seconds of a greedy forward over the token that was answered and these, and the next;
+        they are taken back."""
         length = self.arena.table.lengths[0]
         begin = time.perf_counter()
-        logits = self.arena.forward(self._model, mx.array([list(tokens)]))
-        mx.eval(mx.argmax(logits[:, -1], axis=-1))
+        token = _token(self._ahead([self._answered, *tokens]))
         spent = time.perf_counter() - begin
         self.arena.evaluate()
         self.arena.table.set_length(0, length)
-        return spent
+        return spent, [token]
 
-    def step(self, decoded: int) -> float:
-        """Seconds a token of a greedy loop, one step ahead as every generator runs."""
+    def step(self, decoded: int) -> Found:
+        """Seconds a token of a greedy loop behind one more token, one step ahead as every generator
+        runs, and the tokens."""
         length = self.arena.table.lengths[0]
-        token = self._ahead(mx.array([1]))
+        token, tokens = self._ahead([self._answered, 1]), list[int]()
         begin = time.perf_counter()
         for _ in range(decoded):
             following = self._ahead(token)
-            token.item()
+            tokens.append(_token(token))
             token = following
         spent = (time.perf_counter() - begin) / decoded
-        mx.eval(token)
+        tokens.append(_token(token))
         self.arena.table.set_length(0, length)
-        return spent
+        return spent, tokens
 
-    def _ahead(self, token: mx.array) -> mx.array:
-        following = mx.argmax(self.arena.forward(self._model, token[:, None])[:, -1], axis=-1)
+    def _ahead(self, tokens: mx.array | Sequence[int]) -> mx.array:
+        given = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
+        following = _greedy(self.arena.forward(self._model, given[None]))
         mx.async_eval(following)  # type: ignore[no-untyped-call]
         return following

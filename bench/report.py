@@ -4,10 +4,59 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, run
 from typing import Any
 
-__all__ = ["machine", "print_json", "print_table"]
+__all__ = ["Origin", "machine", "origin", "print_json", "print_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """When a figure was measured, of which commit (with a + where modules were changed since; a
+    version where there is no repository), and how many programs wanted to run before and after."""
+
+    date: str
+    commit: str
+    load: tuple[float, ...]
+
+    def ended(self) -> "Origin":
+        """The same with the load as it is now beside that of before."""
+        return replace(self, load=(*self.load, _load()))
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of a row."""
+        return {**asdict(self), "load": list(self.load)}
+
+
+def origin() -> Origin:
+    """Of what is measured from now on."""
+    return Origin(datetime.now(UTC).isoformat(timespec="minutes"), _commit(), (_load(),))
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 2)
+
+
+def _commit() -> str:
+    head = _git("rev-parse", "--short", "HEAD")
+    if not head:
+        return version("kvactors")
+    return head + (
+        "+" if _git("status", "--porcelain", "--untracked-files=no", "--", "*.py") else ""
+    )
+
+
+def _git(*arguments: str) -> str:
+    here = Path(__file__).resolve().parents[1]
+    try:
+        ended = run(["git", "-C", here, *arguments], stdout=PIPE, stderr=DEVNULL, text=True)
+    except OSError:
+        return ""
+    return ended.stdout.strip()
 
 
 def machine() -> dict[str, Any]:
@@ -18,6 +67,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "device": str(mx.default_device()),
+        "device_name": str(mx.device_info().get("device_name", "")),
         "machine": platform.machine(),
         "system": platform.system(),
         "cpus": os.cpu_count(),
@@ -26,6 +76,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
+        "kvactors": version("kvactors"),
     }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from kvactors.bench.random_model import random_llama
 if TYPE_CHECKING:
     from kvactors.core.model.load import LoadedModel
 
-__all__ = ["FIRST", "FULL", "QUICK", "TABLE", "Scale", "Setup", "answer", "endless"]
+__all__ = ["ENDLESS", "FIRST", "FULL", "QUICK", "TABLE", "Scale", "Setup", "answer", "endless"]
 
 FIRST = Sampling(max_tokens=1)
+# More than any measurement waits for.
+ENDLESS = Sampling(max_tokens=4096)
 LEAST_TOKENS = 48
 
 
@@ -44,11 +47,12 @@ FULL = Scale(runs=9, shrink=1, fewer=1, decoded=96)
 
 @dataclass
 class Setup:
-    """The model under test: `source` as AgentSystem takes it, and loaded on this thread for the
-    peers and for bare loops."""
+    """The model under test: `source` as AgentSystem takes it, picklable, since peers build it again
+    in their own processes; and loaded on this thread for bare loops. `kv_bits` are ours."""
 
     scale: Scale
     source: Callable[[], Any] = random_llama
+    kv_bits: int | None = 4
     _others: dict[Callable[[], Any], "LoadedModel"] = field(default_factory=dict)
 
     @property
@@ -67,11 +71,12 @@ class Setup:
         from kvactors.core.model.options import ModelOptions
 
         if source not in self._others:
-            self._others[source] = load_model(source, ModelOptions())
+            self._others[source] = load_model(source, ModelOptions(kv_bits=self.kv_bits))
         return self._others[source]
 
     def system(self, source: Callable[[], Any] | None = None, **options: Any) -> AgentSystem:
-        """An engine over the model, by default without a store, at 4 bits."""
+        """An engine over the model, by default without a store."""
+        options.setdefault("kv_bits", self.kv_bits)
         options.setdefault("store", False)
         return AgentSystem(source or self.source, model_name="bench", **options)
 
@@ -88,15 +93,15 @@ class Setup:
 
 def endless(name: str) -> Callable[[], Any]:
     """A model by name or directory, that never ends a turn by itself."""
+    return partial(_load_endless, name)
 
-    def load() -> tuple[Any, Any]:
-        from mlx_lm.utils import load as mlx_load
 
-        model, tokenizer = mlx_load(name)[:2]
-        tokenizer.eos_token_ids = set()
-        return model, tokenizer
+def _load_endless(name: str) -> tuple[Any, Any]:
+    from mlx_lm.utils import load as mlx_load
 
-    return load
+    model, tokenizer = mlx_load(name)[:2]
+    tokenizer.eos_token_ids = set()
+    return model, tokenizer
 
 
 def answer(agent: Agent, prompt: list[int], max_tokens: int = 1) -> Reply:

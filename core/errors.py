@@ -6,6 +6,7 @@
     │   ├── TokenOutOfRange
     │   ├── InvalidAgentId
     │   ├── InvalidSampling
+    │   │   └── InvalidGrammar
     │   ├── InvalidConfig
     │   ├── GroupSizeMismatch
     │   ├── SystemPromptMismatch
@@ -21,11 +22,13 @@
     ├── TurnError                         one turn ended without a reply
     │   ├── TurnFailed
     │   └── TurnTimeout (also TimeoutError)
+    ├── SystemRunning                     the system was started already
     ├── SystemStopped                     the system, or this agent, is no longer running
     ├── EngineDied                        the GPU actor is gone; carries the cause
     ├── AdmissionFull                     too many turns wait for the engine
     ├── MailboxFull                       too many prompts wait for one agent
     ├── Undelivered                       a message that no behaviour handled
+    ├── AskCycle                          agents that would wait for each other for ever
     ├── BehaviourFailed                   one that a behaviour began, and did not end
     └── BlockingCall                      a blocking wait on a thread that must not block
 
@@ -33,8 +36,11 @@ What can go wrong on disk stands in `kvactors.persistence.errors`, under the sam
 Messages name the rule that was broken and the numbers.
 """
 
+from typing import Any
+
 __all__ = [
     "AdmissionFull",
+    "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
     "ContextExceeded",
@@ -43,6 +49,7 @@ __all__ = [
     "GroupSizeMismatch",
     "InvalidAgentId",
     "InvalidConfig",
+    "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
     "KvactorsError",
@@ -54,6 +61,7 @@ __all__ = [
     "RewindOutOfRange",
     "SwapFailed",
     "SystemPromptMismatch",
+    "SystemRunning",
     "SystemStopped",
     "TemplateError",
     "TokenOutOfRange",
@@ -66,7 +74,11 @@ __all__ = [
 
 
 class KvactorsError(Exception):
-    """Root of every error that kvactors raises on purpose."""
+    """Root of every error that kvactors raises on purpose. They pass from process to process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some are made of other arguments than their message.
+        return _again, (type(self), self.args), self.__dict__
 
 
 class InvalidInput(KvactorsError, ValueError):
@@ -87,6 +99,10 @@ class InvalidAgentId(InvalidInput):
 
 class InvalidSampling(InvalidInput):
     """A sampling parameter outside its range."""
+
+
+class InvalidGrammar(InvalidSampling):
+    """A grammar that is none, that llguidance cannot hold to, or that no short answer meets."""
 
 
 class InvalidConfig(InvalidInput):
@@ -149,6 +165,10 @@ class TurnTimeout(TurnError, TimeoutError):
     """The turn did not finish in the time it was given, queue included."""
 
 
+class SystemRunning(KvactorsError):
+    """The system was started already, and runs."""
+
+
 class SystemStopped(KvactorsError):
     """The system or the agent is stopped and takes no more messages."""
 
@@ -169,9 +189,19 @@ class Undelivered(KvactorsError):
     """A message to an agent that is not there, or has no behaviour that takes it."""
 
 
+class AskCycle(KvactorsError):
+    """An ask whose answer waits for the asker's own: agents would wait for each other for ever."""
+
+
 class BehaviourFailed(KvactorsError):
     """The behaviour was restarted, or left with SystemExit and the like, in the middle of it."""
 
 
 class BlockingCall(KvactorsError):
     """A blocking wait on a pool thread, which would starve other agents."""
+
+
+def _again(kind: type[KvactorsError], args: tuple[Any, ...]) -> KvactorsError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error

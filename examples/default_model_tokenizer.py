@@ -22,6 +22,7 @@ VOCABULARY = 1792
 PAD, START, END = "<pad>", "<s>", "<|end|>"
 SPECIALS = (PAD, START, END, "<unk>", "<|system|>", "<|user|>", "<|assistant|>")
 # Metaspace writes a word's leading space as this.
+LONGEST_WORD = 64
 SPACE = "▁"
 _OTHER_CHARACTERS = "\n\t’‘“”–—…€£°" + words.ACCENTED
 
@@ -79,10 +80,10 @@ def _vocabulary() -> dict[str, int]:
 
 
 def _pre_tokenizer() -> PreTokenizer:
-    # Groups of letters and digits, or of anything else, each with its leading space.
-    groups = Regex(
-        rf"'s(?![\p{{L}}\p{{N}}])|{SPACE}?[\p{{L}}\p{{N}}]+|{SPACE}?[^\p{{L}}\p{{N}}{SPACE}]"
-    )
+    # Groups of letters and digits, or of anything else, each with its leading space. WordPiece
+    # takes the cube of a word's length, and makes one <unk> of what is longer than it allows.
+    word = rf"{SPACE}?[\p{{L}}\p{{N}}]{{1,{LONGEST_WORD}}}"
+    groups = Regex(rf"'s(?![\p{{L}}\p{{N}}])|{word}|{SPACE}?[^\p{{L}}\p{{N}}{SPACE}]")
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=False),

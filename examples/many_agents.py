@@ -8,8 +8,26 @@ share two threads.
 
 import argparse
 import time
+from collections.abc import Sequence
+from statistics import median
 
-from kvactors.actors import AgentSystem
+from kvactors.actors import AgentSystem, Reply
+
+ROW = "{:6} {:>6} {:>10} {:>10} {:>10} {:>22} {:>12}"
+
+
+def row(name: str, replies: Sequence[Reply]) -> str:
+    """One line of the table: what these turns took, all together."""
+    waits = [1000 * reply.timing.first_token for reply in replies]
+    return ROW.format(
+        name,
+        f"{len(replies):,}",
+        f"{sum(reply.usage.reused_tokens for reply in replies):,}",
+        f"{sum(reply.usage.prefilled_tokens for reply in replies):,}",
+        f"{sum(reply.usage.generated_tokens for reply in replies):,}",
+        f"{median(waits):,.0f}",
+        f"{max(waits):,.0f}",
+    )
 
 
 def main() -> None:
@@ -22,22 +40,25 @@ def main() -> None:
         agents = [system.spawn(f"agent {number}") for number in range(count)]
         codes = [str(1000 + 37 * number) for number in range(count)]
         begin = time.perf_counter()
-        for agent, code in zip(agents, codes, strict=True):
-            agent.tell(f"The code of the garage is {code}.")
-        asked = [agent.ask("What is the code of the garage?") for agent in agents]
-        replies = [future.get(timeout=600) for future in asked]
+        facts = [f"The code of the garage is {code}." for code in codes]
+        telling = [agent.ask(fact) for agent, fact in zip(agents, facts, strict=True)]
+        asking = [agent.ask("What is the code of the garage?") for agent in agents]
+        told = [future.get(timeout=600) for future in telling]
+        asked = [future.get(timeout=600) for future in asking]
         seconds = time.perf_counter() - begin
+        hot = system.stats()["hot_bytes"]
 
-        right = sum(
-            reply.text == f"The code of the garage is {code}."
-            for reply, code in zip(replies, codes, strict=True)
+    print(
+        ROW.format(
+            "", "turns", "reused", "prefilled", "generated", "median to first, ms", "slowest"
         )
-        generated = sum(reply.usage.generated_tokens for reply in replies)
-        print(f"{right} of {count} agents knew their own code")
-        print(f"{2 * count} turns in {seconds:.1f} s: {2 * count / seconds:.1f} turns/s")
-        print(f"the answers have {generated} tokens")
-        for name, value in system.stats().items():
-            print(f"{name:24} {value}")
+    )
+    print(row("told", told))
+    print(row("asked", asked))
+    right = sum(reply.text == fact for reply, fact in zip(asked, facts, strict=True))
+    print(f"\n{right} of {count} agents knew their own code")
+    print(f"{2 * count:,} turns in {seconds:.1f} s: {2 * count / seconds:.1f} turns/s")
+    print(f"{hot:,} bytes of KV in memory at the end")
 
 
 if __name__ == "__main__":

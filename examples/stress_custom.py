@@ -2,6 +2,8 @@
 
     python examples/stress_custom.py [--agents 12] [--messages 200] [--seed 1]
 
+The run is deterministic: the seed draws the order in which messages are handled, too.
+
 Accounts pay each other at random; some messages fail on purpose and their behaviours restart,
 some think about it first, some mailboxes are small. The invariant: money is neither made nor
 lost, except what the dead letters hold.
@@ -79,7 +81,9 @@ def main() -> None:
     names = [f"account {number}" for number in range(options.agents)]
     balances = dict.fromkeys(names, START)
     restart = Supervision("restart", backoff=0.001, longest_backoff=0.01, most=10_000)
-    with AgentSystem(store=False, memory_budget="64MB") as system:
+    with AgentSystem(
+        store=False, memory_budget="64MB", deterministic=True, seed=options.seed
+    ) as system:
         for number, name in enumerate(names):
             lane = LanePolicy(8, "drop_oldest") if number % 4 == 0 else LanePolicy()
             behaviour = Account(balances)

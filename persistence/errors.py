@@ -13,7 +13,7 @@ Pure: any thread.
         │   ├── EncryptionMismatch   an encrypted store without a key, or a plain one with one
         │   └── WrongKey             the store was encrypted with another key
         ├── AgentExists          a fork or an import would overwrite an agent
-        ├── AgentNotStored       the parent of a fork is not stored
+        ├── AgentNotStored       there is no agent of that id
         ├── SaveFailed           what was to be saved was not; what went wrong is in `__cause__`
         │   ├── KvGap                segments do not continue what is stored
         │   └── MaxDiskExceeded      KV does not fit under max_disk
@@ -172,11 +172,11 @@ class AgentExists(StorageError):
 
 
 class AgentNotStored(StorageError):
-    """There is no such agent in the store."""
+    """There is no such agent; `purpose` says what it was wanted for."""
 
-    def __init__(self, agent_id: str) -> None:
+    def __init__(self, agent_id: str, purpose: str = "to fork") -> None:
         super().__init__(
-            f"there is no agent {agent_id!r} to fork: {agent_id!r} is not stored: check the id "
+            f"there is no agent {agent_id!r} {purpose}: {agent_id!r} is not stored: check the id "
             "(`kvactors agents` lists them), or save it first"
         )
         self.agent_id = agent_id

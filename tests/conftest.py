@@ -20,12 +20,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 blas.preload()
 
+from makers import load_as_meant  # noqa: E402
+from samples import DAY, FULL  # noqa: E402
+
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.core.engine.engine import Engine, EngineConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import mlx_limit  # noqa: E402
-from kvactors.core.model.load import LoadedModel, load_model  # noqa: E402
+from kvactors.core.model.load import LoadedModel  # noqa: E402
 from kvactors.core.model.options import ModelOptions  # noqa: E402
 from kvactors.core.model.workspace import WorkSpace  # noqa: E402
 from kvactors.core.testing.families import build  # noqa: E402
@@ -56,6 +59,13 @@ ALIKE = (
     "qwen3_moe",
     "qwen3_next",
 )
+# Of seed 0 it has a sum on the border of two grid points, and the probe sees another one.
+SEEDS = {"gemma4_text": 1}
+
+
+def pytest_report_header() -> str:
+    """Which samples a run takes."""
+    return "all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"
 
 
 @pytest.fixture
@@ -89,7 +99,7 @@ def load_grid() -> LoadGrid:
         if key not in cache:
             options = ModelOptions(kv_bits=kv_bits, attention="packed", float_tokens=float_tokens)
             model = snap_to_grid(tiny_model(kind, seed=seed, **changes))
-            cache[key] = load_model(lambda: (model, PlainTokenizer()), options)
+            cache[key] = load_as_meant(kind, lambda: (model, PlainTokenizer()), options)
         return cache[key]
 
     return load
@@ -106,9 +116,9 @@ def load_family() -> LoadGrid:
             changes = {"num_hidden_layers": 2, **changes}
         key = (family, tuple(sorted(changes.items())))
         if key not in cache:
-            model = snap_to_grid(build(family, **changes))
+            model = snap_to_grid(build(family, seed=SEEDS.get(family, 0), **changes))
             options = ModelOptions(attention="packed")
-            cache[key] = load_model(lambda: (model, PlainTokenizer()), options)
+            cache[key] = load_as_meant(family, lambda: (model, PlainTokenizer()), options)
         return cache[key]
 
     return load

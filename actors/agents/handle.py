@@ -1,19 +1,19 @@
 """Agent: the handle that users hold. Its methods may be called from any thread."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import check_count
+from kvactors.actors.turns.checks import check_count, check_text, stays_here
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options
 from kvactors.actors.turns.prompt import Messages
 from kvactors.actors.turns.reply import Reply, Rewound
-from kvactors.actors.turns.stream import ReplyStream, TextPiece, read_async
+from kvactors.actors.turns.stream import AsyncReplyStream, ReplyStream
 from kvactors.actors.turns.ticket import Ticket, next_serial
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.conversation.turn import Turn
@@ -48,6 +48,9 @@ class Agent:
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id!r}, {len(self._actor.transcript.turns)} turns>"
 
+    def __reduce__(self) -> NoReturn:
+        stays_here(self, "pass its agent_id, and spawn it there")
+
     @property
     def agent_id(self) -> str:
         """The id it was spawned with."""
@@ -73,8 +76,9 @@ class Agent:
 
         `prompt` is text (a user turn, rendered with the chat template) or token ids
         (appended as they are). A caller that keeps the conversation itself sends all of it:
-        as `messages`, [{"role": ..., "content": ...}, ...], or as one text with `match=True`,
-        in the form of `transcript().text`. It is compared with the transcript by characters,
+        as `messages`, [{"role": ..., "content": ...}, ...], where a content is text or text
+        parts, [{"type": "text", "text": ...}, ...], or as one text with `match=True`, in the
+        form of `transcript().text`. It is compared with the transcript by characters,
         and what is the same is kept; `reply.match` says how it compared:
 
         - "exact": nothing is new; the last answer is given again.
@@ -109,12 +113,16 @@ class Agent:
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; prefilled after the turns of others.
 
+        `role`: any that the model's chat template has; for another the future raises
+        TemplateError, and nothing is remembered.
+
         The future resolves when it is remembered; nobody has to wait for it.
         """
         if not isinstance(text, str):
             raise InvalidInput(f"observe takes text, not {type(text).__name__}")
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
+        check_text("role", role)
         turn = check_options(self.host.info, text)
         return self._send(replace(turn, role=role, answer=False)).reply
 
@@ -134,8 +142,8 @@ class Agent:
     async def ask_async(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> Reply:
-        """Take a turn as `ask` does, with the same options, under asyncio; cancelling the task
-        cancels the turn."""
+        """Take a turn as `ask` does, with the same options, under asyncio. `await agent.ask(...)`
+        does so too; here cancelling the task cancels the turn."""
         ticket = self._send(check_options(self.host.info, prompt, **options))
         try:
             reply: Reply = await ticket.reply
@@ -145,20 +153,15 @@ class Agent:
             raise
         return reply
 
-    async def stream_async(
+    def stream_async(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
-    ) -> AsyncGenerator[TextPiece, None]:
-        """Iterate over a turn's pieces as `stream` does, with the same options, under asyncio.
-        Leaving the loop (close the generator, or let it go) or cancelling the task cancels the
-        turn."""
+    ) -> AsyncReplyStream:
+        """Take a turn as `stream` does, with the same options, and iterate over its pieces under
+        asyncio; `.reply` at the end. Leaving the loop (`aclose()` the stream, or let it go) or
+        cancelling the task cancels the turn."""
         turn = check_options(self.host.info, prompt, **options)
         ticket = self._send(turn, streamed=True)
-        try:
-            async for piece in read_async(ticket, turn.sampling.stop):
-                yield piece
-        finally:
-            if not ticket.reply.done:
-                self._cancel(ticket)
+        return AsyncReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
 
     def deliver(self, message: Any) -> ReplyFuture[None]:
         """Send a message to the agent's behaviour, from outside of the agents.
@@ -189,11 +192,10 @@ class Agent:
         """
         if turns is not None and to_token is not None:
             raise InvalidInput("rewind takes turns or to_token, not both")
-        check_count("turns", turns, 1)
-        check_count("to_token", to_token, 0)
+        count, kept = check_count("turns", turns, 1), check_count("to_token", to_token, 0)
 
         def make(ticket: Ticket) -> Prompt:
-            return Rewind(ticket, turns, to_token)
+            return Rewind(ticket, count, kept)
 
         return self.host.send(self._actor, make, None, streamed=False).reply
 

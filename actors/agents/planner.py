@@ -8,7 +8,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvactors.actors.agents.request_builder import make_draft, make_request, most_tokens
+from kvactors.actors.agents.request_builder import (
+    check_length,
+    make_draft,
+    make_request,
+    most_tokens,
+)
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import NewText
@@ -71,6 +76,7 @@ class Planner:
 
     def first(self, ask: Ask) -> tuple[Running, Request]:
         """The turn, or the summary that makes room for it. Raises InvalidInput, TemplateError."""
+        check_length(self.transcript.chat, ask.turn.prompt, self.spec.context)
         draft = make_draft(self.transcript, ask)
         gap = self._gap(draft, ask)
         if gap is None:

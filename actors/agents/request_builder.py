@@ -4,7 +4,14 @@ import logging
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
-from kvactors.actors.turns.prompt import Continuation, NewText, WholeConversation, WholeText
+from kvactors.actors.turns.prompt import (
+    Continuation,
+    NewText,
+    PromptInput,
+    WholeConversation,
+    WholeText,
+    characters,
+)
 from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -19,7 +26,9 @@ from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
 from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.guide import Guide
 from kvactors.core.schedule.request import Request, StopMatcher
+from kvactors.core.schedule.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +36,7 @@ logger = logging.getLogger(__name__)
 LEAST_SHARED = 64
 
 __all__ = [
+    "check_length",
     "log_answer",
     "log_prompt",
     "make_answer",
@@ -35,6 +45,19 @@ __all__ = [
     "most_tokens",
     "retokenized_tokens",
 ]
+
+
+def check_length(chat: ChatFormat, given: PromptInput, context: int) -> None:
+    """Raise ContextExceeded where what was `given` has more characters than a whole `context` of
+    the longest tokens of `chat`, before it is tokenized."""
+    length = characters(given)
+    if length <= context or chat.longest_token is None:
+        return
+    if length > context * chat.longest_token:
+        raise ContextExceeded(
+            f"{length} characters exceed the context of {context} tokens: no token has more than "
+            f"{chat.longest_token} characters"
+        )
 
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:
@@ -67,8 +90,8 @@ def make_request(
 ) -> Request:
     """The request that runs a `draft` of the `transcript` of `agent_id`, as `ask` asks, on a model
     with this `spec`. An `isolated` one shares no system prompt's KV. Raises
-    EmptyPrompt, TokenOutOfRange, ContextExceeded, and InvalidSampling for choices too long for
-    the model's windows."""
+    EmptyPrompt, TokenOutOfRange, ContextExceeded, InvalidSampling for choices too long for
+    the model's windows, and InvalidGrammar for a grammar that no answer of `max_tokens` meets."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
@@ -95,7 +118,8 @@ def make_request(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
             f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
-    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
+    alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
+    shared = [] if alone else _shared_beginning(transcript, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
@@ -110,9 +134,11 @@ def make_request(
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
         priority=asked.priority if asked.answer else asked.priority - 1,
+        passing=not asked.remembered,
         shared=len(shared),
         prompt_hash=tokens_hash(shared) if shared else "",
         choices=choices,
+        guide=_guide(chat, sampling, spec) if asked.answer else None,
     )
 
 
@@ -128,6 +154,14 @@ def make_answer(
     sampling = ask.turn.sampling
     stop = () if sampling.choices else sampling.stop
     return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+
+
+def _guide(chat: ChatFormat, sampling: Sampling, spec: ModelCacheSpec) -> Guide | None:
+    """What keeps the answer to its grammar, if it has one. Raises InvalidGrammar."""
+    if sampling.grammar is None:
+        return None
+    tokens = chat.grammar_tokens(spec.vocab_size)
+    return Guide(tokens, sampling.grammar, sampling.max_tokens)
 
 
 def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:

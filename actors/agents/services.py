@@ -8,8 +8,9 @@ from pykka import ActorDeadError
 
 from kvactors.actors.errors import SaveFailed
 from kvactors.actors.runtime.dispatcher import Dispatcher, send
-from kvactors.actors.turns.messages_gpu import ForkCache, Saved
-from kvactors.actors.turns.messages_store import SaveTurn, WithStore
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.messages_gpu import Forget, ForkCache, Saved
+from kvactors.actors.turns.messages_store import ForgetStored, SaveTurn, WithStore
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.cache.segment import Segment
@@ -50,8 +51,7 @@ class AgentServices:
         """Have a ledger `record` of `agent_id` and new KV, `exported`, written; settles the
         `durable` and `cached` of the `ticket`."""
         if self.persistence is None:
-            ticket.durable.resolve(False)
-            ticket.cached.resolve(False)
+            ticket.keep_nothing()
             return
         nbytes = sum(part.nbytes for part in exported)
         save = Save(agent_id, (record,), self.model.fingerprint, tuple(exported))
@@ -86,3 +86,15 @@ class AgentServices:
         except ActorDeadError:
             gone = "the persistence actor is dead: nothing can be forked"
             raise SystemStopped(gone) from None
+
+    def undo_fork(self, child: str, stored: ReplyFuture[Any] | None) -> None:
+        """Leave nothing of a new agent that is not to be, in memory, or in the store once `stored`,
+        which `fork` gave, has put it there."""
+
+        def forget(done: ReplyFuture[Any]) -> None:
+            if done.error is None:
+                self.persistence.ask(ForgetStored(child), block=False)
+
+        self.tell_gpu(Forget(child))
+        if stored is not None:
+            stored.on_done(forget)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.context import Context, Scheduled
-from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.futures import ReplyFuture, resolved
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.schedule.sampling import Sampling
@@ -21,9 +21,10 @@ class AgentBehaviour:
     Messages are any immutable value; they arrive at most once, and in order from each sender.
 
     Every method below does its work at once and returns a future: `await` it in an `async def`
-    (the thread is free meanwhile), or let it be. A plain `on_message` runs on threads that
-    agents share and cannot wait, unless `blocking` is true: it then has a thread of its own,
-    where `.get()` works. An `async def` awaits these futures and nothing of asyncio.
+    (the thread is free meanwhile), or let it be; only `later` and `every` return what cancels
+    them. A plain `on_message` runs on threads that agents share and cannot wait, unless
+    `blocking` is true: it then has a thread of its own, where `.get()` works. An `async def`
+    awaits these futures and nothing of asyncio.
 
     An exception that `on_message` raises is answered to whoever asked; how the behaviour goes
     on then is its agent's `Supervision`.
@@ -97,40 +98,44 @@ class AgentBehaviour:
     ) -> ReplyFuture[Any]:
         """Send a `message` `to` an agent; the future is what the receiver's `on_message` returns or
         raises (its Reply, for an agent that never had a behaviour). Fails with Undelivered,
-        MailboxFull, and with TurnTimeout after `timeout` seconds. Agents that wait for each
-        other wait for ever without one; asking oneself like that is InvalidInput, unless
-        `reentrant`."""
+        MailboxFull, and with TurnTimeout after `timeout` seconds: what it has begun by then ends.
+        Where agents would wait for each other for ever, awaiting it raises AskCycle; asking
+        oneself without a timeout is InvalidInput, unless `reentrant`."""
         return _bound(self).ask(to, message, timeout)
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None = None) -> ReplyFuture[None]:
         """Send to several agents, or to every other one that has a behaviour."""
         return _bound(self).broadcast(message, to)
 
-    def subscribe(self, topic: str) -> None:
+    def subscribe(self, topic: str) -> ReplyFuture[None]:
         """Get every message that is published under a topic from now on."""
         _bound(self).subscribe(topic)
+        return resolved()
 
-    def unsubscribe(self, topic: str) -> None:
+    def unsubscribe(self, topic: str) -> ReplyFuture[None]:
         """Get no more of them."""
         _bound(self).unsubscribe(topic)
+        return resolved()
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """Send to every subscriber of a topic but oneself."""
         return _bound(self).publish(topic, message)
 
-    def watch(self, agent: str | Agent) -> None:
+    def watch(self, agent: str | Agent) -> ReplyFuture[None]:
         """Get a Terminated message when that agent's behaviour ends, or has ended."""
         _bound(self).watch(agent)
+        return resolved()
 
     def spawn(self, agent_id: str, system_prompt: str | None = None, **options: Any) -> Any:
         """A future of a new agent, this one's child; takes what `AgentSystem.spawn` takes. A
         child with a behaviour ends when its parent's does."""
         return _bound(self).spawn(agent_id, system_prompt, options)
 
-    def stop(self, agent: str | Agent | None = None) -> None:
+    def stop(self, agent: str | Agent | None = None) -> ReplyFuture[None]:
         """End a behaviour, by default this one once `on_message` has returned. The agent and
-        its memory stay."""
+        its memory stay. The future does not wait for that end: `watch` tells of it."""
         _bound(self).stop(agent)
+        return resolved()
 
     # -- time --------------------------------------------------------------------------
 

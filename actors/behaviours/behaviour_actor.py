@@ -16,10 +16,12 @@ from pykka import Future
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Context, Services
-from kvactors.actors.behaviours.router import Deliver, MessageRouter
+from kvactors.actors.behaviours.mail import Deliver, GiveUp
+from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.supervision import Restarts, Supervision
+from kvactors.actors.runtime.waits import Answer
 from kvactors.core.errors import BehaviourFailed, InvalidConfig, SystemStopped
 from kvactors.core.trace import Fault, Tracer
 
@@ -37,6 +39,7 @@ class Run:
 
     deliver: Deliver | None
     work: Coroutine[Any, Any, Any] | None = None
+    awaited: ReplyFuture[Any] | None = None
     turns_before: int = 0
 
 
@@ -152,6 +155,9 @@ class BehaviourActor(SystemActor):
 
     @handles(Deliver)
     def _deliver(self, message: Deliver) -> None:
+        if message.reply is not None and message.reply.done:
+            self._router.handled(message, None)
+            return
         journal = self._router.journal
         if journal is not None:
             sender = None if message.sender is None else message.sender.agent_id
@@ -165,6 +171,7 @@ class BehaviourActor(SystemActor):
         run.turns_before = self._context.turns
         if run.deliver is None or not self._behaviour.reentrant:
             self.actor_inbox.open_to_prompts = False
+        self._context.handling = run.deliver
         try:
             outcome = call()
         except BaseException as error:
@@ -179,6 +186,7 @@ class BehaviourActor(SystemActor):
     def _advance(self, run: Run) -> None:
         """Run until it awaits a future that is not done, or ends."""
         assert run.work is not None
+        self._context.handling = run.deliver
         try:
             awaited = run.work.send(None)
             while not isinstance(awaited, ReplyFuture):
@@ -193,12 +201,28 @@ class BehaviourActor(SystemActor):
         except BaseException as error:
             self._fail(run, error)
         else:
+            run.awaited = awaited
             awaited.on_done(lambda _: send(self.actor_ref, Resume(run)))
 
     @handles(Resume)
     def _resume(self, message: Resume) -> None:
         if message.run in self._runs:
             self._advance(message.run)
+
+    @handles(GiveUp)
+    def _give_up(self, message: GiveUp) -> None:
+        """End the handling of a message where it waits, and what that waits for."""
+        run = next((run for run in self._runs if run.deliver is message.deliver), None)
+        if run is None or run.work is None:
+            return
+        try:
+            run.work.close()
+        except BaseException as error:
+            self._fail(run, error)
+        else:
+            self._end(run, None)
+        if isinstance(run.awaited, Answer):
+            self._router.give_up(run.awaited.message, message.error)
 
     def _end(self, run: Run, value: Any) -> None:
         self._runs.pop(run, None)

@@ -3,7 +3,7 @@
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import check_turn
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.errors import InvalidInput
+from kvactors.core.numbers import number
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Context", "Scheduled", "Services", "with_choices"]
@@ -58,11 +59,12 @@ class Services(Protocol):
 class Context:
     """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
     besides. `turns` counts the turns that its behaviour took; `reentrant` is what the behaviour
-    says of itself."""
+    says of itself; `handling` is the message that is being handled, None for its own start."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
         self.reentrant = False
+        self.handling: Hashable = None
         self.turns = 0
         self.router = router
         self._services = services
@@ -110,7 +112,7 @@ class Context:
             )
         self._sending(_id(to), message)
         self._asked += 1
-        future = self.router.ask(_id(to), message, self.agent, timeout)
+        future = self.router.ask(_id(to), message, self.agent, timeout, lambda: _place(self))
         journal, number = self.router.journal, self._asked
         if journal is not None:
             note = functools.partial(journal.answer, self.agent.agent_id, number)
@@ -224,9 +226,15 @@ def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Samplin
     return replace(sampling or Sampling(), choices=choices) if choices else sampling
 
 
+def _place(context: Context) -> Hashable:
+    """In which place it waits for an answer (`kvactors.actors.runtime.waits`)."""
+    alone = context.handling is None or not context.reentrant
+    return context.agent.agent_id if alone else context.handling
+
+
 def _check_seconds(seconds: object, least: float) -> None:
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not least <= seconds <= sys.float_info.max:  # type: ignore[operator]
+    found = number(seconds)
+    if found is None or not least <= found <= sys.float_info.max:
         raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
 
 

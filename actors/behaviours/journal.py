@@ -38,6 +38,8 @@ class Journal:
             self._file = Path(path).open("xb")  # noqa: SIM115  # Closed by `close`.
         except FileExistsError as error:
             raise InvalidConfig(f"{path} exists: a journal is of one run, in a new file") from error
+        except OSError as error:
+            raise InvalidConfig(f"no journal can be made at {path}: {error.strerror}") from error
         self._lock = threading.Lock()
         self._begin = time.monotonic()
 

@@ -58,8 +58,10 @@ def replay(
 
     `types` are the classes of the messages. What a behaviour sends is compared with the journal;
     with a running `system` its agents take the turns, and these are compared too. Timers, topics
-    and other agents do nothing: what came of them is in the journal. Raises InvalidInput, and
-    whatever a behaviour raises.
+    and other agents do nothing: what came of them is in the journal. One agent is replayed after
+    the other, in the order of `behaviours`, each with its own messages in the order in which it
+    began them; the order between agents is not repeated, and messages that a reentrant behaviour
+    handled at once come one after the other. Raises InvalidInput, and whatever a behaviour raises.
     """
     kinds = tuple(types)
     records = [record for record in read_journal(path) if record["agent"] in behaviours]

@@ -8,16 +8,17 @@ it is accepted until it was handled: `wait_idle` waits for these.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.journal import Journal
-from kvactors.actors.runtime.dispatcher import SystemActor, offer
+from kvactors.actors.behaviours.mail import Deliver, GiveUp
+from kvactors.actors.runtime.dispatcher import SystemActor, offer, send
 from kvactors.actors.runtime.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.runtime.mailbox import Mailbox
 from kvactors.actors.runtime.supervision import DeadLetter, Terminated
+from kvactors.actors.runtime.waits import Answer, Waits
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.core.errors import (
     BehaviourFailed,
@@ -27,7 +28,7 @@ from kvactors.core.errors import (
     Undelivered,
 )
 
-__all__ = ["DEAD_LETTERS", "After", "Deliver", "MessageRouter", "late_after"]
+__all__ = ["DEAD_LETTERS", "After", "MessageRouter"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,39 +38,22 @@ MOST_LETTERS = 1000
 After = Callable[[float, Callable[[], object]], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Deliver:
-    """To a behaviour's actor: one message. Goes into the bounded lane."""
-
-    message: Any
-    """What was sent."""
-    sender: Agent | None
-    """By whom; None: from outside."""
-    receiver: str
-    """Id of the agent it is for."""
-    reply: ReplyFuture[Any] | None
-    """Who waits for an answer, if anybody."""
-    router: "MessageRouter"
-    """Where it ends if it is not handled."""
-    in_prompt_lane: Literal[True] = True
-    """Sorts it into the lane that a running message shuts."""
-
-    def reject(self, error: BaseException | None = None) -> None:
-        """It will not be handled."""
-        self.router.undelivered(self, error)
-
-
 class MessageRouter:
     """Who receives messages, and how they get there.
 
     `outstanding` counts messages until they are handled; `find` gives the agent of an id, if it was
-    spawned; `after` calls back in some seconds.
+    spawned; `after` calls back in some seconds; `waits` knows who waits for an answer.
     """
 
     def __init__(
-        self, outstanding: Outstanding, find: Callable[[str], Agent | None], after: After
+        self,
+        outstanding: Outstanding,
+        find: Callable[[str], Agent | None],
+        after: After,
+        waits: Waits,
     ) -> None:
         self.outstanding = outstanding
+        self.waits = waits
         self.journal: Journal | None = None
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
         self._find = find
@@ -127,13 +111,14 @@ class MessageRouter:
         to: str,
         message: Any,
         sender: Agent | None,
-        reply: ReplyFuture[Any] | None = None,
     ) -> ReplyFuture[None]:
-        """Send a `message` of `sender` `to` an agent, who settles `reply` if there is one; the
-        future resolves when it is in the mailbox, or a dead letter."""
-        deliver = Deliver(message, sender, to, reply, self)
+        """Send a `message` of `sender` `to` an agent; the future resolves when it is in the
+        mailbox, or a dead letter."""
+        return self._post(Deliver(message, sender, to, None, self))
+
+    def _post(self, deliver: Deliver) -> ReplyFuture[None]:
         self.outstanding.begin_work()
-        receiver = self._receivers.get(to)
+        receiver = self._receivers.get(deliver.receiver)
         if receiver is None:
             return self._to_model(deliver)
         inbox = receiver.actor_inbox
@@ -151,15 +136,35 @@ class MessageRouter:
         return accepted
 
     def ask(
-        self, to: str, message: Any, sender: Agent | None, timeout: float | None
+        self,
+        to: str,
+        message: Any,
+        sender: Agent | None,
+        timeout: float | None,
+        waiter: Callable[[], Hashable] | None = None,
     ) -> ReplyFuture[Any]:
         """Send a `message` of `sender` `to` an agent and wait for what it answers, `timeout`
-        seconds at most."""
-        reply: ReplyFuture[Any] = ReplyFuture()
-        self.post(to, message, sender, reply)
+        seconds at most; then it is given up. `waiter` says who waits, if that is an agent."""
+        asker = "" if sender is None else sender.agent_id
+        reply = Answer(self.waits, asker, to, waiter, forever=timeout is None)
+        reply.message = deliver = Deliver(message, sender, to, reply, self)
+        self._post(deliver)
         if timeout is not None:
-            self.after(timeout, late_after(reply, to, timeout))
+            late = TurnTimeout(f"{to!r} did not answer within {timeout:g} s")
+            self.after(timeout, lambda: self.give_up(deliver, late))
         return reply
+
+    def give_up(self, deliver: Deliver, error: TurnTimeout) -> None:
+        """Nobody waits for the answer any more: it fails with `error`, and what was begun for it
+        ends."""
+        if deliver.reply is None or not deliver.reply.reject(error):
+            return
+        source = deliver.reply.source
+        if isinstance(source, Answer):
+            self.give_up(source.message, error)
+        receiver = self._receivers.get(deliver.receiver)
+        if receiver is not None:
+            send(receiver.actor_ref, GiveUp(deliver, error))
 
     def post_all(self, to: Iterable[str], message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send a `message` of `sender` `to` each; the future resolves when all are in, or fails as
@@ -170,7 +175,7 @@ class MessageRouter:
         """A message, or a start, ended with a value."""
         if deliver is not None and deliver.reply is not None:
             if isinstance(value, ReplyFuture):
-                value.on_done(deliver.reply.follow)
+                self.waits.follow(deliver.reply, value)
             else:
                 deliver.reply.resolve(value)
         self.outstanding.end_work()
@@ -261,16 +266,6 @@ class MessageRouter:
             raise
         self.handled(deliver, turn)
         return resolved()
-
-
-def late_after(future: ReplyFuture[Any], agent_id: str, seconds: float) -> Callable[[], None]:
-    """What a timer calls to fail a `future` that `agent_id` did not settle within so many
-    `seconds`."""
-
-    def fire() -> None:
-        future.reject(TurnTimeout(f"{agent_id!r} did not answer within {seconds:g} s"))
-
-    return fire
 
 
 def _full(deliver: Deliver, error: MailboxFull) -> ReplyFuture[None]:

@@ -6,15 +6,16 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pykka import ThreadingFuture
+from pykka import ThreadingFuture, Timeout
 
-from kvactors.core.errors import BlockingCall
+from kvactors.core.errors import BlockingCall, KvactorsError, SystemStopped
 
 if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
     "ReplyFuture",
+    "WaitTimeout",
     "add_driver",
     "all_of",
     "check_may_block",
@@ -98,6 +99,10 @@ def check_may_block() -> None:
         )
 
 
+class WaitTimeout(KvactorsError, Timeout, TimeoutError):
+    """A future was not settled in the time that it was waited for. What it is of goes on."""
+
+
 class ReplyFuture(ThreadingFuture[T]):
     """A pykka future whose settling may race: the first wins, the others are told so.
 
@@ -121,11 +126,26 @@ class ReplyFuture(ThreadingFuture[T]):
         return self._result.exc_info[1]
 
     def get(self, *, timeout: float | None = None) -> Any:
-        """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
+        """The value, or its error raised; WaitTimeout after `timeout` seconds."""
         if not self.done and self._get_hook is None:
             check_may_block()
             drive(lambda: self.done, timeout)
-        return super().get(timeout=timeout)
+        try:
+            return super().get(timeout=timeout)
+        except Timeout as error:
+            if self.done or isinstance(error, WaitTimeout):
+                raise
+            raise WaitTimeout(
+                f"it took longer than the {timeout:g} s that were waited for it: it goes on, and "
+                "can be waited for again"
+            ) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in another process, of what it was settled with: nothing settles that one."""
+        if self._result is None:
+            gone = SystemStopped("it was not settled when it was copied: ask the original")
+            return _settled, (None, gone)
+        return _settled, (self._result.value, self.error)
 
     def set(self, value: T | None = None) -> None:
         """Set the value. Raises queue.Full if the future was settled already."""
@@ -217,6 +237,16 @@ def resolved() -> ReplyFuture[None]:
     """A future that is done."""
     future: ReplyFuture[None] = ReplyFuture()
     future.resolve(None)
+    return future
+
+
+def _settled(value: Any, error: BaseException | None) -> ReplyFuture[Any]:
+    """What a future's copy is made of."""
+    future: ReplyFuture[Any] = ReplyFuture()
+    if error is None:
+        future.resolve(value)
+    else:
+        future.reject(error)
     return future
 
 

@@ -16,6 +16,7 @@ from pykka.messages import _ActorStop as ActorStop
 
 from kvactors.actors.runtime.futures import ReplyFuture, must_not_wait
 from kvactors.core.errors import InvalidConfig, MailboxFull
+from kvactors.core.numbers import number, whole
 
 __all__ = ["DEFAULT_LANE", "ActorStop", "Envelope", "LanePolicy", "Mailbox", "Runnable", "refuse"]
 
@@ -59,16 +60,20 @@ class LanePolicy:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if type(self.capacity) is not int or self.capacity < 1:
+        capacity = whole(self.capacity)
+        if capacity is None or capacity < 1:
             raise InvalidConfig(f"a lane holds at least 1 prompt, not {self.capacity!r}")
+        object.__setattr__(self, "capacity", capacity)
         if self.when_full not in get_args(WhenFull):
             raise InvalidConfig(
                 f"when_full is one of {', '.join(get_args(WhenFull))}, not {self.when_full!r}"
             )
-        if self.timeout is not None and not (
-            type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
-        ):
+        if self.timeout is None:
+            return
+        timeout = number(self.timeout)
+        if timeout is None or not 0 < timeout <= threading.TIMEOUT_MAX:
             raise InvalidConfig(f"timeout must be above 0 seconds and finite, not {self.timeout!r}")
+        object.__setattr__(self, "timeout", timeout)
 
 
 DEFAULT_LANE = LanePolicy()

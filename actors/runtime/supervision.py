@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.numbers import number, whole
 
 __all__ = ["DeadLetter", "OnError", "Restarts", "Supervision", "Terminated"]
 
@@ -33,16 +34,15 @@ class Supervision:
             raise InvalidConfig(
                 f"on_error is one of {', '.join(get_args(OnError))}, not {self.on_error!r}"
             )
-        if not _is_number(self.longest_backoff) or not self.longest_backoff >= 0:
+        longest, backoff = number(self.longest_backoff), number(self.backoff)
+        if longest is None or not longest >= 0:
             raise InvalidConfig(
                 f"longest_backoff must be seconds, at least 0, not {self.longest_backoff!r}"
             )
-        if not _is_number(self.backoff) or not 0 <= self.backoff <= self.longest_backoff:
-            raise InvalidConfig(
-                f"backoff must be 0 to {self.longest_backoff:g} seconds, not {self.backoff!r}"
-            )
-        counted = type(self.most) is int and self.most >= 0
-        if not counted or not _is_number(self.window) or not self.window > 0:
+        if backoff is None or not 0 <= backoff <= longest:
+            raise InvalidConfig(f"backoff must be 0 to {longest:g} seconds, not {self.backoff!r}")
+        most, window = whole(self.most), number(self.window)
+        if most is None or most < 0 or window is None or not window > 0:
             raise InvalidConfig(f"most {self.most!r} within {self.window!r} s cannot be counted")
 
 
@@ -81,7 +81,3 @@ class Restarts:
         self._times.append(now)
         wait = self._policy.backoff * 2.0 ** (len(self._times) - 1)
         return float(min(wait, self._policy.longest_backoff))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

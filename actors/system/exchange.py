@@ -13,6 +13,7 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.system.export import export_stored, loadable_name, unwatched
 from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.system.parameters import check_flags
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
 from kvactors.actors.turns.messages_gpu import EncodeFloats
@@ -65,8 +66,8 @@ class AgentExchange:
 
         `format`: "archive" (all there is, to move the agent), "q4-flat", "q4-blocks", "fp16-flat"
         or "mlx-lm" (tokens and KV under this model). `on_step(done, steps)` is called while it is
-        written. Saves of other agents wait meanwhile. Raises ExportRejected, LedgerUnreadable,
-        SaveFailed, InvalidInput, OSError.
+        written. Saves of other agents wait meanwhile. Raises AgentNotStored, ExportRejected,
+        LedgerUnreadable, SaveFailed, InvalidInput, OSError.
         """
         check_id(agent_id)
         check_format(format)
@@ -99,19 +100,24 @@ class AgentExchange:
         *,
         format: str | None = None,
         tokens: Sequence[int] | None = None,
+        of_this_model: bool = False,
         on_step: OnStep = unwatched,
     ) -> Agent:
         """Make an agent, `agent_id`, of the file at `path`, stored and warm: whole, or not at all.
 
         `format` None finds it out. `tokens`: the token ids of KV whose file has none.
+        `of_this_model`: where the file names no model, as a cache that mlx-lm saved without
+        metadata, its KV is of the loaded one; its shapes are checked all the same.
         `on_step(done, steps)` is called while it is read. A format without turns becomes one raw
         turn, its text decoded from the tokens. Raises AgentExists, ImportRejected (ModelMismatch,
         TokensMissing), InvalidInput, OSError.
         """
         check_id(agent_id)
         check_format(format)
+        check_flags(of_this_model=of_this_model)
         self._lifecycle.require_running()
-        work = self._import(Path(path).expanduser(), agent_id, format, tokens, on_step)
+        file = Path(path).expanduser()
+        work = self._import(file, agent_id, format, tokens, on_step, trusted=of_this_model)
         return self._agents.add(agent_id, lambda: self._with_store(work))
 
     def _import(
@@ -121,13 +127,15 @@ class AgentExchange:
         form: str | None,
         tokens: Sequence[int] | None,
         on_step: OnStep,
+        *,
+        trusted: bool,
     ) -> Callable[[Store], None]:
         """What stores the agent of a file, once the file is read and checked."""
         if form in (ARCHIVE, None) and is_archive(path):
             return lambda store: import_archive(store, path, agent_id, on_step)
         if form == ARCHIVE:
             raise ImportRejected("file", f"{path} is no archive")
-        save = self._read(path, agent_id, form, tokens, on_step)
+        save = self._read(path, agent_id, form, tokens, on_step, trusted=trusted)
         return lambda store: add_agent(store, agent_id, [save])
 
     def _read(
@@ -137,6 +145,8 @@ class AgentExchange:
         form: str | None,
         tokens: Sequence[int] | None,
         on_step: OnStep,
+        *,
+        trusted: bool,
     ) -> Save:
         from kvactors.core.arena.wire import layout
         from kvactors.core.engine.hot_cache import ranges_to_save
@@ -144,7 +154,7 @@ class AgentExchange:
         info = self._host.info
         described = layout(info.spec)
         try:
-            target = _target(info, parse_layout(described))
+            target = _target(info, parse_layout(described), trusted=trusted)
         except LayoutUnsupported as error:
             raise ImportRejected("layers", f"the loaded model has {error}: use archive") from error
         size, done = path.stat().st_size, 0
@@ -197,7 +207,7 @@ class AgentExchange:
         self._lifecycle.ask(self._lifecycle.persistence, WithStore(work, agent_id))
 
 
-def _target(info: ModelInfo, layout: tuple[LayerLayout, ...]) -> Target:
+def _target(info: ModelInfo, layout: tuple[LayerLayout, ...], *, trusted: bool) -> Target:
     return Target(
         loadable_name(info.name),
         info.model_type,
@@ -206,6 +216,7 @@ def _target(info: ModelInfo, layout: tuple[LayerLayout, ...]) -> Target:
         info.spec.vocab_size,
         info.spec.context,
         info.memory_budget,
+        trusted,
     )
 
 

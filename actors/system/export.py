@@ -9,7 +9,7 @@ import numpy as np
 from kvactors.core.cache.segment import Segment
 from kvactors.core.conversation.hashing import tokens_hash
 from kvactors.core.model.options import DEFAULT_MODEL
-from kvactors.persistence.errors import ExportRejected, ImportRejected
+from kvactors.persistence.errors import AgentNotStored, ExportRejected, ImportRejected
 from kvactors.persistence.files.atomic import new_file
 from kvactors.persistence.formats.archive import OnStep, export_archive
 from kvactors.persistence.formats.kv_arrays import layers_of
@@ -43,7 +43,7 @@ def export_stored(
     `model` and `model_type` are written into it, `on_step` is called on the way. `fingerprint`
     chooses the KV, by its beginning; None is the only one there is. `remember` gives the token ids
     and the text that a model makes of ledger records; without it the text is that of the turns,
-    without what a template adds. Raises ExportRejected, LedgerUnreadable, OSError.
+    without what a template adds. Raises AgentNotStored, ExportRejected, LedgerUnreadable, OSError.
     """
     if form == ARCHIVE:
         export_archive(store, agent_id, path, on_step)
@@ -68,11 +68,11 @@ def _stored_memory(
 ) -> PortableMemory:
     records = store.read_ledger(agent_id)
     if records is None:
-        raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
+        raise AgentNotStored(agent_id, "to export")
     chosen = _choose(agent_id, store.fingerprints(agent_id), fingerprint)
     try:
         token_ids, text = remember(records)
-        segments = _matching(store.read_kv(agent_id, chosen), token_ids)
+        segments = _matching(store.read_kv(agent_id, chosen, used=False), token_ids)
         if not segments:
             raise ExportRejected(_no_kv(agent_id))
         layout = parse_layout(segments[0].layout)

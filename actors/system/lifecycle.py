@@ -14,6 +14,7 @@ from kvactors.actors.runtime.deterministic import SeededDispatcher, VirtualTimer
 from kvactors.actors.runtime.dispatcher import Dispatcher, send_stop
 from kvactors.actors.runtime.futures import drive
 from kvactors.actors.runtime.timer import Timer
+from kvactors.actors.runtime.waits import Waits
 from kvactors.actors.turns.messages_gpu import LoadModel, Wire
 from kvactors.actors.turns.messages_store import OpenStore
 from kvactors.actors.turns.outstanding import Outstanding
@@ -44,9 +45,9 @@ class Lifecycle:
 
     `state` is "new", "running", "stopped", or what else the system is. `open_store` opens the
     store on its actor's thread, None where nothing is kept; `seed` is of deterministic mode;
-    `watchdog`: seconds that a step may take before it is reported; `on_progress` hears of
-    prefills; `max_unsaved`: bytes that may wait for the disk. `open_store`, `timer` and the kinds
-    of the actors may be exchanged before the start (`kvactors.actors.testing`).
+    `watchdog`: seconds that a step or an answer may take before it is reported; `on_progress`
+    hears of prefills; `max_unsaved`: bytes that may wait for the disk. `open_store`, `timer` and
+    the kinds of the actors may be exchanged before the start (`kvactors.actors.testing`).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Lifecycle:
         self.outstanding = Outstanding(self.tracer)
         self.outstanding.unsaved.limit = max_unsaved
         self.vitals = Vitals()
+        self.waits = Waits(self.now)
         self.gpu: Any = None
         self.persistence: Any = None
         self.pool: Any = None
@@ -146,14 +148,17 @@ class Lifecycle:
         """How the engine and the store are, without waiting for either. Any thread."""
         self.require_running()
         vitals, seconds = self.vitals, self.vitals.step_seconds
+        unsaved = self.outstanding.unsaved
         stalled = vitals.state == "ok" and seconds > self._watchdog
         return Health(
             "stalled" if stalled else vitals.state,
             seconds,
             vitals.rebuilds,
             vitals.error,
-            "failing" if self.outstanding.unsaved.disk_fails else "ok",
-            self.outstanding.unsaved.total,
+            "failing" if unsaved.disk_fails else "ok",
+            unsaved.total,
+            unsaved.refusal,
+            self.waits.longer_than(self._watchdog),
         )
 
     def stop(self, agents: Iterable[Any], timeout: float | None = None) -> None:
@@ -199,11 +204,13 @@ class Lifecycle:
         return not self.deterministic and self.vitals.streaming
 
     def _watch(self) -> None:
-        """Look again and again whether a step hangs, and say so once."""
+        """Look again and again whether a step hangs or an answer does not come; say so once."""
         hangs = self.vitals.step_seconds > self._watchdog
         if hangs and not self._reported:
             logger.error("a step of the engine takes longer than %g s", self._watchdog)
         self._reported = hangs
+        for wait in self.waits.news(self._watchdog):
+            logger.warning("%s", wait)
         self.timer.after(self._watchdog / 4, self._watch)
 
     def _engine_died(self, cause: EngineDied) -> None:

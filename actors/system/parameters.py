@@ -1,16 +1,20 @@
 """What callers may pass to AgentSystem and `spawn`, checked before anything starts."""
 
+import difflib
 import functools
+import inspect
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.numbers import number, whole
 from kvactors.persistence.files.encryption import KEY_BYTES
 
 __all__ = [
@@ -20,30 +24,36 @@ __all__ = [
     "check_journal",
     "check_lane",
     "check_model",
-    "check_parameters",
+    "check_progress",
     "check_seconds",
     "check_seed",
     "check_spawn",
     "check_storage",
+    "check_turns",
     "default_store",
-    "parse_budget",
+    "naming_the_nearest",
     "parse_bytes",
+    "parse_limit",
     "store_path",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-def check_parameters(
-    model: Any, max_batch: Any, target_latency: Any, progress: Any, max_waiting: Any
-) -> None:
-    """Raise InvalidConfig for a `model`, `max_batch`, `target_latency`, `progress` or `max_waiting`
-    that no later stage checks."""
-    for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
-    check_model(model)
-    check_seconds("target_latency", target_latency)
+def check_turns(name: str, value: object) -> int:
+    """The value, called `name`: a number of turns. Raises InvalidConfig unless it is an int of at
+    least 1."""
+    found = whole(value)
+    if found is None or found < 1:
+        raise InvalidConfig(f"{name} must be an int of at least 1, not {value!r}")
+    return found
+
+
+def check_progress(progress: object) -> None:
+    """Raise InvalidConfig for what cannot be told of progress."""
     if progress is not None and not callable(progress):
         raise InvalidConfig(f"progress must be callable, not {progress!r}")
 
@@ -65,9 +75,10 @@ def check_flags(**flags: object) -> None:
 
 def check_seed(seed: Any) -> int:
     """The seed. Raises InvalidConfig unless it is an int."""
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    found = whole(seed)
+    if found is None:
         raise InvalidConfig(f"seed must be an int, not {seed!r}")
-    return seed
+    return found
 
 
 def check_lane(lane: Any) -> LanePolicy:
@@ -91,7 +102,7 @@ def check_journal(journal: Any) -> None:
 
 def check_spawn(prompt_lane: Any, behaviour: Any, supervision: Any, parent: Any) -> None:
     """Raise InvalidConfig for a `prompt_lane`, `behaviour`, `supervision` or `parent` that no agent
-    has."""
+    has, and for a supervision of nothing."""
     if prompt_lane is not None:
         check_lane(prompt_lane)
     if behaviour is not None and not (isinstance(behaviour, AgentBehaviour) or callable(behaviour)):
@@ -100,17 +111,32 @@ def check_spawn(prompt_lane: Any, behaviour: Any, supervision: Any, parent: Any)
         )
     if supervision is not None and not isinstance(supervision, Supervision):
         raise InvalidConfig(f"supervision must be a Supervision, not {supervision!r}")
+    if supervision is not None and behaviour is None:
+        raise InvalidConfig("supervision says how a behaviour goes on: pass behaviour= too")
     if parent is not None and not isinstance(parent, str):
         raise InvalidConfig(f"parent must be the id of an agent, not {parent!r}")
 
 
-def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
-    """Raise InvalidConfig for a `store`, `max_disk` or `encryption_key` that no store could be
-    opened with."""
+def naming_the_nearest(method: Callable[P, R]) -> Callable[P, R]:
+    """The method, which names the parameter that was probably meant by one that it does not have.
+    Raises InvalidInput."""
+    known = list(inspect.signature(method).parameters)
+
+    @functools.wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        for name in options.keys() - set(known):
+            nearest = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known[1:])}"
+            raise InvalidInput(f"{method.__name__} has no parameter {name!r}: {meant}")
+        return method(*args, **options)
+
+    return call
+
+
+def check_storage(store: Any, encryption_key: Any) -> None:
+    """Raise InvalidConfig for a `store` or `encryption_key` that no store could be opened with."""
     if store is True or not (store is None or store is False or _is_path(store)):
         raise InvalidConfig(f"store must be a directory, None or False, not {store!r}")
-    if max_disk is not None and not (_is_number(max_disk) and max_disk >= 0):
-        raise InvalidConfig(f"max_disk must be bytes or None, not {max_disk!r}")
     if encryption_key is None:
         return
     if store is False:
@@ -124,9 +150,10 @@ def check_storage(store: Any, max_disk: Any, encryption_key: Any) -> None:
 
 def check_seconds(name: str, value: Any) -> float:
     """The value. Raises InvalidConfig unless it is a number above 0, and finite."""
-    if not _is_number(value) or not 0 < value <= sys.float_info.max:
+    found = number(value)
+    if found is None or not 0 < found <= sys.float_info.max:
         raise InvalidConfig(f"{name} must be above 0 seconds, not {value!r}")
-    return float(value)
+    return found
 
 
 def check_isolation(isolation: object) -> bool:
@@ -159,28 +186,28 @@ def callable_name(source: object) -> str | None:
     return name if isinstance(name, str) and name != "<lambda>" else None
 
 
-def parse_budget(budget: int | str | None) -> int | None:
-    """Bytes of "8GB", 8_000_000_000 or None. Raises InvalidConfig."""
-    return None if budget is None else parse_bytes("memory_budget", budget)
+def parse_limit(name: str, value: int | str | None, least: int = 1) -> int | None:
+    """Bytes of "8GB", 8_000_000_000 or None: no limit. Raises InvalidConfig for a `value`, called
+    `name`, below `least`, or that is no number of bytes."""
+    return None if value is None else parse_bytes(name, value, least)
 
 
-def parse_bytes(name: str, value: int | str) -> int:
-    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig."""
+def parse_bytes(name: str, value: int | str, least: int = 1) -> int:
+    """Bytes of "8GB" or 8_000_000_000. Raises InvalidConfig for a `value`, called `name`, below
+    `least`, or that is no number of bytes."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", value.upper())
         unit = None if match is None else _UNITS.get(match[2])
         if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
             raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
         value = int(float(match[1]) * unit)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidConfig(f"{name} is a whole number of bytes above 0, not {value!r}")
-    return value
+    found = whole(value)
+    if found is None or found < least:
+        bound = "above 0" if least else "or None"
+        raise InvalidConfig(f"{name} is a whole number of bytes {bound}, not {value!r}")
+    return found
 
 
 def _is_path(value: object) -> bool:
     text = str(value) if isinstance(value, str | os.PathLike) else ""
     return bool(text) and "\0" not in text
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

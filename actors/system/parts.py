@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import logging
 import os
 import threading
 import time
@@ -24,10 +25,14 @@ from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.messages_agent import CancelTurn
 from kvactors.actors.turns.ticket import next_serial
 from kvactors.core.engine.launch import Launch
-from kvactors.core.errors import SystemStopped
+from kvactors.core.errors import InvalidConfig, SystemRunning, SystemStopped
 
 __all__ = ["Parts", "offered"]
 
+logger = logging.getLogger(__name__)
+
+# Seconds that `stop` waits without a word.
+SILENT = 2.0
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
 
@@ -62,7 +67,10 @@ class Parts:
         self._life = threading.RLock()
         self.lifecycle = lifecycle
         self.router = MessageRouter(
-            lifecycle.outstanding, lambda agent_id: self.agents.find(agent_id), lifecycle.after
+            lifecycle.outstanding,
+            lambda agent_id: self.agents.find(agent_id),
+            lifecycle.after,
+            lifecycle.waits,
         )
         self.behaviours = BehaviourSupervisor(
             self.router,
@@ -87,10 +95,13 @@ class Parts:
         self.watching = Watching(lifecycle, self.host, self.agents)
 
     def start(self) -> None:
-        """Start each. Raises SystemStopped, StorageError, ModelError, InvalidConfig."""
+        """Start each. Raises SystemRunning, SystemStopped, StorageError, ModelError,
+        InvalidConfig."""
         with self._life:
-            if self.lifecycle.state != "new":
-                raise SystemStopped(f"a system starts once; this one is {self.lifecycle.state}")
+            state = self.lifecycle.state
+            if state != "new":
+                kind = SystemRunning if state == "running" else SystemStopped
+                raise kind(f"a system starts once, and this one is {state}: make another one")
             try:
                 self.host.model = self.lifecycle.start(self.swap.launch)
                 if self._journal is not None:
@@ -102,6 +113,31 @@ class Parts:
             self.lifecycle.state = "running"
             _running.add(self)
             self.watching.begin(self._store)
+
+    async def start_async(self) -> None:
+        """`start`, while the asyncio loop goes on. Raises InvalidConfig in deterministic mode."""
+        import asyncio
+
+        if self.lifecycle.deterministic:
+            raise InvalidConfig(
+                "a deterministic system goes on only while its one thread waits: use `with`"
+            )
+        try:
+            await asyncio.to_thread(self.start)
+        except asyncio.CancelledError:
+            # It starts all the same, on its thread.
+            await asyncio.to_thread(self.stop, None, cancel=True)
+            raise
+
+    async def stop_async(self, *, cancel: bool) -> None:
+        """`stop`, while the asyncio loop goes on; what cancels its task cancels turns."""
+        import asyncio
+
+        try:
+            await asyncio.to_thread(self.stop, None, cancel=cancel)
+        except asyncio.CancelledError:
+            self._cancel_everything()
+            raise
 
     def stop(self, timeout: float | None, *, cancel: bool) -> None:
         """End each in its order: what is accepted first, or `cancel` it at once. After `timeout`
@@ -129,6 +165,7 @@ class Parts:
     def _wait_for_turns(self, timeout: float | None, *, cancel: bool) -> None:
         """Wait for turns and saves; cancel them at once, after `timeout`, or on Ctrl-C."""
         outstanding = self.lifecycle.outstanding
+        self.lifecycle.after(SILENT, self._say_what_runs)
         try:
             if cancel:
                 self._cancel_everything()
@@ -139,6 +176,11 @@ class Parts:
             self._cancel_everything()
             outstanding.wait(timeout)
             raise
+
+    def _say_what_runs(self) -> None:
+        """A line of the log for whoever wonders why the program does not end."""
+        if left := self.lifecycle.outstanding.described():
+            logger.warning("stopping waits for %s; Ctrl-C cancels turns", left)
 
     def _cancel_everything(self) -> None:
         for ticket in self.lifecycle.outstanding.turns():

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.handle import Agent
@@ -10,13 +10,14 @@ from kvactors.actors.agents.host import AgentHost, gone
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
-from kvactors.actors.errors import AgentExists, AgentNotStored, LedgerUnreadable, public
+from kvactors.actors.errors import AgentExists, AgentNotStored, public
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
-from kvactors.actors.system.parameters import check_spawn
+from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
+from kvactors.actors.system.spawned import Spawned, restored
 from kvactors.actors.turns.checks import check_id, check_system_prompt
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause, Prefetch
 from kvactors.actors.turns.messages_gpu import Forget
@@ -27,13 +28,6 @@ from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.model.info import ModelInfo
 
 __all__ = ["AgentRegistry"]
-
-
-class Spawned(NamedTuple):
-    """An agent of a running system."""
-
-    actor: AgentActor
-    handle: Agent
 
 
 class AgentRegistry:
@@ -109,13 +103,14 @@ class AgentRegistry:
 
     # -- one of them -------------------------------------------------------------------
 
+    @naming_the_nearest
     def spawn(
         self,
         agent_id: str,
         system_prompt: str | None = None,
         *,
         from_: str | Agent | None = None,
-        context_policy: ContextPolicy = "refuse",
+        context_policy: ContextPolicy | None = None,
         prompt_lane: LanePolicy | None = None,
         behaviour: AgentBehaviour | Callable[[], AgentBehaviour] | None = None,
         supervision: Supervision | None = None,
@@ -126,8 +121,9 @@ class AgentRegistry:
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers all
         that the other has when its turns so far are done, without a copy of its KV in memory or on
         disk. `context_policy`: what happens at the end of the context, "refuse", DropOldest() or
-        Summarize(). `prompt_lane`: how many prompts and messages may wait for it, and what then
-        happens; by default the system's. `behaviour`: what it does with messages, or what makes one
+        Summarize(); None leaves it as it is, "refuse" for a new agent. `prompt_lane`: how many
+        prompts and messages may wait for it, and what then happens; by default the system's.
+        `behaviour`: what it does with messages, or what makes one
         anew after every restart; `supervision`: how that goes on after an error, and `parent` whom
         it may escalate to. Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch, AgentExists,
         AgentNotStored, LedgerUnreadable (for that agent alone), SaveFailed (a fork, while the disk
@@ -135,7 +131,7 @@ class AgentRegistry:
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
-        check_policy(context_policy)
+        check_policy(context_policy or "refuse")
         check_spawn(prompt_lane, behaviour, supervision, parent)
         if from_ is not None:
             if system_prompt is not None:
@@ -173,12 +169,12 @@ class AgentRegistry:
             return [self._spawned[agent_id].handle for agent_id in sorted(self._spawned)]
 
     def prefetch(self, agent_id: str) -> None:
-        """Read an agent's KV from disk ahead of its next turn, if there is room for it."""
+        """Read an agent's KV ahead of its next turn, if there is room. Raises AgentNotStored."""
         check_id(agent_id)
-        send(self._spawn(agent_id, None, "refuse").actor.actor_ref, Prefetch())
+        send(self._existing(agent_id, "to prefetch").actor.actor_ref, Prefetch())
 
     def forget(self, agent_id: str) -> None:
-        """Delete an agent from memory and disk; its running turn fails."""
+        """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
         check_id(agent_id)
         with self._lock:
             self._lifecycle.require_running()
@@ -187,10 +183,15 @@ class AgentRegistry:
             if spawned is not None:
                 spawned.actor.actor_ref.stop()
             self._lifecycle.ask(self._lifecycle.gpu, Forget(agent_id))
-            if self._lifecycle.persistence is not None:
-                self._lifecycle.ask(self._lifecycle.persistence, ForgetStored(agent_id))
+            store, known = self._lifecycle.persistence, spawned is not None
+            if store is not None:
+                known |= self._lifecycle.ask(store, ForgetStored(agent_id))
+            if not known:
+                raise AgentNotStored(agent_id, "to forget")
 
-    def _spawn(self, agent_id: str, system_prompt: str | None, policy: ContextPolicy) -> Spawned:
+    def _spawn(
+        self, agent_id: str, system_prompt: str | None = None, policy: ContextPolicy | None = None
+    ) -> Spawned:
         with self._lock:
             self._lifecycle.require_running()
             known = self._spawned.get(agent_id)
@@ -198,19 +199,21 @@ class AgentRegistry:
                 if agent_id in self._forking:
                     raise AgentExists(agent_id, "is just being forked")
                 records = self._records(agent_id)
-                transcript = _restored(self._host.info, agent_id, records, system_prompt)
+                transcript = restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
             known.actor.transcript.require_system_prompt(system_prompt)
-            known.actor.context_policy = policy
+            if policy is not None:
+                known.actor.context_policy = policy
             return known
 
-    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy) -> Spawned:
+    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy | None) -> Spawned:
         source = self._source(parent)
         with self._lock:
             self._lifecycle.require_running()
             if child in self._spawned or child in self._forking:
                 raise AgentExists(child)
             self._forking.add(child)
+        stored = None
         try:
             ticket = self._host.send(source, lambda t: Fork(t, child), None, streamed=False)
             copied, stored = ticket.reply.get()
@@ -222,7 +225,7 @@ class AgentRegistry:
             with self._lock:
                 return self._begin(child, copied, policy)
         except BaseException as error:
-            self._lifecycle.ask(self._lifecycle.gpu, Forget(child))
+            source.services.undo_fork(child, stored)
             if isinstance(error, OSError):
                 raise public(error) from error
             raise
@@ -239,18 +242,24 @@ class AgentRegistry:
                 raise gone(parent.agent_id)
             return spawned.actor
         check_id(parent)
+        return self._existing(parent, "to fork").actor
+
+    def _existing(self, agent_id: str, purpose: str) -> Spawned:
+        """The agent, spawned before or stored. Raises AgentNotStored."""
         with self._lock:
             self._lifecycle.require_running()
-            if parent not in self._spawned and not self._records(parent):
-                raise AgentNotStored(parent)
-            return self._spawn(parent, None, "refuse").actor
+            if agent_id not in self._spawned and not self._records(agent_id):
+                raise AgentNotStored(agent_id, purpose)
+            return self._spawn(agent_id)
 
     def _records(self, agent_id: str) -> Any:
         """An agent's ledger, or None."""
         store = self._lifecycle.persistence
         return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
 
-    def _begin(self, agent_id: str, transcript: Transcript, policy: ContextPolicy) -> Spawned:
+    def _begin(
+        self, agent_id: str, transcript: Transcript, policy: ContextPolicy | None
+    ) -> Spawned:
         lifecycle = self._lifecycle
         services = AgentServices(
             lifecycle.gpu,
@@ -261,7 +270,7 @@ class AgentRegistry:
             isolated=self._isolated,
             log_text=self._log_text,
         )
-        actor = self.kind(agent_id, transcript, services, policy)
+        actor = self.kind(agent_id, transcript, services, policy or "refuse")
         actor.actor_inbox.lane = self._lane
         actor.begin()
         if self._paused:
@@ -275,18 +284,3 @@ def _tell(
 ) -> list[ReplyFuture[bool]]:
     messages = [(actor, make(ReplyFuture())) for actor in actors]
     return [message.done for actor, message in messages if send(actor.actor_ref, message)]
-
-
-def _restored(
-    info: ModelInfo, agent_id: str, records: Any, system_prompt: str | None
-) -> Transcript:
-    try:
-        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"it holds records of another form: {error}"
-        raise LedgerUnreadable(f"of {agent_id!r}", reason) from error
-    if records:
-        transcript.require_system_prompt(system_prompt)
-    else:
-        transcript.system_prompt = system_prompt
-    return transcript

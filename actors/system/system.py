@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.runtime.deterministic import CountingClock
@@ -21,13 +21,15 @@ from kvactors.actors.system.parameters import (
     check_isolation,
     check_journal,
     check_lane,
-    check_parameters,
+    check_model,
+    check_progress,
     check_seconds,
     check_seed,
     check_storage,
+    check_turns,
     default_store,
-    parse_budget,
     parse_bytes,
+    parse_limit,
     store_path,
 )
 from kvactors.actors.system.parts import Parts, offered
@@ -35,6 +37,7 @@ from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.system.reports import read_stats
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
+from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.unsaved import MAX_UNSAVED
 from kvactors.actors.workers.gpu import OnProgress
 from kvactors.core.cache.kv_bits import KVBits
@@ -73,7 +76,7 @@ class AgentSystem:
         template_kwargs: passed to the chat template.
         progress: called on the GPU thread as progress(agent_id, done, total) in prefills.
         model_name: name of the model in messages and, for a callable, in its identity.
-        max_disk: bytes of KV on disk before the least recently used is evicted.
+        max_disk: bytes of KV on disk, or "8GB", before the least recently used is evicted.
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; while nobody
             streams, a prompt that takes under a second goes first.
@@ -86,7 +89,8 @@ class AgentSystem:
             refused with SaveQueueFull.
         deterministic: one thread runs everything, in an order that `seed` draws, in virtual
             time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
-        watchdog: seconds that a step may take before `health()` and the log say that it hangs.
+        watchdog: seconds that a step, or another agent's answer, may take before `health()` and
+            the log say so.
         journal: a new file for what behaviours are told, think and send
             (`kvactors.actors.behaviours.replay`).
         log_text: let lines of the log at level DEBUG say what agents are told and answer;
@@ -113,7 +117,7 @@ class AgentSystem:
         template_kwargs: dict[str, Any] | None = None,
         progress: OnProgress | None = None,
         model_name: str | None = None,
-        max_disk: int | None = DEFAULT_MAX_DISK,
+        max_disk: int | str | None = DEFAULT_MAX_DISK,
         encryption_key: EncryptionKey | None = None,
         target_latency: float = 0.1,
         eviction: str | EvictionPolicy = "lru",
@@ -127,8 +131,9 @@ class AgentSystem:
         seed: int = 0,
         log_text: bool = False,
     ) -> None:
-        check_parameters(model, max_batch, target_latency, progress, max_waiting)
-        check_storage(store, max_disk, encryption_key)
+        check_model(model)
+        check_progress(progress)
+        check_storage(store, encryption_key)
         check_flags(reproducible=reproducible, deterministic=deterministic, log_text=log_text)
         check_journal(journal)
         seed = check_seed(seed)
@@ -137,7 +142,7 @@ class AgentSystem:
         opener = partial(
             Store,
             path or Path(),
-            max_disk=max_disk,
+            max_disk=parse_limit("max_disk", max_disk, least=0),
             encryption_key=encryption_key,
             share_segments=not isolated,
         )
@@ -162,12 +167,12 @@ class AgentSystem:
         launch = Launch(
             model,
             options,
-            max_batch=max_batch,
-            memory_budget=parse_budget(memory_budget),
-            target_latency=target_latency,
+            max_batch=check_turns("max_batch", max_batch),
+            memory_budget=parse_limit("memory_budget", memory_budget),
+            target_latency=check_seconds("target_latency", target_latency),
             stored=path is not None,
             eviction=check_eviction(eviction),
-            max_waiting=max_waiting,
+            max_waiting=check_turns("max_waiting", max_waiting),
             clock=CountingClock() if deterministic else time.perf_counter,
         )
         self.parts = Parts(
@@ -179,6 +184,9 @@ class AgentSystem:
             journal=journal,
             store=path,
         )
+
+    def __reduce__(self) -> NoReturn:
+        stays_here(self, "make one there, with a store of its own")
 
     # -- life --------------------------------------------------------------------------
 
@@ -192,8 +200,19 @@ class AgentSystem:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        interrupted = error is not None and not isinstance(error, Exception)
-        self.parts.stop(None, cancel=interrupted)
+        self.parts.stop(None, cancel=error is not None)
+
+    async def __aenter__(self) -> Self:
+        await self.parts.start_async()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.parts.stop_async(cancel=error is not None)
 
     def start(self) -> None:
         """Open the store, load and probe the model; returns when agents can be asked."""

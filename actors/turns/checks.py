@@ -1,13 +1,25 @@
 """What callers may pass to Agent, checked before anything starts."""
 
+import re
 import sys
+from typing import Any, NoReturn
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
+from kvactors.core.numbers import number, whole
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["LONGEST_ID", "check_count", "check_id", "check_system_prompt", "check_turn"]
+__all__ = [
+    "LONGEST_ID",
+    "check_count",
+    "check_id",
+    "check_system_prompt",
+    "check_text",
+    "check_turn",
+    "stays_here",
+]
 
 LONGEST_ID = 255
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_id(agent_id: object) -> None:
@@ -22,27 +34,48 @@ def check_id(agent_id: object) -> None:
 
 def check_system_prompt(system_prompt: object) -> None:
     """Raise InvalidConfig unless it is text or None."""
-    if system_prompt is not None and not isinstance(system_prompt, str):
+    if system_prompt is None:
+        return
+    if not isinstance(system_prompt, str):
         raise InvalidConfig(f"system_prompt must be text: {type(system_prompt).__name__}")
+    check_text("system_prompt", system_prompt, InvalidConfig)
 
 
-def check_turn(sampling: object, timeout: object, priority: object = 0) -> None:
-    """Raise InvalidInput for a `sampling`, `timeout` in seconds or `priority` that no turn has."""
-    if not isinstance(priority, int) or isinstance(priority, bool):
+def check_text(name: str, text: str, error: type[InvalidInput] = InvalidInput) -> str:
+    """The `text`, called `name`. Raises `error` for a lone surrogate: it is half a character, and
+    has no UTF-8 to be tokenized or stored as."""
+    half = _LONE_SURROGATE.search(text)
+    if half is not None:
+        raise error(
+            f"{name} has a lone surrogate, {half[0]!a}, at character {half.start()}: decode what "
+            "it was read from as UTF-8, or replace it"
+        )
+    return text
+
+
+def stays_here(handle: object, instead: str) -> NoReturn:
+    """Refuse to copy what belongs to the threads of its process. Raises InvalidInput."""
+    kind = type(handle).__name__
+    raise InvalidInput(f"{kind} cannot be copied or pickled, it belongs to its process: {instead}")
+
+
+def check_turn(sampling: object, timeout: Any, priority: Any = 0) -> tuple[float | None, int]:
+    """The `timeout` in seconds and the `priority` of a turn. Raises InvalidInput for one that no
+    turn has, or such a `sampling`."""
+    placed, seconds = whole(priority), number(timeout)
+    if placed is None:
         raise InvalidInput(f"priority must be an int, not {priority!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
-    if timeout is not None and not _is_seconds(timeout):
+    if timeout is not None and (seconds is None or not 0 < seconds <= sys.float_info.max):
         raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
+    return seconds, placed
 
 
-def check_count(name: str, value: object, least: int) -> None:
-    """Raise InvalidInput unless `value`, called `name`, is None or an int of at least `least`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (whole and value >= least):  # type: ignore[operator]
+def check_count(name: str, value: object, least: int) -> int | None:
+    """The `value`, called `name`. Raises InvalidInput unless it is None or an int of at least
+    `least`."""
+    found = whole(value)
+    if value is not None and (found is None or found < least):
         raise InvalidInput(f"{name} must be an int of at least {least}, not {value!r}")
-
-
-def _is_seconds(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value <= sys.float_info.max  # type: ignore[operator]
+    return found

@@ -76,7 +76,8 @@ class ReadLedger:
 
 @dataclass(frozen=True, slots=True)
 class ForgetStored:
-    """To the persistence actor, by ask: delete an agent's ledger and KV."""
+    """To the persistence actor, by ask: delete an agent's ledger and KV. Answered with whether
+    there was anything of it."""
 
     agent_id: str
     """Whose."""

@@ -40,6 +40,8 @@ class TurnOptions:
     """Of the new turn: user, or what `observe` was given."""
     answer: bool = True
     """Whether an answer is wanted; False: remember only."""
+    remembered: bool = True
+    """Whether the agent remembers it, on disk too; False: it leaves no trace."""
 
 
 def check_options(
@@ -57,5 +59,5 @@ def check_options(
     `threshold`, `sampling`, `timeout`, `priority`. Raises EmptyPrompt, TokenOutOfRange,
     InvalidInput."""
     given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
-    check_turn(sampling, timeout, priority)
-    return TurnOptions(given, sampling or Sampling(), timeout, priority)
+    seconds, placed = check_turn(sampling, timeout, priority)
+    return TurnOptions(given, sampling or Sampling(), seconds, placed)

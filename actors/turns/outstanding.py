@@ -17,6 +17,9 @@ from kvactors.core.trace import Tracer, TurnQueued
 
 __all__ = ["Outstanding"]
 
+# How many agents a line of the log names.
+NAMED = 5
+
 
 @dataclass(slots=True)
 class PendingSave:
@@ -141,6 +144,19 @@ class Outstanding:
         with self._changed:
             saving = (save.ticket for save in self._saves.values())
             return {ticket.agent_id for ticket in (*self._turns.values(), *saving)}
+
+    def described(self) -> str:
+        """What is outstanding, for people: numbers, and the ids of a few agents."""
+        with self._changed:
+            counts = (
+                (len(self._turns), "turns"),
+                (len(self._saves), "saves"),
+                (self._work, "messages"),
+            )
+        named = sorted(self.agents())
+        ids = ", ".join(map(repr, named[:NAMED])) + (", ..." if len(named) > NAMED else "")
+        what = ", ".join(f"{count} {kind}" for count, kind in counts if count)
+        return f"{what} ({ids})" if named else what
 
     def fail_turns(self, error: BaseException) -> None:
         """Settle every turn with an error."""

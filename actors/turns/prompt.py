@@ -6,9 +6,11 @@ Checked on the caller's thread, before anything is sent.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from kvactors.actors.turns.checks import check_text
 from kvactors.core.conversation.prefix_match import Message
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
+from kvactors.core.numbers import number, whole
 
 __all__ = [
     "Continuation",
@@ -18,10 +20,13 @@ __all__ = [
     "PromptInput",
     "WholeConversation",
     "WholeText",
+    "characters",
     "check_prompt",
 ]
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, object]]
+"""`[{"role": ..., "content": ...}, ...]`. A content is text, or a list of text parts,
+`[{"type": "text", "text": ...}, ...]`, which are read as one text without anything between."""
 
 # They iterate over ints too, and are never meant as token ids.
 _NO_LISTS = (bytes, bytearray, memoryview, Mapping, Set)
@@ -73,23 +78,32 @@ class Continuation:
 PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuation
 
 
+def characters(given: PromptInput) -> int:
+    """How much text is to be tokenized, at most."""
+    if isinstance(given, WholeConversation | Continuation):
+        return sum(len(text) for _, text in given.messages)
+    return 0 if isinstance(given, NewTokenIds) else len(given.text)
+
+
 def check_prompt(
     model: ModelInfo, prompt: object, *, messages: object, match: bool, threshold: object
 ) -> PromptInput:
     """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
     Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+    share = number(threshold)
+    if share is None:
         raise InvalidInput(f"threshold must be a number, not {type(threshold).__name__}")
-    if not 0 <= threshold <= 1:
+    if not 0 <= share <= 1:
         raise InvalidInput(f"threshold must be between 0 and 1, not {threshold!r}")
     if messages is not None:
         if prompt is not None:
             raise InvalidInput("give a prompt or messages, not both")
-        return WholeConversation(_messages(messages), threshold)
+        return WholeConversation(_messages(messages), share)
     if isinstance(prompt, str):
         if not prompt:
             raise EmptyPrompt("the prompt is empty")
-        return WholeText(prompt, threshold) if match else NewText(prompt)
+        check_text("the prompt", prompt)
+        return WholeText(prompt, share) if match else NewText(prompt)
     if match:
         raise InvalidInput(f"match=True compares text, not {type(prompt).__name__}")
     return NewTokenIds(_token_ids(prompt, model.spec.vocab_size), model)
@@ -112,9 +126,21 @@ def _message(index: int, message: object) -> Message:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise InvalidInput(f"messages[{index}] needs a role, not {role!r}")
+    if isinstance(content, list | tuple):
+        parts = enumerate(content)
+        return role, "".join(_text_part(f"messages[{index}].content[{n}]", p) for n, p in parts)
     if not isinstance(content, str):
         raise InvalidInput(f"messages[{index}] needs text as content, not {content!r}")
-    return role, content
+    name = f"messages[{index}]"
+    return check_text(f"the role of {name}", role), check_text(name, content)
+
+
+def _text_part(place: str, part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(text, str):
+        raise InvalidInput(f'{place} must be {{"type": "text", "text": ...}}, not {part!r:.80}')
+    return text
 
 
 def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
@@ -127,12 +153,11 @@ def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
 
 
 def _token(token: object, vocab_size: int) -> int:
-    try:
-        value = token.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, TypeError):
-        raise InvalidInput(f"token ids are ints, not {token!r}") from None
-    if isinstance(token, bool) or not 0 <= value < vocab_size:
+    value = whole(token)
+    if value is None:
+        raise InvalidInput(f"token ids are ints, not {token!r}")
+    if not 0 <= value < vocab_size:
         raise TokenOutOfRange(
             f"token id {token!r} is outside the vocabulary: 0 <= id < {vocab_size}"
         )
-    return int(value)
+    return value

@@ -1,26 +1,32 @@
-"""ReplyStream: a turn's text, piece by piece, detokenized by whoever reads it."""
+"""A turn's text, piece by piece, detokenized by whoever reads it: on a thread, or under asyncio."""
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from kvactors.actors.runtime.futures import check_may_block, drive
+from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.errors import BlockingCall, KvactorsError
+from kvactors.core.schedule.events import Tokens
+from kvactors.core.schedule.logprobs import TokenLogprob
 
-__all__ = ["Piece", "ReplyStream", "TextPiece", "read_async"]
+__all__ = ["AsyncReplyStream", "Piece", "ReplyStream", "TextPiece"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Some of a reply's text, and the tokens that were decoded since the last piece."""
+    """Some of a reply's text, and the tokens that were decoded since the last piece; with the
+    log-probability of each, where the turn asks for them."""
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 Piece = TextPiece
@@ -61,6 +67,9 @@ class ReplyStream:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        stays_here(self, "read it here, and pass its text or its reply")
+
     def __del__(self) -> None:
         self.close()
 
@@ -82,13 +91,71 @@ class ReplyStream:
             yield from pieces.add(tokens)
         yield from pieces.rest(self.reply.text)
 
-    def _next(self, queue: "SimpleQueue[tuple[int, ...] | None]") -> tuple[int, ...] | None:
+    def _next(self, queue: "SimpleQueue[Tokens | None]") -> Tokens | None:
         drive(lambda: not queue.empty())
         return queue.get()
 
 
-async def read_async(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
-    """The pieces of a turn under asyncio: tokens wake the loop, no thread waits for them."""
+class AsyncReplyStream:
+    """A ReplyStream under asyncio: tokens wake the loop, no thread waits for them. One reader.
+
+    `reply` is the turn's Reply once the iteration has ended. Closing early, letting it go, or
+    cancelling the task that reads calls `cancel`. The tokens are those of `ticket`; the strings
+    of `stop` are not shown.
+    """
+
+    def __init__(self, ticket: Ticket, stop: Sequence[str], cancel: Callable[[], None]) -> None:
+        self._ticket = ticket
+        self._cancel = cancel
+        self._pieces = _read(ticket, stop)
+
+    @property
+    def reply(self) -> Reply:
+        """The finished turn's Reply. Raises what the turn failed with, and BlockingCall before
+        its end: it would hold up the loop."""
+        if not self._ticket.reply.done:
+            raise BlockingCall("the turn has not ended: read the stream to its end, or aclose() it")
+        reply: Reply = self._ticket.reply.get()
+        return reply
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextPiece:
+        try:
+            return await anext(self._pieces)
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    async def aclose(self) -> None:
+        """Stop reading; a turn that still runs is cancelled and replies with what there is. Returns
+        when it has."""
+        self._leave()
+        await self._pieces.aclose()
+        with suppress(KvactorsError):
+            await self._ticket.reply
+
+    def _leave(self) -> None:
+        if not self._ticket.reply.done:
+            self._cancel()
+
+
+async def _read(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
     import asyncio
 
     loop, fresh = asyncio.get_running_loop(), asyncio.Event()
@@ -123,24 +190,29 @@ class _Pieces:
         self._text: _Text | None = None
         self._shown = 0
         self._fresh: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
 
-    def add(self, tokens: Sequence[int]) -> Iterator[TextPiece]:
+    def add(self, tokens: Tokens) -> Iterator[TextPiece]:
         """The piece that further tokens complete, if they do."""
         # A turn that waited for a model swap is the new model's.
         assert self._ticket.chat is not None
         self._text = self._text or _Text(self._ticket.chat, self._stop)
-        self._fresh += tokens
-        stable = self._text.add(tokens)
+        self._fresh += tokens.token_ids
+        self._logprobs += tokens.logprobs
+        stable = self._text.add(tokens.token_ids)
         if len(stable) > self._shown:
-            piece = TextPiece(stable[self._shown :], tuple(self._fresh))
-            self._shown, self._fresh = len(stable), []
+            piece = self._piece(stable[self._shown :])
+            self._shown, self._fresh, self._logprobs = len(stable), [], []
             yield piece
 
     def rest(self, text: str) -> Iterator[TextPiece]:
         """What is left of the finished turn's text."""
         rest = text[self._shown :]
         if rest or self._fresh:
-            yield TextPiece(rest, tuple(self._fresh))
+            yield self._piece(rest)
+
+    def _piece(self, text: str) -> TextPiece:
+        return TextPiece(text, tuple(self._fresh), tuple(self._logprobs))
 
 
 class _Text:

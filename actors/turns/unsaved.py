@@ -6,10 +6,15 @@ MAX_UNSAVED = 512 * 2**20
 
 
 class UnsavedBytes:
-    """Counted against a `limit`. Writers hold their owner's lock; any thread may read."""
+    """Counted against a `limit`. Writers hold their owner's lock; any thread may read.
+
+    `refusal` is what the disk refused of the latest group of saves, in words, or "": the
+    persistence actor's to write.
+    """
 
     def __init__(self) -> None:
         self.limit = MAX_UNSAVED
+        self.refusal = ""
         self._saving = 0
         self._refused = 0
 
@@ -25,8 +30,8 @@ class UnsavedBytes:
 
     @property
     def disk_fails(self) -> bool:
-        """Whether turns wait in memory that the disk has refused."""
-        return self._refused > 0
+        """Whether turns wait in memory that the disk has refused, or it refused KV last."""
+        return self._refused > 0 or bool(self.refusal)
 
     def save(self, nbytes: int) -> None:
         """So many more bytes go to the store; negative: no longer wait."""
@@ -35,3 +40,7 @@ class UnsavedBytes:
     def hold_back(self, nbytes: int) -> None:
         """So many bytes of turns could not be written and wait for the disk to come back."""
         self._refused = nbytes
+
+    def accepted(self) -> None:
+        """The disk has taken all that it was given last."""
+        self.refusal = ""

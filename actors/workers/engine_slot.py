@@ -61,7 +61,7 @@ class EngineSlot:
     @property
     def hot_bytes(self) -> int:
         """Bytes of KV in memory of agents that do not run."""
-        return 0 if self._engine is None else self._engine.memory.hot.nbytes
+        return 0 if self._engine is None else self._engine.memory.hot.held.cached_bytes
 
     def load(self, launch: Launch) -> ModelInfo:
         """Load a model into the empty slot. Raises ModelError."""

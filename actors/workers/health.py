@@ -15,7 +15,10 @@ class Health:
     step takes longer than the watchdog allows, "dead" when nothing more will be answered.
     `step_seconds` is how long the step that runs has taken, 0 if none does; `error` the last
     one that ended or rebuilt the engine. `storage` is "failing" while turns wait in memory that
-    the disk has refused; `unsaved_bytes` wait for it in all."""
+    the disk has refused, and from when it refuses KV until a group of saves succeeds;
+    `storage_error` says then what it said, the store's path and the bytes that are free there.
+    `unsaved_bytes` wait for it in all. `waiting`: who has waited for another agent's answer for
+    longer than the watchdog allows."""
 
     state: State
     step_seconds: float
@@ -23,6 +26,8 @@ class Health:
     error: str
     storage: Literal["ok", "failing"]
     unsaved_bytes: int
+    storage_error: str
+    waiting: tuple[str, ...]
 
 
 class Vitals:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from shutil import disk_usage
 from time import perf_counter
 from traceback import format_exception
 from typing import Any
@@ -70,8 +71,10 @@ class PersistenceActor(SystemActor):
         self._store: Store | None = None
         self._gathered: dict[str, list[SaveTurn]] = {}
         self._ended: list[Ended] = []
+        self._refused = False
         self._unwritten = Unwritten(
             outstanding.unsaved.hold_back,
+            outstanding.unsaved.accepted,
             lambda seconds: after(seconds, lambda: send(self.actor_ref, Retry())),
         )
 
@@ -127,11 +130,13 @@ class PersistenceActor(SystemActor):
         return asdict(self._opened().counts(message.fingerprint, message.in_memory))
 
     @handles(ForgetStored)
-    def _forget(self, message: ForgetStored) -> None:
+    def _forget(self, message: ForgetStored) -> bool:
         self._write_gathered()
         self._unwritten.take(message.agent_id)
         with public_errors():
+            known = self._opened().has(message.agent_id)
             self._opened().forget(message.agent_id)
+        return known
 
     @handles(WithStore)
     def _work(self, message: WithStore) -> Any:
@@ -167,9 +172,12 @@ class PersistenceActor(SystemActor):
     def _write_gathered(self, pace: Callable[[], object] = bool) -> None:
         if not self._gathered:
             return
+        self._refused = False
         try:
             self._commit(pace)
         finally:
+            if not self._refused:
+                self._outstanding.unsaved.accepted()
             ended, self._ended = self._ended, []
             for save in ended:
                 save.settle(self._gpu, self._outstanding)
@@ -215,6 +223,9 @@ class PersistenceActor(SystemActor):
         if error is not None:
             reason = public(error)
             logger.warning("saving %r failed: %s", save.agent_id, reason)
+            if isinstance(error, OSError):
+                self._refused = True
+                self._outstanding.unsaved.refusal = _with_place(error, self._store)
             # What is stored from where these were to begin is what they should have replaced.
             starts = [part.start for turn in turns for part in turn.save.segments]
             send(self._gpu, Saved(save.agent_id, 0, limit=min([self._extent(save), *starts])))
@@ -242,3 +253,13 @@ class PersistenceActor(SystemActor):
 
 def _nbytes(turns: list[SaveTurn]) -> int:
     return sum(turn.nbytes for turn in turns)
+
+
+def _with_place(error: OSError, store: Store | None) -> str:
+    """What the disk refused, where, and how much is free there."""
+    if store is None:
+        return str(error)
+    try:
+        return f"{error}: {disk_usage(store.root).free} bytes are free at {store.root}"
+    except OSError:
+        return f"{error}: {store.root} cannot be read either"

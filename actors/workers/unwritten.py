@@ -23,13 +23,17 @@ Records = tuple[dict[str, Any], ...]
 
 
 class Unwritten:
-    """Records by agent. `hold_back` is told how many bytes wait; `again` is asked to have `retry`
-    called in so many seconds."""
+    """Records by agent. `hold_back` is told how many bytes wait, `accepted` when the disk has taken
+    all; `again` is asked to have `retry` called in so many seconds."""
 
     def __init__(
-        self, hold_back: Callable[[int], object], again: Callable[[float], object]
+        self,
+        hold_back: Callable[[int], object],
+        accepted: Callable[[], object],
+        again: Callable[[float], object],
     ) -> None:
         self._hold_back = hold_back
+        self._accepted = accepted
         self._again = again
         self._records: dict[str, Records] = {}
         self._nbytes = 0
@@ -68,6 +72,8 @@ class Unwritten:
                 "turns of %r were not written: %s", save.agent_id, error
             ),
         )
+        if not self._records:
+            self._accepted()
 
     def _written(self, save: Save) -> None:
         self.take(save.agent_id)

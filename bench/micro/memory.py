@@ -10,6 +10,7 @@ idle agents as stay in memory, one after the other, until the first is evicted.
 """
 
 import argparse
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from kvactors.bench.report import print_json, print_table
 from kvactors.core import blas
 from kvactors.core.model.options import ModelOptions
 
-__all__ = ["main", "peak_chunked", "peak_unchunked"]
+__all__ = ["kv_row", "main", "peak_chunked", "peak_unchunked", "random_prompt", "small_llama"]
 
 DESCRIPTION = "random llama, 4 layers, hidden 128, 2 heads, 2 KV heads, head dim 64"
 VOCABULARY = 1024
@@ -110,10 +111,12 @@ def _held(loaded: Any, tokens: int) -> int:
 
     from kvactors.core.engine.runner import new_arena
 
+    # What another model left behind would be counted as freed here.
+    gc.collect()
     before = mx.get_active_memory()
     arena = new_arena(loaded)
     row = arena.add_row(0, tokens)
-    arena.forward(loaded.model, mx.array([_prompt(tokens)]))
+    arena.forward(loaded.model, mx.array([random_prompt(tokens)]))
     piece = arena.export(row, 0, tokens)
     del arena
     held = mx.get_active_memory() - before
@@ -121,7 +124,8 @@ def _held(loaded: Any, tokens: int) -> int:
     return int(held)
 
 
-def _prompt(tokens: int, seed: int = 0) -> list[int]:
+def random_prompt(tokens: int, seed: int = 0) -> list[int]:
+    """So many tokens of the vocabulary of `small_llama`, by `seed`."""
     found: list[int] = np.random.default_rng(seed).integers(1, VOCABULARY, tokens).tolist()
     return found
 
@@ -132,12 +136,12 @@ def _prompt(tokens: int, seed: int = 0) -> list[int]:
 def prefill_rows(tokens: int) -> list[Row]:
     """Peaks of mlx-lm's forward of the whole prompt, of chunks, and of chunks within a budget."""
     unchunked, kv = peak_unchunked(tokens)
-    roomy = peak_chunked(tokens, None)
+    roomy, _ = peak_chunked(tokens)
     budget = max(4 * kv, roomy // 4)
     rows = [
         ("one forward", None, unchunked),
         ("chunks", None, roomy),
-        ("chunks within a budget", budget, peak_chunked(tokens, budget)),
+        ("chunks within a budget", budget, peak_chunked(tokens, budget=budget)[0]),
     ]
     return [
         {
@@ -162,19 +166,24 @@ def peak_unchunked(tokens: int) -> tuple[int, int]:
 
     def forward() -> None:
         cache = empty_float(loaded.model)
-        loaded.model(mx.array([_prompt(tokens)]), cache=cache)
+        loaded.model(mx.array([random_prompt(tokens)]), cache=cache)
         mx.eval([layer.state for layer in cache])
 
     return _peak_of(forward), tokens * loaded.spec.bytes_per_token
 
 
-def peak_chunked(tokens: int, budget: int | None) -> int:
-    """The peak of the engine's own prefill."""
-    with AgentSystem(
-        small_llama, store=False, dtype="float32", memory_budget=budget, context=2 * tokens
-    ) as system:
-        prompt = _prompt(tokens)
-        return _peak_of(lambda: system.spawn("reader").ask(prompt, sampling=FIRST).get())
+def peak_chunked(
+    tokens: int, budget: int | None = None, kv_bits: int | None = 4
+) -> tuple[int, tuple[int, ...]]:
+    """The peak of the engine's own prefill of so many `tokens` within a `budget` of bytes, at
+    `kv_bits`; and what was answered."""
+    options: dict[str, Any] = {"dtype": "float32", "kv_bits": kv_bits, "context": 2 * tokens}
+    with AgentSystem(small_llama, store=False, memory_budget=budget, **options) as system:
+        prompt, replies = random_prompt(tokens), []
+        peak = _peak_of(
+            lambda: replies.append(system.spawn("reader").ask(prompt, sampling=FIRST).get())
+        )
+        return peak, replies[0].token_ids
 
 
 def _peak_of(act: Callable[[], Any]) -> int:
@@ -202,7 +211,7 @@ def agents_row(bits: int | None, tokens: int, budget: int) -> Row:
         while not stats["evictions"]:
             hot = stats
             number = stats["agents"]
-            prompt = _prompt(tokens, seed=number)
+            prompt = random_prompt(tokens, seed=number)
             system.spawn(f"agent {number}").ask(prompt, sampling=FIRST).get()
             stats = system.stats()
     return {

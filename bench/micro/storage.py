@@ -4,8 +4,8 @@
 
 Regime: the store alone, without a model; KV of random bytes, 2,304 a token (8 layers of 4
 heads of 64 at 4 bits). Files are dropped from the page cache before they are read, where the
-system can do that. The disk's own rate is that of one file, written, synced, and read in 1 MiB
-pieces that are copied, between the store's runs. Encryption is AES-256-GCM on one core.
+system can do that. The disk's own rate is that of one file, written, synced, and read into memory
+of its size, between the store's runs. Encryption is AES-256-GCM on one core.
 """
 
 import argparse

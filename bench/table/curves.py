@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from kvactors.bench.disk import fill, save_one, seconds_of
 from kvactors.bench.setup import Setup, answer
-from kvactors.bench.table.decoding import deep_llama, hot_agents, step_seconds
+from kvactors.bench.table.decoding import deep_llama, hot_agents, step
 from kvactors.bench.table.latency import remembering
 from kvactors.core.trace import DecodeStep, PrefillStep, TraceEvent, Tracer
 from kvactors.persistence import Store
@@ -59,21 +59,21 @@ def hot(setup: Setup, sizes: Sequence[int]) -> Points:
     """Time to the first token of a question of 8 tokens to an agent in memory."""
     for size in sizes:
         with remembering(setup, size) as memories, memories.hot() as system:
-            yield size, _median(setup, lambda: memories.ask(system)[0])
+            yield size, _median(setup, lambda: memories.ask(system).value)
 
 
 def warm(setup: Setup, sizes: Sequence[int]) -> Points:
     """The same with its KV on disk, out of the page cache where the system can drop it."""
     for size in sizes:
         with remembering(setup, size) as memories:
-            yield size, _median(setup, memories.warm)
+            yield size, _median(setup, lambda: memories.warm().value)
 
 
 def cold(setup: Setup, sizes: Sequence[int]) -> Points:
     """The same with nothing but its ledger: all is prefilled."""
     for size in sizes:
         with remembering(setup, size) as memories:
-            yield size, _median(setup, memories.cold)
+            yield size, _median(setup, lambda: memories.cold().value)
 
 
 def step_over_rows(setup: Setup, sizes: Sequence[int]) -> Points:
@@ -96,13 +96,13 @@ def step_with_one_beginning(setup: Setup, sizes: Sequence[int]) -> Points:
         with setup.system(max_batch=size) as system:
             answer(system.spawn("parent"), setup.prompt(setup.scale.tokens(BEGINNING)))
             forks = [system.spawn(f"fork {number}", from_="parent") for number in range(size)]
-            yield size, _median(setup, lambda: step_seconds(system, forks, setup.scale.decoded))  # noqa: B023
+            yield size, _median(setup, lambda: step(system, forks, setup.scale.decoded).value)  # noqa: B023
 
 
 def _step(setup: Setup, prompts: Sequence[list[int]]) -> float:
     with setup.system(max_batch=len(prompts)) as system:
         agents = hot_agents(system, prompts)
-        return _median(setup, lambda: step_seconds(system, agents, setup.scale.decoded))
+        return _median(setup, lambda: step(system, agents, setup.scale.decoded).value)
 
 
 def thread_time(setup: Setup, sizes: Sequence[int]) -> Points:

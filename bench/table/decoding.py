@@ -4,100 +4,123 @@ kvactors is measured through AgentSystem, actors included. Contexts are prefille
 measured turn is taken back afterwards, so that the next one begins with the same memory.
 """
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from kvactors.actors import Agent, AgentSystem, Sampling
 from kvactors.bench import peers
-from kvactors.bench.setup import Setup, answer
-from kvactors.bench.table.regime import Regime
+from kvactors.bench.busy_threads import busy_threads
+from kvactors.bench.peer_process import in_its_own_process
+from kvactors.bench.setup import ENDLESS, Setup, answer
+from kvactors.bench.table.regime import ANYWHERE, FLOAT_THERE, Regime, Side, Sides
 
-__all__ = ["REGIMES", "hot_agents", "step_seconds", "token_times"]
+__all__ = ["REGIMES", "deep_llama", "hot_agents", "step", "token_times"]
 
-Pairs = Iterator[tuple[float, float]]
 BUSY_THREADS = 4
-# Tokens that nobody is waited for to decode.
-LONGER = 4096
 
 
 def hot_agents(system: AgentSystem, prompts: Sequence[list[int]]) -> list[Agent]:
     """Agents that remember these prompts, in memory."""
     agents = [system.spawn(f"agent {index}") for index in range(len(prompts))]
     for agent, prompt in zip(agents, prompts, strict=True):
-        answer(agent, prompt[:-1])
+        answer(agent, prompt)
     return agents
 
 
-def token_times(agent: Agent, prompt: list[int], tokens: int) -> list[float]:
-    """When each of the `tokens` of a turn of `agent`, asked this `prompt`, arrived at the
-    caller."""
-    times = []
+def token_times(agent: Agent, prompt: list[int], tokens: int) -> tuple[list[float], list[int]]:
+    """When each of the `tokens` of a turn of `agent`, asked this `prompt`, arrived at the caller;
+    and which they were."""
+    times: list[float] = []
+    found: list[int] = []
     for piece in agent.stream(prompt, sampling=Sampling(max_tokens=tokens)):
-        times += [time.perf_counter()] * len(piece.token_ids)
-    return times
+        times += [perf_counter()] * len(piece.token_ids)
+        found += piece.token_ids
+    return times, found
 
 
-def step_seconds(system: AgentSystem, agents: Sequence[Agent], decoded: int) -> float:
+def step(system: AgentSystem, agents: Sequence[Agent], decoded: int) -> Side:
     """Seconds between two of `decoded` tokens of the last of the `agents` of `system` while all
-    decode."""
+    decode, each within the `grammar` if one is given."""
     *others, last = agents
-    more = Sampling(max_tokens=LONGER)
-    pending = [agent.ask([1], sampling=more) for agent in others]
+    pending = [agent.ask([1], sampling=ENDLESS) for agent in others]
     while system.stats()["decoding"] < len(others):
         assert not any(future.done for future in pending), "it ended before the others began"
-    times = token_times(last, [1], decoded + 2)
+    times, tokens = token_times(last, [1], decoded + 2)
     for agent in others:
         agent.cancel()
     assert all(future.get().finish_reason == "cancelled" for future in pending)
     for agent in agents:
         agent.rewind().get()
-    return (times[-1] - times[1]) / (len(times) - 2)
+    return Side((times[-1] - times[1]) / (len(times) - 2), tokens[: decoded + 1])
 
 
-def one_long(setup: Setup) -> Pairs:
+@contextmanager
+def _against_one(
+    setup: Setup, length: int, *, quantize: bool = False, busy: int = 0
+) -> Iterator[Sides]:
+    prompt, decoded = setup.prompt(setup.scale.tokens(length)), setup.scale.decoded
+    make = partial(peers.single_steps, quantize=quantize, busy=busy)
+    with setup.system() as system, in_its_own_process(setup.source, make, prompt) as theirs:
+        agents = hot_agents(system, [prompt])
+
+        def ours() -> Side:
+            with busy_threads(busy):
+                return step(system, agents, decoded)
+
+        yield ours, lambda: Side(*theirs(decoded))
+
+
+def one_long(setup: Setup) -> AbstractContextManager[Sides]:
     """One agent of 4,096 tokens at 4 bits, against mlx-lm's `generate_step` over its
     QuantizedKVCache of the same tokens, 4 bits in groups of 64."""
-    prompt = setup.prompt(setup.scale.tokens(4096))
-    cache = peers.quantized(peers.float_cache(setup.model, prompt[:-1]))
-    with setup.system() as system:
-        agents = hot_agents(system, [prompt])
-        while True:
-            ours = step_seconds(system, agents, setup.scale.decoded)
-            yield ours, peers.quantized_step(setup.model, cache, setup.scale.decoded)
+    return _against_one(setup, 4096, quantize=True)
 
 
+def one_long_float(setup: Setup) -> AbstractContextManager[Sides]:
+    """One agent of 4,096 tokens at 4 bits, against mlx-lm's `generate_step` over its float
+    cache."""
+    return _against_one(setup, 4096)
+
+
+def busy_both(setup: Setup) -> AbstractContextManager[Sides]:
+    """One agent of 1,000 tokens while four threads compute in Python, against mlx-lm's
+    `generate_step` over its float cache beside four such threads."""
+    return _against_one(setup, 1000, busy=BUSY_THREADS)
+
+
+@contextmanager
 def _against_batch(
     setup: Setup, lengths: Sequence[int], source: Callable[[], Any] | None = None
-) -> Pairs:
-    model = setup.load(source or setup.source).model
+) -> Iterator[Sides]:
+    source, decoded = source or setup.source, setup.scale.decoded
     prompts = [
         setup.prompt(setup.scale.tokens(length), seed, source)
         for seed, length in enumerate(lengths)
     ]
-    caches = [peers.float_cache(model, prompt[:-1]) for prompt in prompts]
-    with setup.system(source) as system:
+    with (
+        setup.system(source) as system,
+        in_its_own_process(source, peers.batch_steps, prompts) as theirs,
+    ):
         agents = hot_agents(system, prompts)
-        while True:
-            ours = step_seconds(system, agents, setup.scale.decoded)
-            yield ours, peers.batch_step(model, caches, setup.scale.decoded)
+        yield lambda: step(system, agents, decoded), lambda: Side(*theirs(decoded))
 
 
-def uniform(setup: Setup) -> Pairs:
+def uniform(setup: Setup) -> AbstractContextManager[Sides]:
     """16 agents of 1,000 tokens each at 4 bits, against mlx-lm's BatchGenerator over float
     caches of the same tokens."""
     return _against_batch(setup, [1000] * 16)
 
 
-def ragged(setup: Setup) -> Pairs:
+def ragged(setup: Setup) -> AbstractContextManager[Sides]:
     """16 agents, 12 of 300 tokens, 3 of 1,000 and one of 6,000, against mlx-lm's
     BatchGenerator, which pads all to the longest."""
     return _against_batch(setup, [300] * 12 + [1000] * 3 + [6000])
 
 
-def launches(setup: Setup) -> Pairs:
+def launches(setup: Setup) -> AbstractContextManager[Sides]:
     """12 agents of 100 tokens on a random llama of 32 layers and hidden size 64, where a step
     is launches rather than work, against mlx-lm's BatchGenerator."""
     return _against_batch(setup, [100] * 12, deep_llama)
@@ -114,83 +137,82 @@ def deep_llama() -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def shared(setup: Setup) -> Pairs:
-    """16 agents that were forked from one of 1,000 tokens, against 16 agents with 1,000 tokens
-    of their own; a few tokens of each are its own in both."""
-    length = setup.scale.tokens(1000)
+@contextmanager
+def shared(setup: Setup) -> Iterator[Sides]:
+    """16 agents that were forked from one of 1,000 tokens, against 16 agents with the same tokens,
+    each for itself; a few tokens of each are its own in both."""
+    beginning = setup.prompt(setup.scale.tokens(1000))
+    endings = [setup.prompt(8, index) for index in range(16)]
+    decoded = setup.scale.decoded
     with setup.system() as together, setup.system() as apart:
         parent = together.spawn("parent")
-        answer(parent, setup.prompt(length))
+        first = answer(parent, beginning).token_ids
         children = [together.spawn(f"agent {index}", from_=parent) for index in range(16)]
-        for index, child in enumerate(children):
-            answer(child, setup.prompt(8, index))
-        loners = hot_agents(apart, [setup.prompt(length + 8, seed) for seed in range(16)])
-        while True:
-            ours = step_seconds(together, children, setup.scale.decoded)
-            yield ours, step_seconds(apart, loners, setup.scale.decoded)
-
-
-def overhead(setup: Setup) -> Pairs:
-    """One agent of 1,000 tokens, against a bare greedy loop of the model over the same kind of
-    cache, one step ahead: what actors, scheduler, sampling and detokenizing cost."""
-    prompt = setup.prompt(setup.scale.tokens(1000))
-    bare = peers.Bare(setup.loaded, prompt)
-    with setup.system() as system:
-        agents = hot_agents(system, [prompt])
-        while True:
-            yield step_seconds(system, agents, setup.scale.decoded), bare.step(setup.scale.decoded)
-
-
-def busy(setup: Setup) -> Pairs:
-    """One agent of 1,000 tokens while four threads compute in Python, against the same agent
-    with no such thread."""
-    prompt = setup.prompt(setup.scale.tokens(1000))
-    with setup.system() as system:
-        agents = hot_agents(system, [prompt])
-        while True:
-            quiet = step_seconds(system, agents, setup.scale.decoded)
-            with _busy_threads():
-                yield step_seconds(system, agents, setup.scale.decoded), quiet
+        for child, ending in zip(children, endings, strict=True):
+            answer(child, ending)
+        loners = hot_agents(apart, [[*beginning, *first, *ending] for ending in endings])
+        yield lambda: step(together, children, decoded), lambda: step(apart, loners, decoded)
 
 
 @contextmanager
-def _busy_threads() -> Iterator[None]:
-    stop = threading.Event()
-
-    def work() -> None:
-        count = 0
-        while not stop.is_set():
-            for number in range(1000):
-                count += number * number
-
-    threads = [threading.Thread(target=work) for _ in range(BUSY_THREADS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+def overhead(setup: Setup) -> Iterator[Sides]:
+    """One agent of 1,000 tokens, against a bare greedy loop of the model over the same kind of
+    cache, one step ahead: what actors, scheduler, sampling and detokenizing cost."""
+    prompt, decoded = setup.prompt(setup.scale.tokens(1000)), setup.scale.decoded
+    bare = peers.Bare(setup.loaded, prompt)
+    with setup.system() as system:
+        agents = hot_agents(system, [prompt])
+        yield lambda: step(system, agents, decoded), lambda: Side(*bare.step(decoded))
 
 
-def by_device(cpu: float, gpu: float) -> Callable[[Setup], float]:
-    """A target that depends on where MLX computes."""
+@contextmanager
+def busy(setup: Setup) -> Iterator[Sides]:
+    """One agent of 1,000 tokens while four threads compute in Python, against the same agent
+    with no such thread."""
+    prompt, decoded = setup.prompt(setup.scale.tokens(1000)), setup.scale.decoded
+    with setup.system() as system:
+        agents = hot_agents(system, [prompt])
 
-    def target(_setup: Setup) -> float:
-        from kvactors.core.quant.device import on_cpu
+        def beside() -> Side:
+            with busy_threads(BUSY_THREADS):
+                return step(system, agents, decoded)
 
-        return cpu if on_cpu() else gpu
-
-    return target
+        yield beside, lambda: step(system, agents, decoded)
 
 
+BATCH = "mlx-lm BatchGenerator, float"
 REGIMES = (
-    Regime("decode-one-4k", "mlx-lm generate_step, QuantizedKVCache", 1.0, one_long),
-    Regime("decode-16x1000", "mlx-lm BatchGenerator, float", by_device(1.4, 1.0), uniform),
-    Regime("decode-ragged", "mlx-lm BatchGenerator, float", 0.40, ragged),
-    Regime("decode-launches", "mlx-lm BatchGenerator, float", 1.2, launches),
-    Regime("decode-shared", "the same without sharing", 0.8, shared),
-    Regime("decode-overhead", "bare model loop", 1.05, overhead),
-    Regime("decode-busy-python", "no busy thread", by_device(3.3, 1.6), busy),
+    Regime(
+        "decode-one-4k",
+        "mlx-lm generate_step, QuantizedKVCache",
+        1.0,
+        one_long,
+        differ="theirs was prefilled in float and quantized at once",
+    ),
+    Regime(
+        "decode-one-4k-float",
+        "mlx-lm generate_step, float",
+        1.0,
+        one_long_float,
+        differ=FLOAT_THERE,
+    ),
+    Regime("decode-16x1000", BATCH, 1.4, uniform, gpu=1.0, differ=FLOAT_THERE),
+    Regime("decode-ragged", BATCH, 0.40, ragged, differ=FLOAT_THERE),
+    Regime("decode-launches", BATCH, 1.2, launches, differ=FLOAT_THERE),
+    Regime(
+        "decode-shared",
+        "the same without sharing",
+        0.8,
+        shared,
+        differ="sums over what is shared and what is not have another order",
+    ),
+    Regime("decode-overhead", "bare model loop", 1.05, overhead, holds_on=ANYWHERE),
+    Regime("decode-busy-python", "no busy thread", 3.3, busy, gpu=1.6),
+    Regime(
+        "decode-busy-mlx-lm",
+        "mlx-lm generate_step, float, as many busy threads",
+        1.0,
+        busy_both,
+        differ=FLOAT_THERE,
+    ),
 )

@@ -3,104 +3,156 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pykka import ThreadingActor
 
-from kvactors.actors import Sampling
 from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor
-from kvactors.bench import disk
+from kvactors.bench import disk, peers
 from kvactors.bench.micro import memory, storage
-from kvactors.bench.setup import Setup, answer
-from kvactors.bench.table.regime import Regime
+from kvactors.bench.peer_process import in_its_own_process
+from kvactors.bench.setup import ENDLESS, Setup
+from kvactors.bench.table.decoding import hot_agents
+from kvactors.bench.table.regime import (
+    ANYWHERE,
+    FLOAT_THERE,
+    NOTHING_DECODED,
+    Regime,
+    Side,
+    Sides,
+)
 
 __all__ = ["REGIMES"]
 
-Pairs = Iterator[tuple[float, float]]
 LONG = 16_384
 # Q4 in groups of 64 with float16 scales, of float16.
 KV_RATIO = 0.28125
 MESSAGES = 20_000
+SAMPLES = 16
 
 
-def kv_bytes(setup: Setup) -> Pairs:
+@contextmanager
+def kv_bytes(setup: Setup) -> Iterator[Sides]:
     """Bytes of KV a token that MLX has allocated for an idle agent at 4 bits with float16 scales,
     over those of float16, by formula; random llama of 4 layers."""
     row = memory.kv_row("float16", 4, max(256, setup.scale.tokens(512)))
-    yield row["measured_bytes"], row["formula_bytes"] / row["formula_ratio"]
+    yield (
+        lambda: Side(row["measured_bytes"]),
+        lambda: Side(row["formula_bytes"] / row["formula_ratio"]),
+    )
 
 
-def prefill_peak(setup: Setup) -> Pairs:
-    """MLX's peak of a prefill of 12,288 tokens through AgentSystem as it is by default, over that
-    of one forward of all tokens over mlx-lm's float cache; random llama of 4 layers."""
+@contextmanager
+def kv_bytes_running(setup: Setup) -> Iterator[Sides]:
+    """Bytes a token that MLX has allocated, above the loaded model, for 8 agents of 1,000 tokens
+    while all decode (rows with their spare slots, floats kept of rows, what is hot beside them;
+    the median of 16 moments, after as many tokens), against the KV that they keep when idle."""
+    count, length = 8, setup.scale.tokens(1000)
+    prompts = [setup.prompt(length, seed) for seed in range(count)]
+    with setup.system() as system:
+        hot_agents(system, prompts[:1])
+        system.forget("agent 0")
+        before = _active()
+        agents = hot_agents(system, prompts)
+        tokens = count * (length + 1)
+
+        def running() -> Side:
+            pending = [agent.ask([1], sampling=ENDLESS) for agent in agents[:-1]]
+            with agents[-1].stream([1], sampling=ENDLESS) as stream:
+                while system.stats()["decoding"] < count:
+                    next(stream)
+                moments = [_after(stream) for _ in range(2 * SAMPLES)]
+                held = median(moments[SAMPLES:]) - before
+            for agent in agents[:-1]:
+                agent.cancel()
+            for future in pending:
+                future.get()
+            for agent in agents:
+                agent.rewind().get()
+            return Side(held / tokens)
+
+        yield running, lambda: Side(system.stats()["hot_bytes"] / tokens)
+
+
+def _after(pieces: Iterator[object]) -> int:
+    """What MLX has allocated when another piece has arrived."""
+    next(pieces)
+    return _active()
+
+
+def _active() -> int:
+    import mlx.core as mx
+
+    mx.clear_cache()
+    return int(mx.get_active_memory())
+
+
+@contextmanager
+def _peak_against(setup: Setup, chunk: int) -> Iterator[Sides]:
     tokens = setup.scale.tokens(12_288)
-    while True:
-        whole, _ = memory.peak_unchunked(tokens)
-        yield memory.peak_chunked(tokens, None) / 1e6, whole / 1e6
+    asked = (memory.random_prompt(tokens), chunk)
+
+    def ours() -> Side:
+        peak, answered = memory.peak_chunked(tokens, kv_bits=setup.kv_bits)
+        return Side(peak / 1e6, answered)
+
+    with in_its_own_process(memory.small_llama, peers.prefill_peak, *asked) as theirs:
+
+        def other() -> Side:
+            peak, answered = theirs()
+            return Side(peak / 1e6, answered)
+
+        yield ours, other
 
 
-def while_saving(setup: Setup) -> Pairs:
-    """Seconds a token of an agent (500 in memory) from the end of another's turn of 16,384 tokens
-    until that is saved, at least 8 tokens long, against as many where there is no store. Beside
-    a reader a save rests, for two seconds at most: it is a mean over as long."""
-    prompt = setup.prompt(setup.scale.tokens(LONG))
-    with TemporaryDirectory(prefix="kvactors-bench-") as folder:
-        for run in count():
-            ours, tokens = _step_after_a_turn(setup, prompt, Path(folder) / str(run))
-            yield ours, _step_after_a_turn(setup, prompt, None, tokens)[0]
+def prefill_peak(setup: Setup) -> AbstractContextManager[Sides]:
+    """MLX's peak, above the model, of a prefill of 12,288 tokens through AgentSystem as it is by
+    default, over that of mlx-lm's float cache in its default chunks of 2,048; random llama of 4
+    layers."""
+    return _peak_against(setup, peers.DEFAULT_CHUNK)
 
 
-def _step_after_a_turn(
-    setup: Setup, prompt: list[int], store: Path | None, tokens: int = 8
-) -> tuple[float, int]:
-    """Mean gap of so many tokens at least, until the turn is saved; and of how many."""
-    # The writer's prefill takes long chunks: only its end is of interest.
-    with setup.system(store=store or False, target_latency=60.0) as system:
-        decoder, writer = system.spawn("decoder"), system.spawn("writer")
-        answer(decoder, setup.prompt(setup.scale.tokens(500)))
-        times = []
-        with decoder.stream([1], sampling=Sampling(max_tokens=8192)) as stream:
-            next(stream)
-            asked = time.perf_counter()
-            future = writer.ask(prompt, sampling=Sampling(max_tokens=1))
-            while not future.done:
-                next(stream)
-                times.append(time.perf_counter())
-            reply = future.get()
-            # Of the same step as the writer's only token is the decoder's that came next.
-            ended = asked + reply.timing.first_token
-            later = [at for at in times if at > ended][1:]
-            while len(later) < tokens or not (store is None or reply.cached.done):
-                next(stream)
-                later.append(time.perf_counter())
-    return (later[-1] - ended) / len(later), len(later)
+def prefill_peak_small(setup: Setup) -> AbstractContextManager[Sides]:
+    """The same against mlx-lm in chunks of 512."""
+    return _peak_against(setup, 512)
 
 
-def restored(setup: Setup) -> Pairs:
+@contextmanager
+def restored(setup: Setup) -> Iterator[Sides]:
     """Bytes a second of reading an agent's KV of 16,384 tokens from a store opened anew, checked
-    and ready to be injected, against reading a file of as many bytes and copying it; both out of
-    the page cache where the system can drop them."""
+    and ready to be injected, against reading a file of as many bytes into memory of that size;
+    both out of the page cache where the system can drop them."""
     tokens = setup.scale.tokens(LONG)
     size = tokens * storage.TOKEN_BYTES
+    numbers = count()
     with TemporaryDirectory(prefix="kvactors-bench-") as folder:
-        for run in count():
+        path = Path(folder) / "file"
+        disk.raw_write(path, size)
+
+        def ours() -> Side:
+            run = next(numbers)
             _, read = storage.store_run(Path(folder) / f"store-{run}", tokens, run, None)
-            _, raw = disk.disk_run(Path(folder) / "file", size)
-            yield size / read / 1e9, size / raw / 1e9
+            return Side(size / read / 1e9)
+
+        yield ours, lambda: Side(size / disk.raw_read(path) / 1e9)
 
 
-def tells(setup: Setup) -> Pairs:
+@contextmanager
+def tells(setup: Setup) -> Iterator[Sides]:
     """Messages a second that one thread tells one actor, until the last is handled, against
     pykka's ThreadingActor."""
     number = max(1000, MESSAGES // setup.scale.shrink)
     dispatcher = Dispatcher("bench", 1)
     try:
-        while True:
-            ours = _tell_rate(_Pooled.start(dispatcher, number), number)
-            yield ours, _tell_rate(_Threaded.start(number), number)
+        yield (
+            lambda: _tell_rate(_Pooled.start(dispatcher, number), number),
+            lambda: _tell_rate(_Threaded.start(number), number),
+        )
     finally:
         dispatcher.close()
 
@@ -137,7 +189,7 @@ class _Pooled(_Counting, PooledActor):
         self.dispatcher = dispatcher
 
 
-def _tell_rate(actor: Any, number: int) -> float:
+def _tell_rate(actor: Any, number: int) -> Side:
     done = threading.Event()
     actor.tell(done)
     begin = time.perf_counter()
@@ -146,13 +198,63 @@ def _tell_rate(actor: Any, number: int) -> float:
     done.wait()
     rate = number / (time.perf_counter() - begin)
     actor.stop()
-    return rate
+    return Side(rate)
 
 
 REGIMES = (
-    Regime("kv-bytes-per-token", "float16 by formula", KV_RATIO, kv_bytes, unit="bytes", runs=1),
-    Regime("prefill-peak-12k", "mlx-lm, one forward of all", 0.23, prefill_peak, unit="MB"),
-    Regime("decode-while-saving-16k", "the same without a store", 1.05, while_saving),
-    Regime("restore-rate", "raw read and copy", 0.7, restored, "higher", "GB/s"),
-    Regime("tell-rate", "pykka ThreadingActor", 1.0, tells, "higher", "messages/s"),
+    Regime(
+        "kv-bytes-per-token",
+        "float16 by formula",
+        KV_RATIO,
+        kv_bytes,
+        unit="bytes",
+        runs=1,
+        holds_on=ANYWHERE,
+        differ=NOTHING_DECODED,
+    ),
+    Regime(
+        "kv-bytes-running",
+        "the same agents, idle",
+        # What is idle, a quarter more for its row, and the same as floats of 32 bits.
+        9.0,
+        kv_bytes_running,
+        unit="bytes",
+        differ=NOTHING_DECODED,
+    ),
+    Regime(
+        "prefill-peak-12k",
+        "mlx-lm, chunks of 2,048",
+        0.5,
+        prefill_peak,
+        unit="MB",
+        differ=FLOAT_THERE,
+    ),
+    Regime(
+        "prefill-peak-12k-512",
+        "mlx-lm, chunks of 512",
+        1.0,
+        prefill_peak_small,
+        unit="MB",
+        differ=FLOAT_THERE,
+    ),
+    Regime(
+        "restore-rate",
+        "raw read",
+        0.7,
+        restored,
+        "higher",
+        "GB/s",
+        holds_on=ANYWHERE,
+        differ=NOTHING_DECODED,
+    ),
+    Regime(
+        "tell-rate",
+        "pykka ThreadingActor",
+        1.0,
+        tells,
+        "higher",
+        "messages/s",
+        holds_on=ANYWHERE,
+        differ=NOTHING_DECODED,
+    ),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvactors.bench.random_model import DESCRIPTION, random_llama
-from kvactors.bench.report import machine, print_table
+from kvactors.bench.report import Origin, machine, origin, print_table
 from kvactors.bench.setup import QUICK, Scale, Setup, endless
 from kvactors.bench.table.curves import CURVES, Curve
 
@@ -38,6 +38,7 @@ class Growth:
     curve: Curve
     sizes: tuple[int, ...]
     values: tuple[float, ...]
+    measured: Origin
 
     @property
     def orders(self) -> tuple[float, float]:
@@ -69,8 +70,10 @@ class Growth:
             "measured": self.curve.described,
             "over": self.curve.size,
             "points": list(zip(self.sizes, self.values, strict=True)),
+            "unit": self.curve.unit,
             "orders": self.orders,
             "breaks_at": self.breaks_at,
+            **self.measured.as_json(),
         }
 
 
@@ -87,8 +90,9 @@ def grow(
     for curve in curves:
         print(f"{curve.value} by {curve.size}: {curve.described}", flush=True)
         sizes = curve.sizes if setup.scale.shrink == 1 else curve.sizes[:FEWEST]
-        measured = list(curve.measure(setup, sizes))
-        found.append(Growth(curve, *map(tuple, zip(*measured, strict=True))))
+        begun, points = origin(), list(curve.measure(setup, sizes))
+        sizes, values = zip(*points, strict=True)
+        found.append(Growth(curve, sizes, values, begun.ended()))
     print_table(
         f"Growth: value ~ size^order. {model}, 4-bit KV.",
         ("value", "over", "first", "last", "order", "of the last half", "breaks at"),

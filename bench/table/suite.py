@@ -3,26 +3,27 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from json import dumps
 from pathlib import Path
-from typing import Any
 
 from kvactors.bench.random_model import DESCRIPTION, random_llama
-from kvactors.bench.report import machine, print_table
+from kvactors.bench.report import print_table
 from kvactors.bench.setup import Scale, Setup, endless
-from kvactors.bench.table import decoding, footprint, latency, many_agents, prefill
+from kvactors.bench.table import decoding, footprint, gaps, guided, latency, many_agents, prefill
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
+from kvactors.bench.table.figures import Figures, draw
 from kvactors.bench.table.growth import grow
 from kvactors.bench.table.regime import Outcome, Regime, run
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["REGIMES", "run_suite"]
+__all__ = ["REGIMES", "choose", "run_suite"]
 
 REGIMES: tuple[Regime, ...] = (
     *prefill.REGIMES,
     *decoding.REGIMES,
+    *guided.REGIMES,
     *footprint.REGIMES,
     *latency.REGIMES,
+    *gaps.REGIMES,
     *many_agents.REGIMES,
 )
 COLUMNS = ("regime", "ours", "theirs", "unit", "ratio", "quartiles", "target", "met")
@@ -37,65 +38,62 @@ def run_suite(
     *,
     growth: bool = False,
 ) -> list[Outcome]:
-    """Measure the regimes whose names match one of `only` (regular expressions), or all; then how
-    things grow, if asked to; at this `scale`. Ctrl-C ends it early, with what was measured.
+    """Measure the regimes whose names match one of `only` (regular expressions) and nothing else;
+    or what the machine does, all regimes, and how things grow, if asked to; at this `scale`.
+    Ctrl-C ends it early, with what was measured.
 
     `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
-    `growth.png` into `plot`, and one JSON object into `json`. Raises InvalidConfig where no name
-    matches.
+    `growth.png` into `plot`, and one JSON object into `json`, where rows that are not measured stay
+    as they were. Raises InvalidConfig, before anything is measured, where a name matches none, and
+    where `json` is of another model or scale.
     """
+    chosen = choose(only)
     setup = Setup(scale, random_llama if model is None else endless(model))
-    chosen = [
-        regime
-        for regime in REGIMES
-        if not only or any(re.search(pattern, regime.name) for pattern in only)
-    ]
-    if not chosen:
-        raise InvalidConfig(f"no regime is called {', '.join(only)}")
-    found: dict[str, Any] = {
-        "bench": "suite",
-        **machine(),
-        "model": model or DESCRIPTION,
-        "scale": asdict(scale),
-        "bounds": _bounds(setup),
-        "rows": [],
-        "growth": [],
-    }
-
-    def keep(**more: list[Any]) -> None:
-        """Write what was found so far: a run may take an hour and be stopped."""
-        found.update(more)
-        if json is not None:
-            json.write_text(dumps(found, indent=1), encoding="utf-8")
-
+    figures = Figures(json, model or DESCRIPTION, scale)
+    if not only:
+        figures.keep(bounds=_bounds(setup))
     outcomes = []
     try:
         for regime in chosen:
             print(f"{regime.name}: {regime.described}", flush=True)
             outcomes.append(run(regime, setup))
             print("  " + "  ".join(outcomes[-1].row()[1:]), flush=True)
-            keep(rows=[outcome.as_json() for outcome in outcomes])
+            figures.keep_row(outcomes[-1].as_json(), [each.name for each in REGIMES])
     except KeyboardInterrupt:
         growth = False
         print("stopped: what was measured before follows", flush=True)
-    title = f"{model or DESCRIPTION}, 4-bit KV, medians of {scale.runs} alternating runs."
+    print_table(_title(model or DESCRIPTION, scale), COLUMNS, [each.row() for each in outcomes])
+    if plot is not None:
+        plot.mkdir(parents=True, exist_ok=True)
+        draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
+    if growth:
+        curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
+        figures.keep(growth=[curve.as_json() for curve in curves])
+    return outcomes
+
+
+def choose(only: Sequence[str]) -> list[Regime]:
+    """The regimes whose names match one of these patterns; all where there is none. Raises
+    InvalidConfig where a pattern matches no name."""
+    for pattern in only:
+        if not any(re.search(pattern, regime.name) for regime in REGIMES):
+            names = ", ".join(regime.name for regime in REGIMES)
+            raise InvalidConfig(f"no regime is called {pattern}; there are {names}")
+    return [
+        regime
+        for regime in REGIMES
+        if not only or any(re.search(pattern, regime.name) for pattern in only)
+    ]
+
+
+def _title(model: str, scale: Scale) -> str:
+    title = f"{model}, 4-bit KV, medians of {scale.runs} alternating runs."
     if scale.shrink > 1:
         title += (
             f"\nContexts are {scale.shrink} times shorter than the names say: this shows that all "
             "runs, not what is met."
         )
-    print_table(
-        title,
-        COLUMNS,
-        [outcome.row() for outcome in outcomes],
-    )
-    if plot is not None:
-        plot.mkdir(parents=True, exist_ok=True)
-        draw(outcomes, plot / "regimes.png")
-    if growth:
-        curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
-        keep(growth=[curve.as_json() for curve in curves])
-    return outcomes
+    return title
 
 
 def _bounds(setup: Setup) -> dict[str, float]:
@@ -118,23 +116,3 @@ def _bounds(setup: Setup) -> dict[str, float]:
         [[1e3 * seconds for seconds in bounds.values()]],
     )
     return {**asdict(rates), **bounds}
-
-
-def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """How far each ratio is from its target, above 1 missed, as a PNG. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    measured = [outcome for outcome in outcomes if not outcome.cannot][::-1]
-    values = [
-        o.ratio / o.target if o.regime.better == "lower" else o.target / o.ratio for o in measured
-    ]
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.3 * len(measured)), layout="constrained")
-    colors = ["tab:green" if outcome.met else "tab:red" for outcome in measured]
-    axes.barh([outcome.regime.name for outcome in measured], values, color=colors)
-    axes.axvline(1, color="grey", linestyle="--")
-    axes.set(xscale="log", xlabel="ratio / target (below 1: met)")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -4,6 +4,7 @@ A piece of a model with windows or states may have their checkpoint: all that th
 past to go on from the piece's end. Such a piece is `whole`. GPU thread only.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,7 +15,7 @@ from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.quant.codec import Arrays
 
-__all__ = ["LONGEST_PIECE", "Piece", "cut_piece", "join_pieces", "thin_out"]
+__all__ = ["LONGEST_PIECE", "HeldPieces", "Piece", "cut_piece", "join_pieces", "thin_out"]
 
 # Checkpoints of the past that an agent keeps: when there are MOST, all but KEPT go.
 MOST, KEPT = 4, 2
@@ -48,6 +49,49 @@ class Piece:
     def whole(self) -> bool:
         """Whether a row can go on from its end: every layer has what it needs of the past."""
         return all(self.groups)
+
+
+class HeldPieces:
+    """How often each piece is held, by agents and by the store, to which it is `lent`. `nbytes`
+    counts each once, `lent_bytes` those that are lent, as often as they are."""
+
+    def __init__(self) -> None:
+        self.holders: Counter[Piece] = Counter()
+        self.lent: Counter[Piece] = Counter()
+        self.nbytes = self.lent_bytes = 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of what agents hold, without what the store alone does."""
+        alone = (p.nbytes for p, count in self.lent.items() if self.holders[p] == count)
+        return self.nbytes - sum(alone)
+
+    def hold(self, pieces: Iterable[Piece]) -> None:
+        """Somebody holds these from now on."""
+        for piece in pieces:
+            if not self.holders[piece]:
+                self.nbytes += piece.nbytes
+            self.holders[piece] += 1
+
+    def release(self, pieces: Iterable[Piece]) -> None:
+        """Somebody does not hold these any more."""
+        for piece in pieces:
+            self.holders[piece] -= 1
+            if not self.holders[piece]:
+                del self.holders[piece]
+                self.nbytes -= piece.nbytes
+
+    def lend(self, piece: Piece) -> None:
+        """The store looks at the memory of a piece, maybe for longer than an agent holds it."""
+        self.hold([piece])
+        self.lent[piece] += 1
+        self.lent_bytes += piece.nbytes
+
+    def take_back(self, piece: Piece) -> None:
+        """The store has let go of a piece."""
+        self.lent -= Counter([piece])
+        self.lent_bytes -= piece.nbytes
+        self.release([piece])
 
 
 def cut_piece(piece: Piece, start: int, end: int) -> Piece:

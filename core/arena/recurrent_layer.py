@@ -177,7 +177,8 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         states = now[slab]
         if states is None:
             states = now[slab] = [None] * len(self.layer.states)
-        states[index] = _filled_up(value, self.layer.states[index][0])
+        # Some models set a part of what they computed with, which would be held as a whole.
+        states[index] = mx.contiguous(_filled_up(value, self.layer.states[index][0]))
 
     def make_mask(self, *_args: Any, **_kwargs: Any) -> None:
         """None: every row takes every token of a step."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.errors import InvalidConfig
 
 __all__ = [
@@ -49,6 +50,11 @@ class AttentionPolicy:
     unpack: bool = False
     parts: bool = False
     precision: str = "float32"
+
+    @property
+    def extent_step(self) -> int:
+        """Keys are read in multiples of so many."""
+        return REPRODUCIBLE_STEP if self.reproducible else EXTENT_STEP
 
     @property
     def cascades(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.numbers import whole
 
 __all__ = ["Bits", "KVBits", "bits_of", "check_bits", "check_named"]
 
@@ -28,7 +29,8 @@ def check_bits(kv_bits: object) -> None:
     """Raise InvalidConfig for what is no policy."""
     entries = kv_bits if isinstance(kv_bits, Mapping) else {0: kv_bits}
     for key, bits in entries.items():
-        if not (type(key) is int and key >= 0) and key not in KINDS:
+        index = whole(key)
+        if (index is None or index < 0) and key not in KINDS:
             raise InvalidConfig(
                 f"kv_bits names layers by index or kind ({', '.join(KINDS)}), not {key!r}"
             )
@@ -64,8 +66,9 @@ def bits_of(kv_bits: KVBits, index: int, kind: str) -> tuple[int | None, int | N
 
 
 def _pair(bits: object) -> tuple[int | None, int | None]:
-    if bits is None or (type(bits) is int and bits in (4, 8)):
-        return bits, bits
+    all_of_them = whole(bits)
+    if bits is None or all_of_them in (4, 8):
+        return all_of_them, all_of_them
     apart = re.fullmatch("k([48])v([48])", bits) if isinstance(bits, str) else None
     if apart is None:
         raise InvalidConfig(

@@ -5,15 +5,30 @@ An append-only memory cannot follow, so history is never rendered again. What a 
 is found once, on a probe conversation: the text after an assistant's answer (`closing`) and,
 for each new turn, what the template adds after that. Tokenizers are not thread-safe:
 every call takes the lock.
+
+A tokenizer without a template has this plain one, which separates roles by blank lines:
+
+    (system prompt)
+
+    User:
+    (a question)
+
+    Assistant:
+    (its answer)
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
+from kvactors.core.conversation.grammar_tokens import GrammarTokens
 from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
+
+# What a template does with these is looked at when it is loaded.
+USUAL_ROLES = ("system", "user", "assistant")
 
 _ASK = "kvactors probe question"
 _ANSWER = "kvactors probe answer"
@@ -23,8 +38,8 @@ _SYSTEM = "kvactors probe system"
 class ChatFormat:
     """A tokenizer and its chat template, as far as an agent needs them. Any thread.
 
-    Without a chat template a turn is its plain text. Raises TemplateError at construction
-    when the template cannot render an alternating conversation at all.
+    `has_template`: whether the tokenizer has a template of its own. Raises TemplateError at
+    construction when that cannot render an alternating conversation at all.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -33,18 +48,17 @@ class ChatFormat:
         self._lock = threading.Lock()
         self.has_template = _has_template(tokenizer)
         self.eos = frozenset(_eos_ids(tokenizer))
-        self._closing = ""
+        self._grammar_tokens: GrammarTokens | None = None
         self._probe = [
             {"role": "user", "content": _ASK},
             {"role": "assistant", "content": _ANSWER},
         ]
-        if self.has_template:
-            self._history = self._render(self._probe, answer=False)
-            place = self._history.rfind(_ANSWER)
-            if place < 0:
-                raise TemplateError("the chat template does not render an assistant's answer")
-            self._closing = self._history[place + len(_ANSWER) :]
-            self._check_append_only()
+        self._history = self._render(self._probe, answer=False)
+        place = self._history.rfind(_ANSWER)
+        if place < 0:
+            raise TemplateError("the chat template does not render an assistant's answer")
+        self._closing = self._history[place + len(_ANSWER) :]
+        self._check_append_only()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, no special tokens added."""
@@ -53,6 +67,11 @@ class ChatFormat:
                 return list(self.tokenizer.encode(text, add_special_tokens=False))
             except TypeError:
                 return list(self.tokenizer.encode(text))
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text by itself: with what the tokenizer begins texts with, if it does."""
+        with self._lock:
+            return list(self.tokenizer.encode(text))
 
     def encode_rest(self, text: str) -> list[int]:
         """Token ids of a text that goes on in the middle of a line.
@@ -72,6 +91,13 @@ class ChatFormat:
         with self._lock:
             return str(self.tokenizer.decode(list(tokens)))
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Characters of the longest token; None where the tokenizer has no vocabulary to tell."""
+        with self._lock:
+            known = self.tokenizer.get_vocab() if hasattr(self.tokenizer, "get_vocab") else ()
+        return max(map(len, known), default=None)
+
     @property
     def end_of_turn(self) -> tuple[int, ...]:
         """The end token that the template itself writes after an answer, or any, or none."""
@@ -79,6 +105,16 @@ class ChatFormat:
             if self._closing.strip().startswith(self.decode([token]).strip()):
                 return (token,)
         return tuple(sorted(self.eos)[:1])
+
+    def grammar_tokens(self, size: int) -> GrammarTokens:
+        """Its tokens as grammars know them, ids below `size`; made once for a model. Raises
+        InvalidGrammar."""
+        made = self._grammar_tokens
+        if made is None or made.size != size:
+            ends = (*self.end_of_turn, *sorted(self.eos - {*self.end_of_turn}))
+            made = GrammarTokens(self.tokenizer, self.encode_rest, self.decode, ends, size)
+            self._grammar_tokens = made
+        return made
 
     def reply_text(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
         """Text of a reply: end-of-turn tokens and everything from a stop string on are cut."""
@@ -97,24 +133,27 @@ class ChatFormat:
     def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
         """The first turn of a transcript, rendered whole: `text` of `role` behind a `system`
         prompt; `answer`: the assistant is to answer it."""
-        if not self.has_template:
-            return (system or "") + text
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self._render([*messages, {"role": role, "content": text}], answer=answer)
+
+        def render(said: str) -> str:
+            return self._render([*messages, {"role": role, "content": said}], answer=answer)
+
+        return _heard(role, text, render)
 
     def following(self, role: str, text: str, *, answer: bool) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens."""
-        if not self.has_template:
-            return text
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
             before = self._render(self._probe[:1], answer=False)
             return self._suffix(
                 before, [*self._probe[:1], {"role": role, "content": text}], answer=False
             )
-        return self._suffix(
-            self._history, [*self._probe, {"role": role, "content": text}], answer=answer
-        )
+
+        def render(said: str) -> str:
+            turn = {"role": role, "content": said}
+            return self._suffix(self._history, [*self._probe, turn], answer=answer)
+
+        return _heard(role, text, render)
 
     def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
         """The system prompt that the template itself makes of a `system` prompt and of `tools`,
@@ -188,6 +227,8 @@ class ChatFormat:
             self._suffix(self._history, [*self._probe, self._probe[0]], answer=True)
 
     def _render(self, messages: list[Any], *, answer: bool, **more: Any) -> str:
+        if not self.has_template:
+            return _plainly(messages) + ("Assistant:\n" if answer else "")
         with self._lock:
             try:
                 return str(
@@ -203,6 +244,22 @@ class ChatFormat:
                 raise TemplateError(
                     f"the chat template cannot render the roles [{roles}]: {error}"
                 ) from error
+
+
+def _heard(role: str, text: str, render: Callable[[str], str]) -> str:
+    """The rendering of a turn. Raises TemplateError where what its role says is left out."""
+    rendered = render(text)
+    if role not in USUAL_ROLES and render(f"{text}a") == rendered:
+        raise TemplateError(
+            f"the chat template leaves out what the role {role!r} says: use one that it has, such "
+            "as user"
+        )
+    return rendered
+
+
+def _plainly(messages: Sequence[dict[str, str]]) -> str:
+    heads = (f"{m['role'].capitalize()}:\n" if m["role"] != "system" else "" for m in messages)
+    return "".join(f"{head}{m['content']}\n\n" for head, m in zip(heads, messages, strict=True))
 
 
 def _has_template(tokenizer: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.numbers import number, whole
 
 __all__ = ["ContextPolicy", "DropOldest", "Summarize", "check_policy", "turns_to_drop"]
 
@@ -33,10 +34,13 @@ class DropOldest:
     fill: float = 0.5
 
     def __post_init__(self) -> None:
-        if not _is_count(self.keep_head, 0):
+        head, fill = whole(self.keep_head), number(self.fill)
+        if head is None or head < 0:
             raise InvalidConfig(f"keep_head counts turns, 0 or more, not {self.keep_head!r}")
-        if not isinstance(self.fill, float) or not 0 < self.fill < 1:
+        if fill is None or not 0 < fill < 1:
             raise InvalidConfig(f"fill is a share of the context in (0, 1), not {self.fill!r}")
+        object.__setattr__(self, "keep_head", head)
+        object.__setattr__(self, "fill", fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,10 @@ class Summarize(DropOldest):
 
     def __post_init__(self) -> None:
         DropOldest.__post_init__(self)
-        if not _is_count(self.max_tokens, 1):
+        most = whole(self.max_tokens)
+        if most is None or most < 1:
             raise InvalidConfig(f"max_tokens must be an int of at least 1: {self.max_tokens!r}")
+        object.__setattr__(self, "max_tokens", most)
         if not isinstance(self.prompt, str) or not self.prompt:
             raise InvalidConfig(f"prompt must be text to ask with, not {self.prompt!r}")
 
@@ -92,7 +98,3 @@ def turns_to_drop(
         used -= len(turns[tail].token_ids)
         tail += 1
     return head, tail
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -173,7 +173,7 @@ class Transcript:
 
     def _closing(self, turns: Sequence[Turn]) -> str:
         """The text that the last of these turns lacks before another one may follow."""
-        if not turns or turns[-1].raw or not self.chat.has_template:
+        if not turns or turns[-1].raw:
             return ""
         *before, last = turns
         if last.is_answer:

@@ -89,7 +89,7 @@ class Admission:
             raise AdmissionFull(
                 f"{len(self.waiting)} turns wait to be admitted, the most allowed (max_waiting)"
             )
-        need = self._memory.least(_most_tokens(request), request.form)
+        need = self._memory.least(request)
         budget = self._memory.budget
         if need > budget:
             raise MemoryExceeded(
@@ -227,7 +227,8 @@ class Admission:
         """What a turn takes when it begins: its row while it prefills, its copy among the
         decoding ones, and what is still to be read of it."""
         # A turn that was put back once comes again only when all of it will fit.
-        tokens = _most_tokens(request) if request.preempted else len(request.tokens) + 1
+        tokens = request.most_tokens if request.preempted else len(request.tokens) + 1
+        tokens += request.longest_choice
         unread = self._transfer.must_ask(request) or self._transfer.reading(request.agent_id)
         past = request.prompt - request.fresh if unread else 0
         bytes_of = request.form.bytes_of
@@ -248,10 +249,6 @@ class Admission:
         if request.preempted:
             return
         self.note_cache(request)
-        request.kept = min(cache.end, request.target)
+        request.kept = 0 if request.scoring else min(cache.end, request.target)
         request.admitted_at = self._clock()
         self.counts[_COUNTED[request.cache_state]] += 1
-
-
-def _most_tokens(request: Request) -> int:
-    return request.prompt + (request.sampling.max_tokens if request.generate else 0)

@@ -88,7 +88,7 @@ class Engine:
                 self._events.append(admitted)
             else:
                 self.execution.begin(admitted)
-                self._tell_begun(admitted)
+                self._events += _begun(admitted)
         running.set_lean(lean=self.memory.tight)
         prefilling = [request for request in running.prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, running.answering)
@@ -97,12 +97,6 @@ class Engine:
         self._queue_again()
         events, self._events = self._events, []
         return events
-
-    def _tell_begun(self, request: Request) -> None:
-        """Whoever reads it as it comes hears how much of it is known; once."""
-        if request.stream and not request.preempted:
-            begun = Begun(request.agent_id, request.serial, request.prompt, request.kept)
-            self._events.append(begun)
 
     def submit(self, request: Request) -> None:
         """Queue a turn. Raises MemoryExceeded if it can never fit the budget, AdmissionFull if
@@ -234,7 +228,16 @@ class Engine:
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:
-        """End a turn without a trace: the agent's cache is as before it."""
+        """End a turn without a trace in what is remembered or saved. The agent's cache has what it
+        had, and perhaps whole pieces of the prompt: a retry begins behind them, any other turn cuts
+        them off, and they are evicted like all that is hot."""
         self.memory.leave(request)
         self._admission.ended(request)
         self._events.append(Aborted(request.agent_id, request.serial, error))
+
+
+def _begun(request: Request) -> list[Event]:
+    """What whoever reads a turn as it comes hears when it is admitted: how much of it is known."""
+    if not request.stream or request.preempted:
+        return []
+    return [Begun(request.agent_id, request.serial, request.prompt, request.kept)]

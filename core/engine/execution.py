@@ -68,7 +68,7 @@ class Execution:
     def begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        request.cached = min(cache.end, request.target)
+        request.cached = 0 if request.scoring else min(cache.end, request.target)
         # A turn that begins again may have lost some of what it began with.
         request.kept = min(request.kept, request.cached)
         self._running.prefills[request] = None
@@ -148,6 +148,8 @@ class Execution:
 
     def _choose(self, request: Request, batch: PrefillBatch) -> Iterator[Outcome]:
         """Score the next choice, one in each step; then draw."""
+        if not self.preemption.make_choice(request, batch):
+            return
         self.forward = batch.requests
         try:
             if not self._metrics.choose(batch, request):
@@ -157,7 +159,8 @@ class Execution:
             return
         request.first_token_at = self._clock()
         if request.stream:
-            yield Tokens(request.agent_id, request.serial, tuple(request.generated))
+            generated, logprobs = tuple(request.generated), tuple(request.logprobs)
+            yield Tokens(request.agent_id, request.serial, generated, logprobs)
         yield Ended(request, "stop")
 
     def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
@@ -197,10 +200,11 @@ class Execution:
         if request.decoded == 0:
             request.first_token_at = self._clock()
         request.tokens.append(item.token)
+        request.logprobs += item.logprobs
         request.cached = len(request.tokens) - 1
         if request.stream:
-            yield Tokens(request.agent_id, request.serial, (item.token,))
-        if item.token in request.stop_tokens or request.matcher.matches(request.generated):
+            yield Tokens(request.agent_id, request.serial, (item.token,), item.logprobs)
+        if request.says_stop:
             yield Ended(request, "stop")
         elif request.decoded >= request.sampling.max_tokens:
             yield Ended(request, "length")

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvactors.core.arena.arena import Arena
-from kvactors.core.arena.pieces import LONGEST_PIECE, Piece, cut_piece, join_pieces, thin_out
+from kvactors.core.arena.pieces import (
+    LONGEST_PIECE,
+    HeldPieces,
+    Piece,
+    cut_piece,
+    join_pieces,
+    thin_out,
+)
 from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool, block_floor
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.hashing import common_prefix
@@ -112,17 +119,17 @@ class HotCache:
 
 
 class HotCaches:
-    """Hot caches by agent, least recently used first. A piece that several hold counts once.
+    """Hot caches by agent, least recently used first.
 
     `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
+    `held`: the pieces of all, each counted once.
     """
 
     def __init__(self, spec: ModelCacheSpec, blocks: BlockPool) -> None:
         self.blocks = blocks
         self._spec = spec
         self._caches: dict[str, HotCache] = {}
-        self._holders: Counter[Piece] = Counter()
-        self.nbytes = 0
+        self.held = HeldPieces()
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -152,7 +159,7 @@ class HotCaches:
         """Forget an agent's cache; what nobody else holds of it is freed."""
         cache = self._caches.pop(agent_id, None)
         if cache is not None:
-            self._release(cache.pieces)
+            self.held.release(cache.pieces)
         self.blocks.free(agent_id)
 
     def settle(self, agent_id: str) -> None:
@@ -237,8 +244,9 @@ class HotCaches:
         """Prove the counts: who holds which piece and which blocks, and each byte once."""
         self.blocks.check()
         held = Counter(piece for cache in self._caches.values() for piece in cache.pieces)
-        assert held == self._holders, "holders differ from the pieces that agents have"
-        assert sum(piece.nbytes for piece in held) == self.nbytes, "bytes were lost"
+        held += self.held.lent
+        assert held == self.held.holders, "holders differ from the pieces that agents have"
+        assert sum(piece.nbytes for piece in held) == self.held.nbytes, "bytes were lost"
         for agent_id, cache in self._caches.items():
             assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
             floor = self.blocks.held(agent_id) * BLOCK_TOKENS
@@ -246,22 +254,12 @@ class HotCaches:
 
     def _own_bytes(self, cache: HotCache) -> int:
         """What dropping the cache would free."""
-        return sum(piece.nbytes for piece in cache.pieces if self._holders[piece] == 1)
+        return sum(piece.nbytes for piece in cache.pieces if self.held.holders[piece] == 1)
 
     def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if not self._holders[piece]:
-                self.nbytes += piece.nbytes
-            self._holders[piece] += 1
-        self._release(cache.pieces)
+        self.held.hold(pieces)
+        self.held.release(cache.pieces)
         cache.pieces = pieces
-
-    def _release(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._holders[piece] -= 1
-            if not self._holders[piece]:
-                del self._holders[piece]
-                self.nbytes -= piece.nbytes
 
     def _first(self, pieces: Iterable[Piece], tokens: int) -> list[Piece]:
         """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""

@@ -3,6 +3,7 @@
 What is asked of the store is adopted as far as its token hashes belong to the agent's own tokens.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class KVTransfer:
         self._clock = clock
         self._stored = stored
         self._reads: dict[str, Read] = {}
+        # Of each agent, what the store was given and has not written, in that order.
+        self._writing: defaultdict[str, list[Piece]] = defaultdict(list)
         self._layouts = {form.spec: form.layout for form in loaded.forms}
 
     # -- from the store ----------------------------------------------------------------
@@ -106,7 +109,9 @@ class KVTransfer:
         self, agent_id: str, known: list[int], stored: Sequence[Segment], form: KVForm
     ) -> bool:
         """Make stored KV hot, as far as it belongs to the agent's own beginning and has the form
-        that its turn needs."""
+        that its turn needs; nothing of it if there is no room for it any more."""
+        if not self._memory.make_room(sum(part.nbytes for part in stored), [agent_id]):
+            return False
         pieces: list[Piece] = []
         for part, digest in zip(stored, prefix_hashes(known, (p.end for p in stored)), strict=True):
             end = pieces[-1].end if pieces else 0
@@ -133,11 +138,15 @@ class KVTransfer:
             return ()
         ranges = cache.ranges_to_save()
         hashes = prefix_hashes(cache.tokens, (end for _, end in ranges))
+        pieces = cache.slices(ranges)
         exported = tuple(
             Segment(piece.start, piece.end, digest, self._layouts[piece.spec], to_raw(piece))
-            for piece, digest in zip(cache.slices(ranges), hashes, strict=True)
+            for piece, digest in zip(pieces, hashes, strict=True)
         )
         cache.mark_saved(ranges)
+        for piece in pieces:
+            self._memory.hot.held.lend(piece)
+        self._writing[request.agent_id] += pieces
         nbytes = sum(part.nbytes for part in exported)
         cache.unwritten += nbytes
         self._memory.backlog += nbytes
@@ -147,6 +156,12 @@ class KVTransfer:
         """So many bytes of KV of `agent_id`, `nbytes`, no longer wait for the store, which has no
         more than `limit` tokens of it."""
         self._memory.backlog -= nbytes
+        writing, written = self._writing[agent_id], nbytes
+        while writing and writing[0].nbytes <= written:
+            written -= writing[0].nbytes
+            self._memory.hot.held.take_back(writing.pop(0))
+        if not writing:
+            del self._writing[agent_id]
         cache = self._memory.hot.get(agent_id)
         if cache is not None:
             cache.unwritten = max(0, cache.unwritten - nbytes)

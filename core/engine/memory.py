@@ -16,12 +16,12 @@ from time import perf_counter
 import mlx.core as mx
 
 from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool
-from kvactors.core.cache.spec import KVForm
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.engine.running import RunningBatches
+from kvactors.core.errors import MemoryExceeded
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.model.workspace import WorkSpace
+from kvactors.core.model.workspace import WorkSpace, bare
 from kvactors.core.schedule.eviction import EvictionPolicy, in_order
 from kvactors.core.schedule.request import Request
 from kvactors.core.trace import Evicted, Tracer
@@ -63,6 +63,11 @@ class Memory:
         gc.collect()
         self.budget = budget
         block = loaded.spec.bytes_per_token * BLOCK_TOKENS
+        if budget < block:
+            raise MemoryExceeded(
+                f"memory_budget is {budget} bytes: {BLOCK_TOKENS} tokens of this model alone take "
+                f"{block}, and a turn some times as many"
+            )
         blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
         self.hot = HotCaches(loaded.spec, blocks)
         self.running = RunningBatches(loaded, self.hot)
@@ -83,11 +88,11 @@ class Memory:
         self._baseline -= backlog
 
     def expect(self, space: int) -> None:
-        """The next forward was given this work space, twice what it takes when nothing is built
-        ahead. What is built ahead leaves one half alone: MLX looks at its limit before it
+        """The next forward was given this work space, more than it takes when nothing is built
+        ahead. What is built ahead leaves as much alone: MLX looks at its limit before it
         allocates, not after."""
         self.expected = space
-        mlx_limit.allow(self, self._baseline + self.budget - space // 2)
+        mlx_limit.allow(self, max(0, self._baseline + self.budget - bare(space)))
 
     def release(self) -> None:
         """The engine has ended."""
@@ -95,8 +100,8 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """Bytes allocated for KV, and those that wait to be written."""
-        return self.running.nbytes + self.hot.nbytes + self.backlog
+        """Bytes allocated for KV, and those that wait to be written: once, where both are one."""
+        return self.running.nbytes + self.hot.held.nbytes + self.backlog - self.hot.held.lent_bytes
 
     @property
     def tight(self) -> bool:
@@ -114,10 +119,20 @@ class Memory:
         """Bytes that MLX itself counts above the loaded model: what `used` must agree with."""
         return int(mx.get_active_memory()) - self._baseline
 
-    def least(self, tokens: int, form: KVForm) -> int:
-        """Bytes that a turn of so many `tokens` in this `form` takes when it runs alone: its row,
-        the copy of it that is kept when it ends, and a decode step."""
-        return 2 * form.bytes_of(tokens) + self.workspace[form.index].decode(1, tokens)
+    def least(self, request: Request) -> int:
+        """Bytes that a turn takes when it runs alone: its row and, while it prefills, what it
+        began with and a chunk that is no longer than it must be; while it decodes, the copy that
+        is kept when it ends, and a step; while a choice is scored, that."""
+        space, bytes_of = self.workspace[request.form.index], request.form.bytes_of
+        space = space.scored if request.scoring else space
+        target, most, choice = request.target, request.most_tokens, request.longest_choice
+        row = bytes_of(self.running.extent(target + choice))
+        begun = row + bytes_of(request.prompt - request.fresh)
+        return max(
+            begun + space.alone(target),
+            begun + bare(space.choice(choice, 1, target + choice)),
+            2 * bytes_of(most) + space.decode(1, most),
+        )
 
     @property
     def room(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.cache.blocks import block_floor
 from kvactors.core.engine.memory import Memory
-from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch
+from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk
 
@@ -33,6 +33,7 @@ class Preemption:
             return chunks
         tokens, request = chunks[0].tokens, chunks[0].request
         space = self._memory.workspace[request.form.index]
+        space = space.scored if request.scoring else space
         least = space.chunk(min(tokens, space.least_chunk), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._running.prefills:
@@ -70,6 +71,16 @@ class Preemption:
                 return True
         return False
 
+    def make_choice(self, request: Request, batch: PrefillBatch) -> bool:
+        """Room to score a choice; False if its turn gave way itself."""
+        space, tokens = self._memory.workspace[request.form.index], request.longest_choice
+        need = space.choice(tokens, len(batch.requests), request.cached + tokens)
+        while request in self._running.prefills and not self._fits(lambda: need):
+            if not self._give_way():
+                break
+        self._memory.expect(need)
+        return request in self._running.prefills
+
     def make_growth(self, batch: DecodeBatch) -> bool:
         """Room for a batch's next step; whether any of its turns still runs."""
         while batch.requests and not self._growth_fits(batch):
@@ -106,8 +117,10 @@ class Preemption:
         """Room for what `keep` copies."""
         cache = self._memory.hot.get(request.agent_id)
         have = block_floor(cache.end) if cache else 0
-        kept, bytes_of = max(have, request.cached), request.form.bytes_of
-        return self._fits(lambda: bytes_of(kept) - bytes_of(have))
+        kept, spec = max(have, request.cached), request.form.spec
+        # Of what is there only tokens stay as they are: a checkpoint is a new one. As much again
+        # lives while layers are stacked.
+        return self._fits(lambda: 2 * (spec.bytes_of(kept) - spec.bytes_per_token * have))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory

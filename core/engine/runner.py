@@ -12,45 +12,42 @@ import mlx.core as mx
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import Piece
-from kvactors.core.attention.policy import REPRODUCIBLE_STEP
-from kvactors.core.cache.slots import EXTENT_STEP
+from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule import scoring
+from kvactors.core.schedule.drawing import draw_rows
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
-from kvactors.core.schedule.sampling import draw, draw_choice, draw_key
+from kvactors.core.schedule.sampling import draw_choice, draw_key
 from kvactors.core.schedule.scheduler import Chunk
 
-__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
+__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena"]
 
-# mlx-lm's own context for the repetition penalty, in tokens.
-PENALTY_CONTEXT = 20
 # Most tokens that a row has room for beyond its prompt.
 SPARE_TOKENS = 256
 # What it costs to launch a step only after the one before was read, in launches of a slab.
 LATE_LAUNCHES = 4
-# Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
-CACHE_KEPT = 256 * 2**20
+# Slabs of rows of different lengths.
+MOST_SLABS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What one step gave one row: a token, or the error of its own sampler."""
+    """What one step gave one row: a token, or the error of its own sampler; `replaced`: another
+    one was drawn, and fed. With its log-probability, if the turn asks for that."""
 
     request: Request
     token: int
     error: Exception | None = None
+    replaced: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def new_arena(loaded: LoadedModel) -> Arena:
     """An arena for this model, with the key extents that its policy asks for."""
-    if loaded.policy.reproducible:
-        return Arena(loaded.spec, loaded.policy, max_slabs=1, extent_step=REPRODUCIBLE_STEP)
-    return Arena(loaded.spec, loaded.policy, extent_step=EXTENT_STEP)
-
-
-def relieve_cache() -> None:
-    """Give freed buffers back to the system when many have piled up."""
-    if mx.get_cache_memory() > CACHE_KEPT:
-        mx.clear_cache()
+    policy = loaded.policy
+    slabs = 1 if policy.reproducible else MOST_SLABS
+    return Arena(loaded.spec, policy, max_slabs=slabs, extent_step=policy.extent_step)
 
 
 class PrefillBatch:
@@ -66,7 +63,7 @@ class PrefillBatch:
     def add(self, request: Request, pieces: Sequence[Piece], *, spare: bool = False) -> None:
         """Give a request a row, with its cached pieces in it; with `spare`, room to decode, so
         that the row is not copied as soon as it does."""
-        more = max(map(len, request.choices), default=0)
+        more = request.longest_choice
         if spare and request.generate and not request.choices:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
         have = pieces[-1].end if pieces else 0
@@ -90,13 +87,13 @@ class PrefillBatch:
         for request in self.requests:
             new = request.tokens[request.cached : request.cached + sizes[id(request)]]
             rows.append(new + [new[-1]] * (width - len(new)))
-        self.arena.forward(self._model, mx.array(rows))
+        scoring.score_prompts(self.requests, self.arena.forward(self._model, mx.array(rows)))
         self.arena.evaluate()
         for row, request in enumerate(self.requests):
             request.cached += sizes[id(request)]
             self.arena.cut(row, request.cached)
             request.check()
-        relieve_cache()
+        mlx_limit.relieve_cache()
         return width * len(rows)
 
     def score_choice(self, request: Request) -> None:
@@ -112,7 +109,7 @@ class PrefillBatch:
         """Draw one of the scored choices: it becomes the request's answer."""
         key = draw_key(request.sampling, request.agent_id, request.turn, len(request.tokens))
         choice = request.choices[draw_choice(request.scores, request.sampling, key)]
-        self._feed(request, choice)
+        scoring.score_taken(request, self._feed(request, choice), choice)
         self.arena.evaluate()
         request.tokens += choice
         request.cached += len(choice)
@@ -139,11 +136,13 @@ class PrefillBatch:
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A step that was launched and not read: `tokens` [rows] of `requests`, None for one that has
-    left since, and the errors of rows whose own sampler failed."""
+    left since, the errors of rows whose own sampler failed, and what is `looked` up of rows whose
+    turns ask for log-probabilities."""
 
     tokens: mx.array
     requests: list[Request | None]
     errors: dict[int, Exception]
+    looked: dict[int, scoring.Looked]
 
 
 class DecodeBatch:
@@ -189,19 +188,26 @@ class DecodeBatch:
         return any(self._last_in_flight(request, self._flight) for request in long)
 
     def step(self, *, launch: bool) -> list[Decoded]:
-        """Launch the next step, if asked to, then read the one before it."""
+        """Launch the next step, if asked to, then read the one before it.
+
+        What a grammar allows next depends on what is read: with one, a step is drawn only then,
+        and its masks are made while its forward runs.
+        """
         flight, self._flight = self._flight, None
         more = any(not self._last_in_flight(request, flight) for request in self.requests)
-        if launch and more:
-            self._launch(flight)
-        if flight is None:
-            return []
-        read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
-        return [
-            Decoded(request, token, flight.errors.get(index))
-            for index, (request, token) in enumerate(zip(flight.requests, read, strict=True))
-            if request is not None
-        ]
+        if not (launch and more):
+            return _read(flight)
+        fed, logits = self._forward(flight)
+        if not any(request.guide for request in self.requests):
+            self._draw(fed, logits, flight)
+            return _read(flight)
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        decoded = _read(flight)
+        self._draw(fed, logits, flight)
+        for item in decoded:
+            if item.replaced:
+                self._take_back(item.request)
+        return decoded
 
     def cut(self, request: Request) -> int:
         """Cut the row to what its request holds; returns the row."""
@@ -223,14 +229,26 @@ class DecodeBatch:
         ahead = flight is not None and request in flight.requests
         return request.decoded + ahead >= request.sampling.max_tokens
 
-    def _launch(self, flight: Flight | None) -> None:
-        inputs = self._inputs(flight)
-        logits = self.arena.forward(self._model, inputs[:, None])[:, -1]
+    def _forward(self, flight: Flight | None) -> tuple[mx.array, mx.array]:
+        """Launch the model on what is in flight: the tokens fed [rows], logits [rows, vocab]."""
+        fed = self._inputs(flight)
+        return fed, self.arena.forward(self._model, fed[:, None])[:, -1]
+
+    def _draw(self, fed: mx.array, logits: mx.array, flight: Flight | None) -> None:
+        """Draw the tokens of the step that was launched behind `flight`."""
         ahead = set(map(id, flight.requests)) if flight else set()
-        errors: dict[int, Exception] = {}
-        tokens = self._tell(self._sample(logits, inputs, ahead, errors), ahead)
-        self._flight = Flight(tokens, list(self.requests), errors)
-        mx.async_eval(tokens)  # type: ignore[no-untyped-call]
+        own = scoring.own_logprobs(self.requests, logits)
+        tokens, errors = draw_rows(self.requests, logits, fed, ahead)
+        looked = scoring.look_up(own, tokens)
+        self._flight = Flight(tokens, list(self.requests), errors, looked)
+        mx.async_eval(tokens, [places.arrays for places in looked.values()])  # type: ignore[no-untyped-call]
+
+    def _take_back(self, request: Request) -> None:
+        """The row was fed a token that its turn did not take: it is fed another one next."""
+        assert self._flight is not None
+        row = self.requests.index(request)
+        self.arena.cut(row, self.arena.table.lengths[row] - 1)
+        self._flight.requests[row] = None
 
     def _inputs(self, flight: Flight | None) -> mx.array:
         """Token ids [rows] to feed: what is still in flight, and the last of newcomers."""
@@ -250,45 +268,29 @@ class DecodeBatch:
         known = mx.array(fresh, dtype=flight.tokens.dtype)
         return mx.concatenate([flight.tokens, known])[mx.array(index)]
 
-    def _sample(
-        self, logits: mx.array, inputs: mx.array, ahead: set[int], errors: dict[int, Exception]
-    ) -> mx.array:
-        chosen = mx.argmax(logits, axis=-1)
-        if all(request.sampling.greedy for request in self.requests):
-            return chosen
-        rows = []
-        for row, request in enumerate(self.requests):
-            if request.sampling.greedy:
-                rows.append(chosen[row])
-                continue
-            try:
-                known = id(request) in ahead
-                rows.append(self._draw(request, logits[row], inputs[row], ahead=known))
-            except Exception as error:
-                errors[row] = error
-                rows.append(chosen[row])
-        return mx.stack([row.astype(mx.uint32) for row in rows])
 
-    def _tell(self, tokens: mx.array, ahead: set[int]) -> mx.array:
-        """The drawn `tokens` [rows], but for rows that are told what to draw next."""
-        told = {}
-        for row, request in enumerate(self.requests):
-            token = request.told_at(request.decoded + (id(request) in ahead))
-            if token is not None:
-                told[row] = token
-        if told:
-            tokens[mx.array(list(told))] = mx.array(list(told.values()), dtype=tokens.dtype)
-        return tokens
+def _read(flight: Flight | None) -> list[Decoded]:
+    """What a step gave its rows. Waits for it."""
+    if flight is None:
+        return []
+    read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
+    return [
+        _take(flight, index, request, token)
+        for index, (request, token) in enumerate(zip(flight.requests, read, strict=True))
+        if request is not None
+    ]
 
-    def _draw(self, request: Request, logits: mx.array, fed: mx.array, *, ahead: bool) -> mx.array:
-        position = len(request.tokens) + ahead
-        key = draw_key(request.sampling, request.agent_id, request.turn, position)
-        context = None
-        if request.sampling.repetition_penalty != 1.0:
-            # The token in flight is fed now, and counts as one of the context.
-            known = mx.array(request.tokens[-(PENALTY_CONTEXT - ahead) :])
-            context = mx.concatenate([known, fed[None].astype(known.dtype)]) if ahead else known
-        return draw(logits, request.sampling, key, context)
+
+def _take(flight: Flight, index: int, request: Request, token: int) -> Decoded:
+    """A token that was drawn, or the one that the turn's grammar takes in its place."""
+    taken, error = token, flight.errors.get(index)
+    if request.guide is not None and error is None:
+        try:
+            taken = request.guide.take(token)
+        except Exception as failure:
+            error = failure
+    logprobs = scoring.read_logprob(flight.looked.get(index), taken)
+    return Decoded(request, taken, error, taken != token, logprobs)
 
 
 def _leave(arena: Arena, requests: list[Request], request: Request) -> None:

@@ -57,11 +57,16 @@ class RunningBatches:
     def promised_bytes(self) -> int:
         """Bytes of the rows that admitted turns will still take: their own, and its copy
         among the decoding ones."""
-        total, extent = 0, self.common[0].arena.table.extent
+        total = 0
         for request, batch in self.prefills.items():
-            row = request.form.bytes_of(extent(len(request.tokens) + 1))
+            held = len(request.tokens) + 1 + request.longest_choice
+            row = request.form.bytes_of(self.extent(held))
             total += row * (2 if batch is None else 1)
         return total
+
+    def extent(self, tokens: int) -> int:
+        """Tokens that a row of so many `tokens` has room for at least."""
+        return self.common[0].arena.table.extent(tokens)
 
     def set_lean(self, *, lean: bool) -> None:
         """Whether the common batches take no spare room from now on."""
@@ -87,7 +92,7 @@ class RunningBatches:
         if batch is None:
             batch = PrefillBatch(self._forms[requests[0].form.index])
             for request in requests:
-                cache = self._hot.get(request.agent_id)
+                cache = None if request.scoring else self._hot.get(request.agent_id)
                 batch.add(request, cache.pieces if cache else (), spare=spare)
                 self.prefills[request] = batch
         return batch

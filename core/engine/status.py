@@ -71,8 +71,10 @@ def count(memory: "Memory", waiting: int) -> dict[str, int]:
         "hot_agents": len(in_memory(memory)) - len(active),
         "hot_tokens": hot.tokens({request.agent_id for request in active}),
         # With what active agents began with: it stays beside their rows.
-        "hot_bytes": hot.nbytes,
+        "hot_bytes": hot.held.cached_bytes,
+        # What is hot is written from where it stands: `used_bytes` has it once.
         "backlog_bytes": memory.backlog,
+        "used_bytes": memory.used,
         "budget_bytes": memory.budget,
         "mlx_bytes": memory.active,
         "blocks_used": hot.blocks.used_blocks,

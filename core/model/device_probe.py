@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.quant.codec import PRECISION, Stored
 from kvactors.core.quant.products import multiply_codes
 
-__all__ = ["PROBE_SECONDS", "probe_products"]
+__all__ = ["PROBE_SECONDS", "PRODUCT_TOLERANCE", "probe_products", "product_errors"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 _KEYS = (1023, 1024, 4096)
 _QUERIES = (1, 2, 3, 4, 8)
 PROBE_SECONDS = 1.0
-# Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %.
-_PRODUCT_TOLERANCE = 0.01
+PRODUCT_TOLERANCE = 0.01
+"""Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %."""
 
 
 def probe_products(
@@ -62,9 +62,8 @@ def _wrong_products(
 ) -> tuple[str, ...]:
     """The shapes whose products differ from those of floats; warns of them, once."""
     begin, wrong = clock(), []
-    for name, product, expected in _products(layers, context, multiply):
-        allowed = _PRODUCT_TOLERANCE * float(mx.sqrt(mx.var(expected)))
-        if not float(mx.abs(product - expected).max()) <= allowed:
+    for name, error in product_errors(layers, context, multiply):
+        if not error <= PRODUCT_TOLERANCE:
             wrong.append(name)
         if clock() - begin > seconds:
             break
@@ -78,8 +77,19 @@ def _wrong_products(
     return tuple(wrong)
 
 
+def product_errors(
+    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array] = multiply_codes
+) -> Iterator[tuple[str, float]]:
+    """(shape, the most by which a quantized product of `multiply` differs from that of floats, in
+    deviations of the latter), one after the other, as attention over such `layers` asks for them
+    with up to `context` keys: [..., M, K] and codes of [..., N, K]. Not a number where a product
+    is none."""
+    for name, product, expected in _products(layers, context, multiply):
+        yield name, float(mx.abs(product - expected).max() / mx.sqrt(mx.var(expected)))
+
+
 def _products(
-    layers: tuple[LayerSpec, ...], context: int, multiply: Callable[..., mx.array]
+    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array]
 ) -> Iterator[tuple[str, mx.array, mx.array]]:
     """(shape, quantized product, product of floats) as attention asks for them, from a part of a
     slab: scores over keys, and sums over values."""

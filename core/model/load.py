@@ -5,6 +5,7 @@ probing forward, and what cannot be supported is refused here with the reason. G
 """
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,9 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     name, model, tokenizer = _open(source, options)
     if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
         tokenizer = TokenizerWrapper(tokenizer)
+    if hasattr(tokenizer, "model_max_length"):
+        # transformers only warns beyond it; a turn beyond the context is refused.
+        tokenizer.model_max_length = sys.maxsize
     mx.eval(model.parameters())
     weights = fingerprint.weights_hash(model)
     _cast(model, options.dtype)
@@ -87,6 +91,12 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     linear_cpu.install()
     spec = derive_spec(model, options)
     chat = ChatFormat(tokenizer, options.template_kwargs)
+    if not chat.has_template:
+        logger.warning(
+            "%s has no chat template: turns are separated by lines such as 'User:', 'Assistant:'; "
+            'Sampling(stop=("\\n\\nUser:",)) ends an answer there',
+            name,
+        )
     tokenizer_id = fingerprint.tokenizer_identity(tokenizer)
     described = layout(spec)
     floats = spec.in_float()

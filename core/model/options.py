@@ -8,6 +8,7 @@ from kvactors.core.attention.policy import check_attention
 from kvactors.core.cache.kv_bits import KVBits, check_bits
 from kvactors.core.cache.spec import choose_group_size
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.numbers import whole
 
 __all__ = ["DEFAULT_MODEL", "ModelOptions"]
 
@@ -31,18 +32,24 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_bits(self.kv_bits)
-        if type(self.float_tokens) is not int or self.float_tokens < 0:
-            raise InvalidConfig(
-                f"float_tokens must be an int of at least 0 tokens: {self.float_tokens!r}"
-            )
+        self._tokens("float_tokens", 0)
         if self.dtype not in _DTYPES:
             raise InvalidConfig(f"dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
-        if self.context is not None and (not isinstance(self.context, int) or self.context < 2):
-            raise InvalidConfig(f"context must be an int of at least 2 tokens: {self.context!r}")
+        if self.context is not None:
+            self._tokens("context", 2)
         check_attention(self.attention)
         if self.group_size is not None:
+            size = whole(self.group_size)
+            object.__setattr__(self, "group_size", self.group_size if size is None else size)
             choose_group_size(self.group_size, None, self.group_size)
         if self.template_kwargs is not None and not isinstance(self.template_kwargs, dict):
             raise InvalidConfig(f"template_kwargs must be a dict, not {self.template_kwargs!r}")
         if self.name is not None and not (isinstance(self.name, str) and self.name):
             raise InvalidConfig(f"model_name must be a non-empty string, not {self.name!r}")
+
+    def _tokens(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        found = whole(value)
+        if found is None or found < least:
+            raise InvalidConfig(f"{name} must be an int of at least {least} tokens: {value!r}")
+        object.__setattr__(self, name, found)

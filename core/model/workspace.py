@@ -2,41 +2,52 @@
 
 A step of T new tokens a row over E keys holds, at its worst moment, something for each new
 token (activations), for each pair of token and key (scores), and for each key (a dequantized
-layer). The three factors are solved from the peaks of three small forwards.
+layer). Layers of different kinds have their worst moments one after the other: the three factors
+are the least that cover the peaks of a few forwards.
 """
 
 import sys
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import mlx.core as mx
 import numpy as np
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.attention.products_cpu import LEAST_KEYS
-from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.cache.blocks import BLOCK_TOKENS, block_floor
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 
-__all__ = ["LEAST_CHUNK", "WorkSpace", "forward_bytes"]
+__all__ = ["LEAST_CHUNK", "WorkSpace", "bare", "cover", "forward_bytes"]
 
-# (new tokens, keys) of the forwards that are measured, and of a decode step. Fewer tokens may
-# take another path, which needs less.
-_CHUNKS = ((64, 64), (64, 1024), (128, 1024))
-_DECODE_KEYS = 512
-# Peaks are not exactly linear, and MLX builds somewhat ahead of what it computes (bench/LOG.md).
-_SAFETY, _DECODE_SAFETY = 2.0, 2.4
+# (new tokens, keys) of the forwards that are measured. Fewer tokens may take another path, which
+# needs less. Where chunks are blocks at most, these may take a path of their own, and what a
+# recurrent layer needs grows with their square.
+_CHUNKS = ((64, 64), (64, 1024), (128, 2048))
+_BLOCKS = ((BLOCK_TOKENS, BLOCK_TOKENS), (BLOCK_TOKENS, 2048))
+# Keys of the decode steps that are measured: few, and many that do not become floats.
+_FEW_KEYS, _SHORT, _LONG = 64, 512, 2048
+# Peaks are not exactly linear, and MLX builds somewhat ahead of what it computes (bench/LOG.md):
+# of a forward that builds nothing ahead only the first counts.
+_SAFETY, _DECODE_SAFETY, _ALONE = 2.0, 2.4, 1.2
 # Tokens of a chunk that idle agents leave for, and other turns give way to.
 LEAST_CHUNK = 32
 # Measurements, until none was disturbed.
 _TRIES = 3
+# Arrays of logits that live at once while the choices of an answer are scored.
+_LOGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WorkSpace:
-    """Bytes for each new token, for each token and key, for each key, and for a decode step
-    for each row and key; `unpacked` if there are `many` of those, which may become floats. No
-    chunk is shortened below `least_chunk` tokens."""
+    """Bytes for each new token, for each token and key, for each key; of a decode step for each
+    row, and for each row and key, which are `unpacked` if there are `many` of those, which may
+    become floats; for each token whose `logits` are looked at. Keys are read in multiples of
+    `step`. No chunk is shortened below `least_chunk` tokens; where they are `fixed`, none is
+    shortened at all."""
 
     token: float
     pair: float
@@ -45,38 +56,79 @@ class WorkSpace:
     unpacked: float = 0.0
     many: int = sys.maxsize
     least_chunk: int = LEAST_CHUNK
+    fixed: bool = False
+    row: float = 0.0
+    logits: float = 0.0
+    step: int = 1
 
     @classmethod
     def measure(cls, loaded: LoadedModel) -> "WorkSpace":
         """Run the forwards; a second on a CPU for a small model. Resets MLX's peak counter."""
-        needs = [[tokens, tokens * keys, keys] for tokens, keys in _CHUNKS]
+        blocks = loaded.fixed_chunks or loaded.spec.checkpointed
+        chunks = [*_CHUNKS, *(_BLOCKS if blocks else ())]
         # The first forward of a process makes what others find made.
-        _peak(loaded, *_CHUNKS[0])
-        peaks = [_peak(loaded, tokens, keys) for tokens, keys in _CHUNKS]
-        factors = np.maximum(0.0, np.linalg.solve(needs, peaks)) * _SAFETY
-        token, pair, key = (float(factor) for factor in factors)
-        decoded = _decode_peak(loaded, _DECODE_KEYS)
+        _peak(loaded, *chunks[0])
+        peaks = [_peak(loaded, tokens, keys) for tokens, keys in chunks]
+        step = loaded.policy.extent_step
+        read = [(tokens, _padded(keys, step)) for tokens, keys in chunks]
+        needs = [[tokens, tokens * keys, keys] for tokens, keys in read]
+        token, pair, key = (factor * _SAFETY for factor in cover(needs, peaks))
+        unpacks = loaded.policy.unpacks(1, 1)
+        steps = (_FEW_KEYS, _SHORT if unpacks else _LONG)
+        peaks = [_peak(loaded, 1, keys) for keys in steps]
+        row, decoded = cover([[1, keys] for keys in steps], peaks)
         heads = [layer.kv_heads for layer in loaded.spec.layers if layer.kv_heads]
-        least_chunk = BLOCK_TOKENS if loaded.fixed_chunks else LEAST_CHUNK
-        space = cls(token, pair, key, decoded, least_chunk=least_chunk)
-        if not heads or not loaded.policy.unpacks(1, 1):
+        space = cls(
+            token,
+            pair,
+            key,
+            decoded * _DECODE_SAFETY,
+            least_chunk=BLOCK_TOKENS if loaded.fixed_chunks else LEAST_CHUNK,
+            fixed=loaded.fixed_chunks,
+            row=row * _DECODE_SAFETY,
+            logits=_LOGITS * mx.float32.size * loaded.spec.vocab_size,
+            step=step,
+        )
+        if not heads or not unpacks:
             return space
-        unpacked = _decode_peak(loaded, max(_DECODE_KEYS, -(-LEAST_KEYS // min(heads))))
-        return replace(space, unpacked=max(decoded, unpacked), many=LEAST_KEYS // max(heads))
+        keys = max(_SHORT, -(-LEAST_KEYS // min(heads)))
+        unpacked = _DECODE_SAFETY * _peak(loaded, 1, keys) / keys
+        return replace(space, unpacked=max(space.decoded, unpacked), many=LEAST_KEYS // max(heads))
+
+    @property
+    def scored(self) -> "WorkSpace":
+        """That of chunks whose tokens' logits are all looked at."""
+        return replace(self, token=self.token + self.logits)
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
+        keys = _padded(keys, self.step)
         return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))
 
     def decode(self, rows: int, keys: int, shared: int = 0) -> int:
         """Bytes of a decode step of `rows` rows, padded to `keys` keys; `shared` of them are
         dequantized for all rows at once."""
+        keys = _padded(keys, self.step)
         factor = self.unpacked if rows * keys >= self.many else self.decoded
-        return int(rows * keys * factor + shared * self.key)
+        return int(rows * (self.row + keys * factor) + shared * self.key)
+
+    def choice(self, tokens: int, rows: int, keys: int) -> int:
+        """Bytes of the scoring of a choice of `tokens` tokens in a batch of `rows` rows, over
+        `keys` keys."""
+        return self.chunk(tokens, rows, keys) + int(rows * tokens * self.logits)
 
     def least(self, keys: int, others: int) -> int:
         """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
         return max(self.chunk(min(keys, self.least_chunk), 1, keys), self.decode(1 + others, keys))
+
+    def alone(self, target: int) -> int:
+        """Bytes that a prefill of `target` tokens needs when nothing else runs, at its worst
+        chunk, as short as it may be."""
+        if not self.fixed:
+            return bare(self.chunk(1, 1, target))
+        whole = block_floor(target)
+        block = self.chunk(min(BLOCK_TOKENS, whole), 1, whole)
+        return bare(max(block, self.chunk(target - whole, 1, target)))
 
     def longest_chunk(self, asked: int, cached: int, room: int) -> int:
         """The longest chunk of one row behind `cached` tokens, of at most `asked` tokens, that
@@ -85,9 +137,31 @@ class WorkSpace:
         return max(1, fit - 1)
 
 
-def _decode_peak(loaded: LoadedModel, keys: int) -> float:
-    """Bytes for each key of a decode step of one row."""
-    return _DECODE_SAFETY * _peak(loaded, 1, keys) / keys
+def cover(needs: Sequence[Sequence[float]], peaks: Sequence[float]) -> list[float]:
+    """The factors, none below zero, with which every row of `needs` [n, factors] comes to at least
+    its one of `peaks` [n], and all together to the least."""
+    wanted, least = np.array(needs, float), np.array(peaks, float)
+    solutions = [one for one in _corners(wanted, least) if (wanted @ one >= least * 0.999).all()]
+    return [float(factor) for factor in min(solutions, key=lambda one: float((wanted @ one).sum()))]
+
+
+def _corners(needs: np.ndarray, peaks: np.ndarray) -> Iterator[np.ndarray]:
+    """Where the least can be: as many peaks are met exactly, or factors are zero, as there are."""
+    factors = needs.shape[1]
+    rows = np.vstack([needs, np.eye(factors)])
+    ends = np.concatenate([peaks, np.zeros(factors)])
+    for some in map(list, combinations(range(len(rows)), factors)):
+        if np.linalg.matrix_rank(rows[some]) == factors:
+            yield np.maximum(0.0, np.linalg.solve(rows[some], ends[some]))
+
+
+def _padded(keys: int, step: int) -> int:
+    return -(-keys // step) * step
+
+
+def bare(space: int) -> int:
+    """Bytes that a forward of this work `space` takes when nothing is built ahead."""
+    return int(space * _ALONE / _SAFETY)
 
 
 def _peak(loaded: LoadedModel, tokens: int, keys: int) -> int:
@@ -104,7 +178,7 @@ def forward_bytes(loaded: LoadedModel, tokens: int, keys: int) -> tuple[int, int
     """Bytes that MLX held at most beside the cache during one forward of the `loaded` model, of
     `tokens` tokens a row that end `keys` keys, measured once; and bytes that are gone
     since it began."""
-    arena = Arena(loaded.spec, loaded.policy, max_slabs=1)
+    arena = Arena(loaded.spec, loaded.policy, max_slabs=1, extent_step=loaded.policy.extent_step)
     arena.table.lean = True
     # Decoding rows have spare room; on the CPU a product over a part of a slab copies it.
     arena.add_row(keys - tokens, keys if tokens > 1 else 2 * keys)

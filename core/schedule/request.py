@@ -1,9 +1,11 @@
 """Request: one record per running sequence, from admission to its last token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvactors.core.cache.spec import NO_FORM, KVForm
+from kvactors.core.schedule.guide import Guide
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Request", "StopMatcher"]
@@ -45,10 +47,13 @@ class Request:
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
-    of them is the answer. `told` are the tokens that it draws first, whatever the model makes of
-    them: what a puppet says. `form` is how its KV is kept, set by the engine.
+    of them is the answer. With a `guide` what is decoded keeps to a grammar. `told` are the tokens
+    that it draws first, whatever the model makes of them: what a puppet says. `form` is how its KV
+    is kept, set by the engine.
     `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
     which it began to wait (WaitingTurns).
+    `logprobs` are those of `generated`, `prompt_logprobs` those of the prompt but for its first
+    token, where `sampling` asks for them.
     """
 
     agent_id: str
@@ -76,6 +81,7 @@ class Request:
     cancelled: bool = False
     choices: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
+    guide: Guide | None = None
     told: tuple[int, ...] = ()
     arrival: int = 0
     passed_over: int = 0
@@ -86,6 +92,8 @@ class Request:
     restore_seconds: float = 0.0
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def generated(self) -> list[int]:
@@ -102,6 +110,13 @@ class Request:
         return self.told[place] if place < len(self.told) else None
 
     @property
+    def says_stop(self) -> bool:
+        """Whether the token that was decoded last ends the turn, whatever it may still have."""
+        if self.tokens[-1] in self.stop_tokens or self.matcher.matches(self.generated):
+            return True
+        return self.guide is not None and self.guide.complete
+
+    @property
     def target(self) -> int:
         """Tokens that must be cached before decoding can start.
 
@@ -111,9 +126,24 @@ class Request:
         return len(self.tokens) - 1 if self.generate else len(self.tokens)
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that it has at most when it ends."""
+        return self.prompt + (self.sampling.max_tokens if self.generate else 0)
+
+    @property
+    def longest_choice(self) -> int:
+        """Tokens of the longest of its choices; its row has room for them behind its prompt."""
+        return max(map(len, self.choices), default=0)
+
+    @property
     def remaining(self) -> int:
         """Tokens still to prefill."""
         return max(0, self.target - self.cached)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still wanted: it begins with no KV then."""
+        return self.sampling.prompt_logprobs and len(self.prompt_logprobs) < self.prompt - 1
 
     def check(self) -> None:
         """Prove `kept <= cached <= submitted`."""

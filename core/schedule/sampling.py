@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from kvactors.core.errors import InvalidSampling
+from kvactors.core.numbers import number, whole
+from kvactors.core.schedule.grammar import Grammar
+from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -16,6 +19,13 @@ __all__ = ["Sampling", "draw", "draw_choice", "draw_key"]
 
 # Each costs one forward of its own tokens.
 MOST_CHOICES = 256
+# Parameters from 0 to so much.
+_NUMBERS = {
+    "temperature": float("inf"),
+    "top_p": 1.0,
+    "min_p": 1.0,
+    "repetition_penalty": float("inf"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +34,14 @@ class Sampling:
 
     `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
     `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
-    the random key, so that a draw does not depend on who shares the batch; `stop` strings
+    the random key, so that a draw does not depend on who shares the batch. With
+    `top_logprobs` the reply has each token's log-probability by the model's own logits, and
+    so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
+    came before the answer as well, which is computed from its beginning for that. `stop` strings
     end the turn and are cut from the reply's text. With `choices` the answer is one of these
     texts, drawn by what the model gives each as a whole, its end of turn included; then only
-    `temperature` and `seed` apply. Raises InvalidSampling.
+    `temperature` and `seed` apply. With a `grammar` the answer has its form, whole within
+    `max_tokens`. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -37,21 +51,30 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
-        _whole("max_tokens", self.max_tokens, 1)
-        _whole("top_k", self.top_k, 0)
-        _whole("seed", self.seed, None)
-        _within("temperature", self.temperature, 0.0, float("inf"))
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, float("inf"))
+        for name, least in (("max_tokens", 1), ("top_k", 0), ("seed", None)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for name, most in _NUMBERS.items():
+            object.__setattr__(self, name, _within(name, getattr(self, name), most))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
+        if self.grammar is not None and self.choices:
+            raise InvalidSampling("an answer has a grammar or choices, not both")
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
+        if self.top_logprobs is not None:
+            most = _whole("top_logprobs", self.top_logprobs, 0, MOST_LIKELIEST)
+            object.__setattr__(self, "top_logprobs", most)
+        elif self.prompt_logprobs:
+            raise InvalidSampling("prompt_logprobs needs top_logprobs: 0 for the tokens' own")
         if len(set(self.choices)) < len(self.choices) or len(self.choices) > MOST_CHOICES:
             raise InvalidSampling(
                 f"choices must be different, {MOST_CHOICES} at most, not {self.choices!r}"
@@ -74,18 +97,24 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _whole(name: str, value: object, least: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _whole(name: str, value: object, least: int | None, most: int | None = None) -> int:
+    found = whole(value)
+    if found is None:
         raise InvalidSampling(f"{name} must be an int, not {value!r}")
-    if least is not None and value < least:
-        raise InvalidSampling(f"{name} must be at least {least}, not {value}")
+    if least is not None and found < least:
+        raise InvalidSampling(f"{name} must be at least {least}, not {found}")
+    if most is not None and found > most:
+        raise InvalidSampling(f"{name} must be at most {most}, not {found}")
+    return found
 
 
-def _within(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidSampling(f"{name} must be a number in [{low:g}, {high:g}], not {value!r}")
-    if value == float("inf"):
+def _within(name: str, value: object, most: float) -> float:
+    found = number(value)
+    if found is None or not 0 <= found <= most:
+        raise InvalidSampling(f"{name} must be a number in [0, {most:g}], not {value!r}")
+    if found == float("inf"):
         raise InvalidSampling(f"{name} must be finite")
+    return found
 
 
 def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int:

@@ -1,1 +1,1 @@
-"""Models, tokenizers and engines for tests, public."""
+"""Models, tokenizers, engines and an oracle for tests, public."""

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.engine.engine import Engine
 from kvactors.core.schedule.events import Aborted, Finished, KVNeeded
+from kvactors.core.schedule.guide import Guide
 from kvactors.core.schedule.request import Request, StopMatcher
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.models import PlainTokenizer
 
 __all__ = ["make_request", "run_engine"]
+
+PLAIN = ChatFormat(PlainTokenizer())
 
 
 def make_request(
@@ -24,7 +28,7 @@ def make_request(
 ) -> Request:
     """A turn, number `turn`, of `agent_id` that adds the tokens `new` to the `known` ones, for an
     engine without actors. `sampling` and `stop_tokens` say how it ends, `answer` whether it
-    decodes; `serial` names it."""
+    decodes; `serial` names it. A grammar is over the tokens of a PlainTokenizer."""
     tokens = [*known, *new]
     return Request(
         agent_id=agent_id,
@@ -37,6 +41,9 @@ def make_request(
         matcher=StopMatcher(sampling.stop, PlainTokenizer().decode),
         fresh=len(new),
         serial=serial,
+        guide=Guide(PLAIN.grammar_tokens(128), sampling.grammar, sampling.max_tokens)
+        if sampling.grammar is not None and answer
+        else None,
     )
 
 

@@ -19,8 +19,10 @@ __all__ = ["Faulty", "PlainTokenizer", "grid", "snap_to_grid", "tiny_llama", "ti
 
 
 class PlainTokenizer:
-    """Characters as tokens: ids are code points modulo the vocabulary. No chat template."""
+    """Characters as tokens: ids are code points modulo the vocabulary. Its chat template adds
+    nothing: a turn is its text."""
 
+    has_chat_template = True
     chat_template = None
 
     def __init__(self, vocab_size: int = 128, eos_token_id: int = 0) -> None:
@@ -39,6 +41,10 @@ class PlainTokenizer:
     def decode(self, tokens: list[int]) -> str:
         """One character per id."""
         return "".join(chr(token) for token in tokens)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_options: Any) -> str:
+        """What was said, without anything between."""
+        return "".join(message["content"] for message in messages)
 
     def get_vocab(self) -> dict[str, int]:
         """Every character with its id."""

@@ -20,7 +20,7 @@ from kvactors.persistence.errors import TensorFileUnreadable
 from kvactors.persistence.files.atomic import Buffer
 from kvactors.persistence.files.packing import unique
 
-__all__ = ["Readable", "encode_tensors", "read_tensors"]
+__all__ = ["Readable", "encode_tensors", "read_tensors", "tensor_names"]
 
 _LENGTH = struct.Struct("<Q")
 # A 64-layer segment has a header of about 50 kB; a hostile one is refused unread.
@@ -93,6 +93,12 @@ def read_tensors(
         for name, entry in header.items()
     )
     return metadata, tensors
+
+
+def tensor_names(file: Readable, size: int) -> list[str]:
+    """The names of the tensors in a container of `size` bytes: its header alone is read. Raises
+    TensorFileUnreadable."""
+    return [name for name in _read_header(file, size, lambda _: None) if name != "__metadata__"]
 
 
 def _read_header(file: Readable, size: int, seen: Callable[[bytes], None]) -> dict[str, Any]:

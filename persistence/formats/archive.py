@@ -25,7 +25,7 @@ from typing import Any
 from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import (
-    ExportRejected,
+    AgentNotStored,
     ImportRejected,
     LedgerUnreadable,
     NewerFormat,
@@ -76,11 +76,11 @@ def export_archive(
     """Write all that `store` has of `agent_id` to `path`, one fingerprint's KV in memory at a time,
     with a call of `on_step` for each step.
 
-    Raises ExportRejected if it is not stored or the file is there, LedgerUnreadable, OSError.
+    Raises AgentNotStored, ExportRejected if the file is there, LedgerUnreadable, OSError.
     """
     records = store.read_ledger(agent_id)
     if records is None:
-        raise ExportRejected(f"no agent {agent_id!r} in {store.root}: there is nothing to export")
+        raise AgentNotStored(agent_id, "to export")
     fingerprints = store.fingerprints(agent_id)
     frame = encode_records(records, 1, agent_id, None)
     ledger = encode_header(agent_id, None) + frame
@@ -88,7 +88,7 @@ def export_archive(
         _put(archive, _ABOUT, json.dumps({"format": _FORMAT, "version": VERSION}).encode())
         _put(archive, LEDGER_NAME, ledger)
         for place, fingerprint in enumerate(fingerprints, start=1):
-            segments = store.read_kv(agent_id, fingerprint)
+            segments = store.read_kv(agent_id, fingerprint, used=False)
             entries = [_put_segment(archive, fingerprint, segment) for segment in segments]
             checksum = payload_checksum(frame)
             manifest = Manifest(agent_id, fingerprint, len(ledger), checksum, tuple(entries))
@@ -132,6 +132,10 @@ class _Reader:
     """An open archive whose names, ledger and manifests are checked."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+        if _ABOUT not in archive.namelist():
+            raise ImportRejected(
+                "file", f"a zip file, and no archive of kvactors: no {_ABOUT} in it"
+            )
         self._archive = archive
         self._members = _members(archive, size)
         self._check_version()

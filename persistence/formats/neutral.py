@@ -140,9 +140,12 @@ class Target:
     """Tokens."""
     max_bytes: int
     """Of a file that is worth reading."""
+    trusted: bool = False
+    """Whether KV of which the file names no model is this model's: whoever imports it says so."""
 
     def check_model(self, model: str, fingerprint: str, *, field: str) -> None:
-        """The KV must be this model's: by fingerprint, else by the last part of its name.
+        """The KV must be this model's: by fingerprint, else by the last part of its name, else
+        because it is `trusted` to be.
 
         Raises ModelMismatch naming `field`.
         """
@@ -153,6 +156,14 @@ class Target:
                     f"the KV is {fingerprint}'s and the loaded model is {self.fingerprint}: load "
                     "the model it came from, with the same dtype and KV settings",
                 )
+        elif not model and self.trusted:
+            return
+        elif not model:
+            raise ModelMismatch(
+                field,
+                f"the file does not say of which model its KV is: if of {self.model!r}, which is "
+                "loaded, import it with of_this_model=True",
+            )
         elif _last_part(model) != _last_part(self.model):
             raise ModelMismatch(
                 field,

@@ -11,19 +11,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvactors.core.cache.segment import RawTensor
 from kvactors.persistence.errors import ImportRejected, TensorFileUnreadable
 from kvactors.persistence.files.atomic import Buffer
-from kvactors.persistence.files.tensor_file import encode_tensors, read_tensors
+from kvactors.persistence.files.tensor_file import encode_tensors, read_tensors, tensor_names
 from kvactors.persistence.formats import fp16, mlx_lm, q4
 from kvactors.persistence.formats.fields import Fields, TensorTable
 from kvactors.persistence.formats.neutral import Arrays, Imported, PortableMemory, Target
 
-__all__ = ["ARCHIVE", "FORMATS", "encode_memory", "read_memory"]
+__all__ = ["ARCHIVE", "FORMATS", "check_readable", "encode_memory", "read_memory"]
 
 ARCHIVE = "archive"
 
@@ -75,11 +76,9 @@ def read_memory(
                 "size", f"a file of {size} bytes, and the memory budget is {target.max_bytes}"
             )
         file.seek(0)
-        try:
+        with _known_container(path):
             metadata, tensors = read_tensors(file, size, seen)
-        except TensorFileUnreadable as error:
-            raise ImportRejected("file", f"{error}") from error
-    chosen = _FORMATS[form] if form is not None else _recognized(tensors)
+    chosen = _chosen(form, [name for name, *_ in tensors])
     table, fields = TensorTable(tensors), Fields(metadata)
     covered, layers = chosen.decode(table, fields, target)
     table.check_empty()
@@ -87,8 +86,30 @@ def read_memory(
     return Imported(ids, min(covered, len(ids) - 1), layers)
 
 
-def _recognized(tensors: Sequence[RawTensor]) -> _Format:
+def check_readable(path: Path, form: str | None) -> None:
+    """Raise ImportRejected for a file at `path` that has none of FORMATS but the archive, by its
+    header alone; a `form` of None is found out. Raises OSError."""
+    with open(path, "rb") as file, _known_container(path):
+        size = file.seek(0, 2)
+        file.seek(0)
+        names = tensor_names(file, size)
+    _chosen(form, names)
+
+
+@contextmanager
+def _known_container(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except TensorFileUnreadable as error:
+        raise ImportRejected(
+            "file", f"{path.name} is neither an archive of kvactors nor a safetensors file: {error}"
+        ) from error
+
+
+def _chosen(form: str | None, names: Sequence[str]) -> _Format:
+    if form is not None:
+        return _FORMATS[form]
     for format_ in _FORMATS.values():
-        if any(re.fullmatch(format_.first, name) for name, *_ in tensors):
+        if any(re.fullmatch(format_.first, name) for name in names):
             return format_
     raise ImportRejected("format", f"none of {', '.join(FORMATS)}: name the format if it is one")

@@ -133,8 +133,9 @@ class KvFolders:
                 marks.append(Mark(found.ledger_bytes, found.ledger_checksum, name))
         return marks
 
-    def read(self, agent_id: str, fingerprint: str) -> tuple[Segment, ...]:
-        """Every usable segment from token 0 on; what is bad ends it and is set aside."""
+    def read(self, agent_id: str, fingerprint: str, *, used: bool) -> tuple[Segment, ...]:
+        """Every usable segment of `agent_id` under `fingerprint` from token 0 on; what is bad ends
+        it and is set aside. `used`: note it."""
         key = Key(encode_agent_id(agent_id), fingerprint)
         found = self.usable(key)
         if found is None or found.agent_id != agent_id:
@@ -151,7 +152,8 @@ class KvFolders:
                 self._keep_first(key, found, len(segments))
                 break
             segments.append(segment)
-        self._touch(key)
+        if used:
+            self._touch(key)
         return tuple(segments)
 
     def _touch(self, key: Key) -> None:

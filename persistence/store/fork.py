@@ -6,7 +6,6 @@ Persistence thread only.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import replace
 
 from kvactors.persistence.commit.steps import DirSyncs
@@ -45,11 +44,24 @@ def fork(store: StoreParts, parent_id: str, child_id: str) -> None:
                 )
                 _share(store, key, Key(child, key.fingerprint), manifest)
     except BaseException:
-        with suppress(OSError):
-            for key in kv.keys_of(child):
-                kv.drop(key)
-            ledgers.remove(child_id)
+        _undo(store, child_id)
         raise
+
+
+def _undo(store: StoreParts, child_id: str) -> None:
+    """Delete what was made of the child. Its KV goes first: a manifest without its ledger would be
+    a damaged agent; a ledger without KV is a whole one, only cold."""
+    try:
+        for key in store.kv.keys_of(encode_agent_id(child_id)):
+            store.kv.drop(key)
+        store.ledgers.remove(child_id)
+    except OSError as error:
+        _log.warning(
+            "the disk does not delete %r either, whose fork failed (%s): the agent may be there, "
+            "with all of its parent's memory; forget it before it is forked again",
+            child_id,
+            error,
+        )
 
 
 def _copy_ledger(store: StoreParts, parent: Scan, child_id: str) -> dict[int, tuple[int, int]]:

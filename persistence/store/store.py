@@ -159,8 +159,9 @@ class Store:
             _log.warning("%s ends in a torn write, which is cut: %s", path, found.torn)
         return self._ledgers.records(found, path)
 
-    def read_kv(self, agent_id: str, fingerprint: str) -> tuple[Segment, ...]:
-        """The agent's KV, contiguous from token 0 and verified; () if there is none.
+    def read_kv(self, agent_id: str, fingerprint: str, *, used: bool = True) -> tuple[Segment, ...]:
+        """The KV of `agent_id` under `fingerprint`, contiguous from token 0 and verified; () if
+        there is none. `used`: whether it is a use, for the order of eviction.
 
         What cannot be used (checksum, version, truncated) is set aside with a warning on
         the logger "kvactors"; what precedes it is returned, and what follows is deleted,
@@ -168,7 +169,7 @@ class Store:
         warning. Raises InvalidFingerprint.
         """
         self._touch(encode_agent_id(agent_id))
-        return self._kv.read(agent_id, check_fingerprint(fingerprint))
+        return self._kv.read(agent_id, check_fingerprint(fingerprint), used=used)
 
     def kv_extent(self, agent_id: str, fingerprint: str) -> int:
         """Tokens whose KV is stored, by the manifest; reads no segment."""

@@ -21,6 +21,7 @@ class _Change:
     """A change of a directory that its sync has not made durable."""
 
     folder: Path
+    names: frozenset[Path]  # what it makes, renames or removes
     undo: Callable[[], None]
     removed: Path | None = None  # the directory that it removed
 
@@ -31,7 +32,8 @@ class PowerLossFiles(Files):
     `lose_power()` puts back what a power loss would leave: without a Random, all that was
     not synced is lost; with one, any part of it is, as on a disk that writes in its own
     order: each file keeps its new bytes, loses them, or keeps a prefix and then zeros, and
-    each directory keeps the first few of its changes. Not thread-safe.
+    each directory keeps any of its changes, whichever came first; only those of one name
+    build on each other. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class PowerLossFiles(Files):
             self._move(target, source)
             replaced()
 
-        self._changed(target, undo)
+        self._changed(target, undo, also=source)
 
     def unlink(self, path: Path) -> None:
         removed = self._save(path)
@@ -109,11 +111,17 @@ class PowerLossFiles(Files):
         self._changes.clear()
 
     def _survivors(self, random: Random | None) -> list[_Change]:
-        kept: list[_Change] = []
-        if random is not None:
-            for folder in sorted({change.folder for change in self._changes}):
-                own = [change for change in self._changes if change.folder == folder]
-                kept += own[: random.randint(0, len(own))]
+        """The changes that the disk wrote by itself. One whose name an earlier change has that is
+        lost is lost too."""
+        if random is None:
+            return []
+        share, kept = random.choice((0.3, 0.6, 0.9)), list[_Change]()
+        lost: set[Path] = set()
+        for change in self._changes:
+            if lost.isdisjoint(change.names) and random.random() < share:
+                kept.append(change)
+            else:
+                lost |= change.names
         return kept
 
     def _settle(self, durable: list[_Change]) -> None:
@@ -128,9 +136,15 @@ class PowerLossFiles(Files):
             self._changes = before + after
 
     def _changed(
-        self, path: Path, undo: Callable[[], None], *, removed: Path | None = None
+        self,
+        path: Path,
+        undo: Callable[[], None],
+        *,
+        also: Path | None = None,
+        removed: Path | None = None,
     ) -> None:
-        self._changes.append(_Change(path.parent, undo, removed))
+        names = frozenset({path} if also is None else {path, also})
+        self._changes.append(_Change(path.parent, names, undo, removed))
 
     def _touched(self, path: Path) -> None:
         if path not in self._durable:

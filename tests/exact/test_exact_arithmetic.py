@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import load_as_meant
 from oracle import mlx_lm_caches, numpy_attention
 
 from kvactors.core.arena.arena import Arena
@@ -18,10 +19,10 @@ from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
 from kvactors.core.attention.products_cpu import LEAST_KEYS, LEAST_QUERIES
 from kvactors.core.cache.spec import LayerSpec, Side
-from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant import codec
-from kvactors.core.quant.device import second_stream
+from kvactors.core.quant.device import on_cpu, second_stream
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
 LIMIT = 1e-4
@@ -30,7 +31,7 @@ LENGTHS = (3, 70, 300)
 
 def random_model(kind: str, kv_bits: int | None, seed: int = 0) -> LoadedModel:
     options = ModelOptions(kv_bits=kv_bits, attention="packed")
-    return load_model(lambda: (tiny_model(kind, seed=seed), PlainTokenizer()), options)
+    return load_as_meant(kind, lambda: (tiny_model(kind, seed=seed), PlainTokenizer()), options)
 
 
 @pytest.mark.parametrize("attention", ["packed", "dequantize"])
@@ -105,6 +106,7 @@ def test_attention_agrees_with_float64_numpy(
     assert (error <= LIMIT * reference.std() + rounding * np.abs(reference)).all()
 
 
+@pytest.mark.skipif(not on_cpu(), reason="a second stream is another core of the CPU")
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, None])
 def test_half_of_the_rows_on_a_second_stream_have_the_bits_that_they_have_on_one(

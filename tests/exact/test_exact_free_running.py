@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from makers import load_as_meant
 from oracle import free_run, margins, prefill_noise
 
 from kvactors.core.engine.engine import Engine
-from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
@@ -32,7 +32,7 @@ def test_free_running_tokens_agree_with_mlx_lm_alone_but_for_near_ties(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ModelOptions(kv_bits=kv_bits, attention=attention)
-    loaded = load_model(lambda: (tiny_model(kind, seed=5), PlainTokenizer()), options)
+    loaded = load_as_meant(kind, lambda: (tiny_model(kind, seed=5), PlainTokenizer()), options)
     rng = np.random.default_rng(9)
     prompts = [rng.integers(1, 128, length).tolist() for length in (4, 33, 120, 270, 500)]
 

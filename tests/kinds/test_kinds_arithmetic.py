@@ -6,8 +6,8 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import load_as_meant
 from mlx_lm.models.cache import make_prompt_cache
-from oracle import one_step
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.errors import UnsupportedLayer
@@ -16,6 +16,7 @@ from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid
+from kvactors.core.testing.one_step import one_step
 
 LIMIT = 1e-4
 LENGTHS = (3, 40, 300)
@@ -44,7 +45,7 @@ FAMILIES = (
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(family: str, attention: str) -> None:
     options = ModelOptions(attention=attention)
-    loaded = load_model(lambda: (build(family), PlainTokenizer()), options)
+    loaded = load_as_meant(family, lambda: (build(family), PlainTokenizer()), options)
     rng = np.random.default_rng(0)
     arena = Arena(loaded.spec, loaded.policy)
     order: list[int] = []

@@ -8,6 +8,7 @@ import pytest
 from makers import LoadFamily, MakeEngine, prompts_of
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.pieces import join_pieces
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import new_arena
@@ -133,12 +134,27 @@ def test_a_turn_after_a_restore_equals_one_that_never_stopped(
     known = end.request.tokens
     hot = ask(engine, known, second)
 
-    warm = restored(make_engine(loaded, stored=True), end.exported, known, second)
+    fresh = make_engine(loaded, stored=True)
+    warm = restored(fresh, end.exported, known, second)
+    # One that was told all of it at once, whom no checkpoint was given.
+    untouched = make_engine(loaded)
+    told = ask(untouched, [], [*known, *second])
 
     assert (hot.request.cache_state, warm.request.cache_state) == ("hot", "warm")
     assert hot.request.kept == warm.request.kept == len(known) - 1
-    assert warm.request.generated == hot.request.generated
+    assert warm.request.generated == hot.request.generated == told.request.generated
     assert [part.tensors for part in warm.exported] == [part.tensors for part in hot.exported]
+    for mine, theirs in zip(kept(fresh, len(known)), kept(untouched, len(known)), strict=True):
+        assert mx.array_equal(mine, theirs)
+
+
+def kept(engine: Engine, start: int) -> list[mx.array]:
+    """What layers that keep every token have of the agent's tokens from `start` on."""
+    cache = engine.memory.hot.get("a")
+    assert cache is not None
+    piece = join_pieces(cache.pieces, start, cache.end)
+    groups = zip(piece.groups, piece.spec.by_token, strict=True)
+    return [array for group, by_token in groups if by_token for array in group.values()]
 
 
 def restored(
@@ -173,6 +189,9 @@ def test_a_row_that_stops_while_the_next_step_runs_leaves_the_cache_it_would_lea
     assert alone.reason == beside.reason == "stop"
     assert [part.tensors for part in beside.exported] == [part.tensors for part in alone.exported]
     assert again.request.kept == len(alone.request.tokens) - 1
+    # As one that was told all of it at once, and has decoded nothing before.
+    told = ask(make_engine(loaded), [], [*alone.request.tokens, *second])
+    assert again.request.generated == told.request.generated
 
 
 def stopping(

@@ -6,10 +6,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from makers import load_as_meant
 
 from kvactors.core.engine.engine import Engine
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
@@ -22,7 +23,7 @@ POLICIES: list[Any] = ["k8v4", "k4v8", {0: 8, "full": None, "sliding": "k8v4"}]
 def load(family: str, kv_bits: Any) -> LoadedModel:
     model = snap_to_grid(build(family))
     options = ModelOptions(kv_bits=kv_bits, attention="packed")
-    return load_model(lambda: (model, PlainTokenizer()), options)
+    return load_as_meant(family, lambda: (model, PlainTokenizer()), options)
 
 
 def bits(loaded: LoadedModel) -> list[tuple[int | None, ...]]:

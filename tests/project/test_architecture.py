@@ -10,15 +10,16 @@ from house import FOLDERS, ROOT, allowed, arrows, files, imports, name, room, tr
 ARROWS = """
 core/blas:
 core/errors:
+core/numbers:
 core/trace:
 persistence/errors: core/errors
-actors/runtime: core/errors
-core/cache: core/errors
-core/conversation: core/errors
+actors/runtime: core/errors core/numbers
+core/cache: core/errors core/numbers
+core/conversation: core/errors core/numbers
 actors/errors: core/errors persistence/errors
 persistence/files: core/cache persistence/errors
 actors/dispatcher: actors/runtime
-core/schedule: core/cache core/errors
+core/schedule: core/cache core/errors core/numbers
 core/quant: core/cache
 persistence/commit: core/cache persistence/errors persistence/files
 core/attention: core/cache core/errors core/quant
@@ -27,29 +28,31 @@ core/arena: core/attention core/cache core/errors core/quant
 persistence/kv: core/cache persistence/commit persistence/errors persistence/files
     persistence/ledger
 core/batch: core/arena
-core/model: core/arena core/attention core/cache core/conversation core/errors core/quant
+core/model: core/arena core/attention core/cache core/conversation core/errors core/numbers
+    core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
-core/engine: core/arena core/attention core/blas core/cache core/conversation core/errors
+core/engine: core/arena core/blas core/cache core/conversation core/errors
     core/model core/schedule core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger persistence/store
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
-    core/model core/schedule core/trace persistence/commit persistence/store
-core/testing: core/engine core/schedule
+    core/model core/numbers core/schedule core/trace persistence/commit persistence/store
+core/testing: core/arena core/cache core/conversation core/engine core/model core/quant
+    core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
     core/model core/schedule persistence/commit persistence/store
 actors/observe: actors/turns core/errors core/trace
 actors/workers: actors/errors actors/runtime actors/turns core/arena core/engine core/errors
     core/model core/schedule core/trace persistence/commit persistence/errors persistence/store
 actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors
-    core/schedule core/trace
+    core/numbers core/schedule core/trace
 actors/system: actors/agents actors/behaviours actors/errors actors/observe actors/runtime
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
-    core/errors core/model core/schedule core/trace persistence/commit persistence/errors
-    persistence/files persistence/formats persistence/store
+    core/errors core/model core/numbers core/schedule core/trace persistence/commit
+    persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
     actors/workers core/conversation core/errors core/schedule
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
@@ -67,9 +70,13 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
     core/schedule core/testing persistence/commit persistence/store
 bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors core/model
     core/quant core/schedule core/testing core/trace persistence
-actors/frontends/cli: actors/agents actors/errors actors/frontends/stress actors/observe
-    actors/system actors/turns bench bench/table core/blas core/cache core/errors core/model
-    core/model/worlds core/schedule persistence/errors persistence/files persistence/formats
+bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
+    core/model core/quant core/testing
+actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
+    persistence/files
+actors/frontends/cli: actors/agents actors/errors actors/frontends/demo actors/frontends/stress
+    actors/observe actors/system actors/turns bench bench/check bench/table core/blas core/cache
+    core/errors core/model core/schedule persistence/errors persistence/files persistence/formats
     persistence/store
 actors/cli: actors/frontends/cli
 """

@@ -1,47 +1,132 @@
 """The performance table: what a regime says of its measurements, and the command."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from math import inf, nan
 from pathlib import Path
 from subprocess import run as run_process
+from typing import Any, Literal
 
 import pytest
 
-from kvactors.bench.setup import QUICK, Setup
+from kvactors.bench.report import origin
+from kvactors.bench.setup import QUICK, TABLE, Setup
 from kvactors.bench.table.curves import CURVES, Curve
+from kvactors.bench.table.figures import Figures
+from kvactors.bench.table.figures import draw as draw_ratios
 from kvactors.bench.table.growth import Growth, draw
-from kvactors.bench.table.regime import CannotRun, Regime, run
-from kvactors.bench.table.suite import REGIMES
+from kvactors.bench.table.regime import CannotRun, Regime, Side, Sides, run
+from kvactors.bench.table.suite import REGIMES, run_suite
+from kvactors.core.errors import InvalidConfig
 from kvactors.core.testing.models import tiny_llama
 
 
-def three_pairs(_setup: Setup) -> Iterator[tuple[float, float]]:
-    """Ours over theirs: 2, 1 and 4."""
-    yield from [(2.0, 1.0), (3.0, 3.0), (4.0, 1.0)]
+def taking_turns(*pairs: tuple[float, float], tokens: tuple[int, int] = (7, 7)) -> Any:
+    """A measurement that gives these pairs, and one token a side."""
+
+    @contextmanager
+    def measure(_setup: Setup) -> Iterator[Sides]:
+        """Numbers that nobody measured."""
+        ours, theirs = (iter(values) for values in zip(*pairs, strict=True))
+        yield lambda: Side(next(ours), [tokens[0]]), lambda: Side(next(theirs), [tokens[1]])
+
+    return measure
 
 
-def impossible(_setup: Setup) -> Iterator[tuple[float, float]]:
+@contextmanager
+def impossible(_setup: Setup) -> Iterator[Sides]:
     """Something that the peer lacks."""
     raise CannotRun("the peer has no batch")
-    yield 1.0, 1.0
+    yield
+
+
+# Ours over theirs: 2, 1 and 4.
+THREE = taking_turns((2.0, 1.0), (3.0, 3.0), (4.0, 1.0))
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_neighbouring_runs() -> None:
-    regime = Regime("three", "nothing", 2.0, three_pairs, runs=3)
-
-    outcome = run(regime, Setup(QUICK))
+    outcome = run(Regime("three", "nothing", 3.0, THREE, runs=3), Setup(QUICK))
 
     assert (outcome.ratio, outcome.ours, outcome.theirs) == (2.0, 3.0, 1.0)
     assert outcome.spread == (1.5, 3.0)
     assert outcome.met
 
 
-@pytest.mark.parametrize(("better", "met"), [("lower", False), ("higher", True)])
-def test_a_target_is_a_bound_on_the_side_that_is_better(better: str, met: bool) -> None:
-    regime = Regime("three", "nothing", 1.5, three_pairs, better, runs=3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("better", "target", "verdict"),
+    [
+        ("lower", 3.0, "yes"),
+        ("lower", 2.0, "median only"),
+        ("lower", 1.9, "no"),
+        ("higher", 1.5, "yes"),
+        ("higher", 2.0, "median only"),
+        ("higher", 2.1, "no"),
+    ],
+)
+def test_a_target_is_met_where_the_worse_quartile_meets_it(
+    better: Literal["lower", "higher"], target: float, verdict: str
+) -> None:
+    outcome = run(Regime("three", "nothing", target, THREE, better, runs=3), Setup(QUICK))
 
-    assert run(regime, Setup(QUICK)).met is met
+    assert outcome.row()[-1] == verdict
+    assert outcome.met is (verdict == "yes")
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(-3504.0, 2048.0), (-1.0, -2.0), (0.0, 1.0), (nan, 1.0), (1.0, inf)]
+)
+def test_what_is_not_a_positive_number_was_not_measured_and_meets_nothing(
+    better: Literal["lower", "higher"], ours: float, theirs: float
+) -> None:
+    pairs = taking_turns((1.0, 1.0), (ours, theirs))
+    outcome = run(Regime("two", "nothing", 1.0, pairs, better, runs=2), Setup(QUICK))
+
+    assert "not a positive number" in outcome.row()[-1]
+    assert not outcome.met
+    assert json.loads(json.dumps(outcome.as_json(), allow_nan=False))["ratio"] is None
+
+
+def test_sides_that_decode_other_tokens_count_for_nothing_unless_it_is_said_why() -> None:
+    differing = taking_turns((1.0, 1.0), tokens=(7, 8))
+
+    strict = run(Regime("one", "nothing", 1.0, differing, runs=1), Setup(QUICK))
+    said = run(Regime("one", "nothing", 1.0, differing, runs=1, differ="because"), Setup(QUICK))
+
+    assert strict.row()[-1] == "invalid: the tokens of both sides differ"
+    assert said.met
+
+
+def test_sides_take_turns_in_who_begins() -> None:
+    begun = []
+
+    @contextmanager
+    def measure(_setup: Setup) -> Iterator[Sides]:
+        """Who is asked, in order."""
+
+        def side(name: str) -> Side:
+            begun.append(name)
+            return Side(1.0, [7])
+
+        yield lambda: side("ours"), lambda: side("theirs")
+
+    outcome = run(Regime("order", "nothing", 1.0, measure, runs=3), Setup(QUICK))
+
+    assert begun == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert outcome.order == ("ours", "theirs", "ours")
+
+
+def test_a_row_says_when_and_where_it_was_measured() -> None:
+    row = run(Regime("three", "nothing", 3.0, THREE, runs=3), Setup(QUICK)).as_json()
+
+    assert datetime.fromisoformat(row["date"]) <= datetime.now(UTC)
+    assert row["commit"]
+    assert len(row["load"]) == 2
+    assert row["holds_on"] == "x86 CPU build"
 
 
 def test_a_regime_that_a_peer_cannot_run_says_so() -> None:
@@ -77,7 +162,7 @@ def test_growth_has_an_order_and_a_place_where_it_breaks(
 ) -> None:
     curve = Curve("time", "ms", "tokens", (1, 2, 4, 8), points)
 
-    growth = Growth(curve, (1, 2, 4, 8), values)
+    growth = Growth(curve, (1, 2, 4, 8), values, origin())
 
     assert growth.orders == pytest.approx(orders)
     assert growth.breaks_at == breaks_at
@@ -88,7 +173,7 @@ def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path:
     for curve in CURVES:
         if (curve.value, curve.size) in {("memory", "tokens"), ("operations", "agents")}:
             sizes, values = zip(*curve.measure(setup, curve.sizes[:3]), strict=True)
-            found.append(Growth(curve, sizes, values))
+            found.append(Growth(curve, sizes, values, origin()))
 
     draw(found, tmp_path / "growth.png")
 
@@ -121,10 +206,50 @@ def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
     assert (tmp_path / "regimes.png").stat().st_size > 1000
 
 
-def test_a_name_that_matches_no_regime_is_refused() -> None:
-    command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--only", "nonsense"]
+def test_a_name_that_matches_no_regime_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="no regime is called nonsense; there are prefill-4k, "):
+        run_suite(QUICK, only=["tell-rate", "nonsense"], json=tmp_path / "found.json")
 
-    ended = run_process(command, capture_output=True, text=True, timeout=120)
+    assert list(tmp_path.iterdir()) == []
 
-    assert ended.returncode == 2
-    assert "nonsense" in ended.stderr
+
+def test_one_regime_is_measured_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_suite(QUICK, only=["tell-rate"], json=tmp_path / "found.json")
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["tell-rate"]
+    assert "bounds" not in found
+    assert "What this machine does" not in capsys.readouterr().out
+
+
+def test_a_row_is_replaced_and_the_others_stay_in_the_order_of_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    for name, value in (("b", 1), ("a", 2), ("b", 3), ("gone", 4)):
+        Figures(path, "model", QUICK).keep_row({"name": name, "value": value}, ["a", "b"])
+
+    rows = json.loads(path.read_text())["rows"]
+
+    assert rows == [{"name": "a", "value": 2}, {"name": "b", "value": 3}]
+
+
+def test_figures_of_another_model_or_scale_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    Figures(path, "model", QUICK).keep()
+
+    for model, scale in (("other", QUICK), ("model", TABLE)):
+        with pytest.raises(InvalidConfig, match="name another file"):
+            Figures(path, model, scale)
+
+
+def test_ratios_are_drawn_with_plain_ticks_and_without_what_is_invalid(tmp_path: Path) -> None:
+    sound = run(Regime("three", "nothing", 3.0, THREE, runs=3), Setup(QUICK))
+    negative = run(Regime("bad", "nothing", 3.0, taking_turns((-1.0, 1.0)), runs=1), Setup(QUICK))
+
+    draw_ratios([each.as_json() for each in (sound, negative)], tmp_path / "found.svg")
+
+    texts = re.findall("<!-- (.*?) -->", (tmp_path / "found.svg").read_text())
+    assert {"0.1", "0.5", "1", "2", "three"} <= set(texts)
+    assert "bad" not in texts
+    assert not any("mathdefault" in text for text in texts)

@@ -21,6 +21,34 @@ def run(name: str, *arguments: str) -> str:
     return ended.stdout
 
 
+def shown(command: str) -> list[str]:
+    """The lines that a page shows of what a command prints; what it leaves out is left out."""
+    page = (EXAMPLES.parent / "actors" / "README.md").read_text(encoding="utf-8")
+    block = page.split(f"`python {command}`")[1].split("```\n")[1]
+    return [line for line in block.splitlines() if line != "..."]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "examples/prisoners_dilemma.py",
+        "examples/gossip.py --plot gossip.png",
+        "examples/stress_custom.py",
+    ],
+)
+def test_what_the_page_shows_is_what_is_printed(tmp_path: Path, command: str) -> None:
+    name, *options = command.removeprefix("examples/").split()
+    printed = iter(
+        run(name, *(str(tmp_path / o) if o.endswith("png") else o for o in options)).splitlines()
+    )
+
+    lines = shown(command)
+
+    assert len(lines) > 1
+    # In this order: what was printed before a line is used up by the search for it.
+    assert [line for line in lines if line not in printed] == []
+
+
 def test_remember() -> None:
     out = run("remember.py")
 
@@ -31,7 +59,11 @@ def test_remember() -> None:
 def test_many_agents() -> None:
     out = run("many_agents.py", "--agents", "6")
 
-    assert "6 agents knew their own code" in out
+    header, told, asked = (line.split() for line in out.splitlines()[:3])
+    assert header[:4] == ["turns", "reused", "prefilled", "generated"]
+    assert (told[:3], asked[:2]) == (["told", "6", "0"], ["asked", "6"])
+    assert int(asked[2]) > 6
+    assert "6 of 6 agents knew their own code" in out
 
 
 def test_staggered() -> None:

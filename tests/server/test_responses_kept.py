@@ -1,5 +1,6 @@
 """What is asked back by its id: responses, their input, conversations; also after a restart."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,16 @@ def test_a_conversation_is_changed_and_deleted(client: Any) -> None:
     changed = client.conversations.update(conversation.id, metadata={"a": "b"})
     assert changed.metadata == {"a": "b"}
     assert client.conversations.delete(conversation.id).deleted
-    for gone in (
-        lambda: client.conversations.retrieve(conversation.id),
-        lambda: client.conversations.items.list(conversation.id),
-        lambda: client.conversations.items.delete(two.id, conversation_id=conversation.id),
-        lambda: ask(client, ASKED, conversation=conversation.id),
-    ):
-        with pytest.raises(openai.NotFoundError, match=conversation.id):
-            gone()
+    its = conversation.id
+    gone: list[Callable[[], Any]] = [
+        lambda: client.conversations.retrieve(its),
+        lambda: client.conversations.items.list(its),
+        lambda: client.conversations.items.delete(two.id, conversation_id=its),
+        lambda: ask(client, ASKED, conversation=its),
+    ]
+    for call in gone:
+        with pytest.raises(openai.NotFoundError, match=its):
+            call()
 
 
 def test_a_response_is_no_conversation(client: Any) -> None:

@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 
 from kvactors.actors.frontends.server.exchange.events import Said, Thought, TokenLogprob
 from kvactors.actors.frontends.server.web.serve import Server
-from kvactors.actors.frontends.server.wire import asking
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.frontends.server.wire.responses.routes import responses_routes
 from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
@@ -38,7 +37,7 @@ CALL = [
     "response.output_item.done",
 ]
 BEGUN = ["response.created", "response.in_progress"]
-TOOLS = [
+TOOLS: Any = [
     {"type": "function", "name": "look", "parameters": {"type": "object"}},
     {
         "type": "namespace",
@@ -51,22 +50,28 @@ TOOLS = [
 CALLED = '<tool_call>\n{"name": "files__read", "arguments": {"path": "a.txt"}}\n</tool_call>'
 
 
-class Puppet(openai.OpenAI):
-    """A client of a server whose model says what it is told."""
+class Puppet:
+    """A `client` of a server whose model says what it is told."""
 
-    def __init__(self, server: Server, *pieces: Any) -> None:
+    client: Any
+
+    def __init__(self, server: Server, *pieces: Any, ping_seconds: float = 10) -> None:
         async def run(work: Callable[[], T]) -> T:
             return work()
 
         self.answers = ScriptedAnswers(server.service.dialect, *pieces)
         store = ResponseStore(sqlite3.connect(":memory:", check_same_thread=False), run)
         app = FastAPI()
-        app.include_router(responses_routes(self.answers, Named("default"), store))
+        app.include_router(
+            responses_routes(self.answers, Named("default"), store, ping_seconds=ping_seconds)
+        )
         url = "http://testserver/v1"
-        super().__init__(base_url=url, api_key="none", max_retries=0, http_client=TestClient(app))
+        inside: Any = TestClient(app)
+        self.client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=inside)
+        self.responses = self.client.responses
 
     def streamed(self, **options: Any) -> list[Any]:
-        return stream(self, **options)
+        return stream(self.client, **options)
 
 
 def stream(client: Any, given: Any = TOLD, **options: Any) -> list[Any]:
@@ -229,10 +234,9 @@ def test_what_fails_after_the_first_byte_is_an_event(
 
 
 def test_pings_are_data_that_the_package_survives(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
-    monkeypatch.setattr(asking, "PING_SECONDS", 0.01)
-    slow = Puppet(server, lambda: asyncio.sleep(0.2), Said("At last."))
+    slow = Puppet(server, lambda: asyncio.sleep(0.2), Said("At last."), ping_seconds=0.01)
 
     events = list(slow.responses.create(input=TOLD, stream=True, **GREEDY))
     with slow.responses.stream(input=TOLD, **GREEDY) as stream:
@@ -244,6 +248,27 @@ def test_pings_are_data_that_the_package_survives(
     assert kinds(told) == [*BEGUN, *MESSAGE, "response.completed"]
     assert events[0].type == "response.created"
     assert final.output_text == "At last."
+
+
+def test_other_instructions_are_told_in_front_of_what_is_new(server: Server) -> None:
+    puppet = Puppet(server, "Yes.")
+    first = puppet.responses.create(input=TOLD, instructions="Old.", **GREEDY)
+    second = puppet.responses.create(
+        input="And?", instructions="New.", previous_response_id=first.id, **GREEDY
+    )
+    puppet.responses.create(
+        input="And?", instructions="New.", previous_response_id=second.id, **GREEDY
+    )
+    puppet.responses.create(input="And?", previous_response_id=second.id, **GREEDY)
+
+    asked = [[(m.role, m.text) for m in inquiry.messages] for inquiry in puppet.answers.asked]
+    assert asked[0] == [("system", "Old."), ("user", TOLD)]
+    (role, told), new = asked[1]
+    assert (role, new) == ("system", ("user", "And?"))
+    assert "in place of the earlier" in told
+    assert told.endswith("New.")
+    assert asked[2] == asked[3] == [("user", "And?")]
+    assert [i.goes_on for i in puppet.answers.asked] == ["", "answer1", "answer2", "answer2"]
 
 
 def test_the_form_of_an_answer_is_asked_for(server: Server) -> None:

@@ -1,18 +1,21 @@
 """What fixtures that make something give, and what many tests give these: models and prompts."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from kvactors.actors import AgentSystem
 from kvactors.core.engine.engine import Engine
-from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.options import ModelOptions
 
 __all__ = [
     "LoadFamily",
     "LoadGrid",
     "MakeEngine",
     "OpenSystem",
+    "load_as_meant",
     "prompt_of",
     "prompts_of",
 ]
@@ -21,6 +24,21 @@ LoadFamily = Callable[..., LoadedModel]
 LoadGrid = Callable[..., LoadedModel]
 MakeEngine = Callable[..., Engine]
 OpenSystem = Callable[..., AgentSystem]
+
+# Families that choose keys or ask for one position: never in a batch.
+ROW_BY_ROW = frozenset({"deepseek_v32", "gpt_bigcode", "llama4", "minimax_m3_vl"})
+# Those whose sums depend on how far a batch is padded: in none where results must not.
+PADDED_SUMS = frozenset({"deepseek_v3", "gemma2", "longcat_flash_ngram"})
+
+
+def load_as_meant(family: str, source: Callable[[], Any], options: ModelOptions) -> LoadedModel:
+    """A model of a `family` from a `source` with these `options`, which runs in a batch if it is
+    meant to. A bug that only a batch has would else be hidden by the probe at load, which falls
+    back to row by row."""
+    loaded = load_model(source, options)
+    alone = family in ROW_BY_ROW or (family in PADDED_SUMS and options.attention == "packed")
+    assert loaded.spec.batched is not alone, f"{family} runs in a batch: {loaded.spec.batched}"
+    return loaded
 
 
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

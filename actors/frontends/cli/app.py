@@ -1,5 +1,7 @@
 """The `kvactors` command. What a command does is in its own module, imported when it runs."""
 
+import io
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvactors.actors.frontends.server.web.command import serve_command
+from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
+from kvactors.actors.frontends.server.web.command import commands as serving
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["app", "main"]
@@ -38,13 +41,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="LLM agents that own persistent 4-bit KV caches.",
+    rich_markup_mode="markdown",  # Rich's own takes what stands in brackets for a style.
 )
 
-Model = Annotated[str, typer.Option("--model", help='"default", a model directory or a hub name.')]
-StoreDir = Annotated[
-    Path | None, typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]")
-]
+Only = Annotated[list[str] | None, typer.Option(help="What matches this name; may be repeated.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -53,16 +53,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = typer.Option(
+    "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+)
+
+
 @app.callback()
-def _options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    pass
+def _options(_version: Annotated[bool, Version] = False) -> None:
+    """LLM agents that own persistent 4-bit KV caches."""
 
 
 @app.command()
@@ -70,9 +68,11 @@ def demo(
     agents: Annotated[int, typer.Option(min=1, max=1000, help="How many agents.")] = 6,
     store: Annotated[
         Path | None,
-        typer.Option(help="Keep them here, and forget an earlier demo's. [default: temporary]"),
+        typer.Option(
+            help="Keep them here, and forget an earlier demo's.", show_default="a temporary one"
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     model: Model = "default",
     trace: Annotated[
         Path | None,
@@ -99,14 +99,25 @@ def stress(
     seeds: Annotated[
         str, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
     ] = "",
+    *,
     report: Annotated[
-        Path | None, typer.Option(help="Write a report here: JSON, or a table if it is named *.md.")
+        Path | None,
+        typer.Option(help="Write a report here: JSON, or a table if its name ends in .md."),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new directory: keep the agents in it.", show_default="a temporary one"
+        ),
     ] = None,
 ) -> None:
     """Random work, with faults, and proof of what must hold. Status 1 on a violation."""
     from kvactors.actors.frontends.cli.stress import explore, run_stress
 
-    well = explore(seeds) if seeds else run_stress(agents, minutes, seed, faults, report)
+    if seeds:
+        well = explore(seeds, store)
+    else:
+        well = run_stress(agents, minutes, seed, faults, report, store)
     raise typer.Exit(0 if well else 1)
 
 
@@ -121,127 +132,49 @@ def stress_part(agents: int, seconds: float, seed: int, faults: str, folder: Pat
 @app.command("demo-tell", hidden=True)
 def demo_tell(agents: int, store: Path, model: str, trace: Path | None = None) -> None:
     """First process of the demo."""
-    from kvactors.actors.frontends.cli.demo_phases import tell
+    from kvactors.actors.frontends.cli.console import err, progress
+    from kvactors.actors.frontends.cli.key import stored_key
+    from kvactors.actors.frontends.demo.phases import tell
 
-    tell(agents, store, model, trace)
+    forgotten = tell(agents, store, model, stored_key(), progress, trace)
+    if forgotten:
+        err.print(f"Agents of an earlier demo, forgotten first: {forgotten:,}.")
 
 
 @app.command("demo-ask", hidden=True)
 def demo_ask(agents: int, store: Path, model: str, trace: Path | None = None) -> None:
     """Second process of the demo; prints its entries as JSON."""
-    from kvactors.actors.frontends.cli.demo_phases import ask
+    from kvactors.actors.frontends.cli.console import progress
+    from kvactors.actors.frontends.cli.key import stored_key
+    from kvactors.actors.frontends.demo.phases import ask
 
-    typer.echo(ask(agents, store, model, trace))
+    typer.echo(ask(agents, store, model, stored_key(), progress, trace))
 
 
 @app.command()
 def chat(
-    agent: Annotated[str, typer.Option(help="Who you talk to.")] = "assistant",
+    agent: Annotated[str, typer.Option(parser=text, help="Who you talk to.")] = "assistant",
     model: Model = "default",
     store: StoreDir = None,
     system: Annotated[
-        str | None, typer.Option(help="System prompt of an agent that is new.")
+        str | None,
+        typer.Option(parser=text, help="System prompt of an agent that is new."),
     ] = None,
+    *,
+    max_tokens: Annotated[int, typer.Option(help="Where a reply is cut.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest word.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of what a temperature above 0 draws.")] = 0,
 ) -> None:
     """Talk to an agent that remembers the next day."""
     from kvactors.actors.frontends.cli.chat import run_chat
+    from kvactors.core.schedule.sampling import Sampling
 
-    run_chat(agent, model, store, system)
-
-
-@app.command()
-def agents(store: StoreDir = None) -> None:
-    """List what is stored."""
-    from kvactors.actors.frontends.cli.store import show_agents
-
-    show_agents(store)
+    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    run_chat(agent, model, store, system, sampling)
 
 
-@app.command()
-def inspect(
-    agent: Annotated[str, typer.Argument(help="Whose transcript.")], store: StoreDir = None
-) -> None:
-    """Print an agent's transcript."""
-    from kvactors.actors.frontends.cli.store import show_transcript
-
-    show_transcript(agent, store)
-
-
-@app.command("export")
-def export_agent(
-    agent: Annotated[str, typer.Argument(help="Whose memory.")],
-    file: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
-    form: Annotated[
-        str, typer.Option("--format", help="archive, q4-flat, q4-blocks, fp16-flat or mlx-lm.")
-    ] = "archive",
-    model: Annotated[
-        str, typer.Option("--model", help="Name of the model, as it is to stand in the file.")
-    ] = "default",
-    fingerprint: Annotated[
-        str | None, typer.Option(help="Which KV, where the agent has several: how it begins.")
-    ] = None,
-    store: StoreDir = None,
-) -> None:
-    """Write an agent to a file; loads no model."""
-    from kvactors.actors.frontends.cli.exchange import run_export
-
-    run_export(agent, file, form, model, fingerprint, store)
-
-
-@app.command("import")
-def import_agent(
-    file: Annotated[Path, typer.Argument(help="What to read.")],
-    agent: Annotated[str, typer.Option(help="Id of the new agent.")],
-    form: Annotated[
-        str | None, typer.Option("--format", help="Its format. [default: found out]")
-    ] = None,
-    model: Model = "default",
-    tokens: Annotated[
-        Path | None, typer.Option(help="JSON list of token ids, for KV whose file has none.")
-    ] = None,
-    store: StoreDir = None,
-) -> None:
-    """Make an agent of a file; an archive needs no model."""
-    from kvactors.actors.frontends.cli.exchange import run_import
-
-    run_import(file, agent, form, model, tokens, store)
-
-
-care = typer.Typer(no_args_is_help=True, help="Check and clean what is stored.")
-app.add_typer(care, name="store")
-
-
-@care.command()
-def verify(store: StoreDir = None) -> None:
-    """Check every ledger, manifest and segment; status 1 if something is bad."""
-    from kvactors.actors.frontends.cli.care import verify_store
-
-    raise typer.Exit(0 if verify_store(store) else 1)
-
-
-@care.command()
-def gc(
-    store: StoreDir = None,
-    fingerprint: Annotated[
-        list[str] | None,
-        typer.Option(help="Also delete all KV of this model (the first digits are enough)."),
-    ] = None,
-) -> None:
-    """Delete what crashes left and what was set aside."""
-    from kvactors.actors.frontends.cli.care import clean_store
-
-    clean_store(store, fingerprint or [])
-
-
-@care.command()
-def rm(
-    agent: Annotated[str, typer.Argument(help="Who is forgotten for good.")],
-    store: StoreDir = None,
-) -> None:
-    """Delete an agent: its ledger and its KV."""
-    from kvactors.actors.frontends.cli.care import remove_agent
-
-    remove_agent(agent, store)
+app.add_typer(commands)
+app.add_typer(serving)
 
 
 @app.command()
@@ -253,9 +186,6 @@ def top(
     from kvactors.actors.frontends.cli.top import run_top
 
     run_top(store, once=once)
-
-
-app.command("serve")(serve_command)
 
 
 @app.command()
@@ -271,6 +201,14 @@ def info(
 
 
 @app.command()
+def check(only: Only = None, json: Json = False) -> None:
+    """Check on this machine what kvactors promises; a report. Status 1 on a violation."""
+    from kvactors.actors.frontends.cli.bench import run_check
+
+    raise typer.Exit(0 if run_check(only or [], as_json=json) else 1)
+
+
+@app.command()
 def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Contexts 64 times shorter, two runs.")
@@ -278,11 +216,11 @@ def bench(
     full: Annotated[bool, typer.Option("--full", help="More runs, and longer ones.")] = False,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A model directory or a hub name. [default: a random llama]"),
+        typer.Option(
+            "--model", help="A model directory or a hub name.", show_default="a random llama"
+        ),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Regimes whose names match; may be repeated.")
-    ] = None,
+    only: Only = None,
     plot: Annotated[
         Path | None, typer.Option(help="A directory for plots (needs kvactors[plot]).")
     ] = None,
@@ -296,8 +234,14 @@ def bench(
 
 def main() -> None:
     """Entry point of the console script."""
+    _say_everything()
     app(prog_name="kvactors")
 
 
-if __name__ == "__main__":
-    main()
+def _say_everything() -> None:
+    """In a locale without UTF-8 what cannot be shown is escaped, and what is typed is UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "surrogateescape":
+        sys.stdin.reconfigure(encoding="utf-8")

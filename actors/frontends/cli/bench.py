@@ -1,11 +1,14 @@
-"""`kvactors bench`: the performance table. Imports the benchmarks, and MLX, when it runs."""
+"""`kvactors bench` and `kvactors check`: what is measured, and what holds, on this machine. Imports
+the benchmarks, and MLX, when it runs."""
 
+import faulthandler
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["run_bench"]
+__all__ = ["run_bench", "run_check"]
 
 
 def run_bench(
@@ -27,3 +30,19 @@ def run_bench(
 
     scale = QUICK if quick else FULL if full else TABLE
     run_suite(scale, model, only, plot, json, growth=full)
+
+
+def run_check(only: Sequence[str], *, as_json: bool) -> bool:
+    """Check this machine, or `only` what has such names, and print a report; whether nothing was
+    violated. Raises InvalidConfig where no check is left to run."""
+    from kvactors.core import blas
+
+    # A device's driver may end the process: then the last line says where.
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+    # MLX must find OpenBLAS already loaded.
+    blas.preload()
+    from kvactors.bench.check.report import report
+    from kvactors.bench.check.suite import run_checks
+
+    return report(run_checks(only), as_json=as_json)

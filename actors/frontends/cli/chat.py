@@ -7,12 +7,22 @@ from pathlib import Path
 from rich.text import Text
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.frontends.cli.console import PrefillBar, complain, err, out, printable, working
+from kvactors.actors.frontends.cli.console import (
+    PrefillBar,
+    complain,
+    err,
+    out,
+    printable,
+    read_line,
+    unechoed,
+    working,
+)
 from kvactors.actors.frontends.cli.key import stored_key
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream
 from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
+from kvactors.core.schedule.sampling import Sampling
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
 
 __all__ = ["Chat", "run_chat"]
@@ -24,31 +34,40 @@ HELP = """\
 Ctrl-C   stop the reply"""
 
 
-def run_chat(agent_id: str, model: str, store: Path | None, system_prompt: str | None) -> None:
-    """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, until
-    /quit or the end of input. Raises KvactorsError."""
+def run_chat(
+    agent_id: str, model: str, store: Path | None, system_prompt: str | None, sampling: Sampling
+) -> None:
+    """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, its
+    replies decoded by `sampling`, until /quit or the end of input. Raises KvactorsError."""
     bar = PrefillBar()
     root = (store or default_store()).expanduser()
-    system = AgentSystem(model, store=root, progress=bar, encryption_key=stored_key())
-    with working(f"Loading {printable(model)} …"):
-        system.start()
-    try:
-        chat = Chat(system, agent_id, system_prompt, bar)
-        chat.greet(root)
-        chat.loop()
-    finally:
-        bar.close()
-        system.stop()
+    with unechoed():
+        system = AgentSystem(model, store=root, progress=bar, encryption_key=stored_key())
+        with working(f"Loading {printable(model)} …"):
+            system.start()
+        try:
+            chat = Chat(system, agent_id, system_prompt, bar, sampling)
+            chat.greet(root)
+            chat.loop()
+        finally:
+            bar.close()
+            system.stop()
 
 
 class Chat:
     """One conversation with `agent_id` of `system`, spawned with `system_prompt`: what is read from
-    stdin, and what is shown of it. `bar` shows prefills."""
+    stdin, and what is shown of it. `bar` shows prefills, replies are decoded by `sampling`."""
 
     def __init__(
-        self, system: AgentSystem, agent_id: str, system_prompt: str | None, bar: PrefillBar
+        self,
+        system: AgentSystem,
+        agent_id: str,
+        system_prompt: str | None,
+        bar: PrefillBar,
+        sampling: Sampling | None = None,
     ) -> None:
         self._system = system
+        self._sampling = sampling
         self._system_prompt = system_prompt
         self._bar = bar
         self._shown = 0
@@ -61,7 +80,7 @@ class Chat:
         if not memory.turns:
             _note(f"{name} is new. /help shows the commands.")
             return
-        length = f"{len(memory.turns)} turns, {len(memory.token_ids)} tokens"
+        length = f"{len(memory.turns):,} turns, {len(memory.token_ids):,} tokens"
         folder = root / "kv" / self._system.info.fingerprint
         if (folder / encode_agent_id(self._agent.agent_id) / MANIFEST_NAME).exists():
             state = "warm: its KV is loaded from disk"
@@ -101,12 +120,15 @@ class Chat:
         for turn in memory.turns:
             _line(turn.role, turn.text)
         _note(
-            f"{len(memory.turns)} turns, {len(memory.token_ids)} of "
-            f"{self._system.spec.context} tokens"
+            f"{len(memory.turns):,} turns, {len(memory.token_ids):,} of "
+            f"{self._system.spec.context:,} tokens"
         )
 
     def _forget(self) -> None:
         agent_id = self._agent.agent_id
+        if sys.stdin.isatty() and not _agreed(f"Forget all that {printable(agent_id)} remembers?"):
+            _note("nothing is forgotten")
+            return
         self._system.forget(agent_id)
         self._agent = self._system.spawn(agent_id, self._system_prompt)
         _note(f"{printable(agent_id)} remembers nothing.")
@@ -114,7 +136,7 @@ class Chat:
     def talk(self, line: str) -> None:
         """Show the reply to a line as it comes; Ctrl-C stops the reply alone."""
         try:
-            stream = self._agent.stream(line)
+            stream = self._agent.stream(line, sampling=self._sampling)
             self._shown = 0
             with suppress(KeyboardInterrupt), stream:
                 self._print(stream)
@@ -141,7 +163,7 @@ def _read_line() -> str | None:
     asking = sys.stdin.isatty()
     while True:
         try:
-            return input("> " if asking else "")
+            return read_line("> ") if asking else input()
         except EOFError:
             if asking:
                 _write("\n")
@@ -151,11 +173,21 @@ def _read_line() -> str | None:
             _note("/quit or Ctrl-D ends the chat")
 
 
+def _agreed(question: str) -> bool:
+    """Whether the user at the terminal says yes; Ctrl-C and Ctrl-D say no."""
+    try:
+        return read_line(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        _write("\n")
+        return False
+
+
 def _summary(reply: Reply) -> str:
     usage = reply.usage
     ended = {"stop": "", "length": ", cut at max_tokens", "cancelled": ", cancelled"}
     return (
-        f"{reply.cache}: {usage.reused_tokens} tokens reused, {usage.prefilled_tokens} prefilled, "
+        f"{reply.cache}: {usage.reused_tokens:,} tokens reused, "
+        f"{usage.prefilled_tokens:,} prefilled, "
         f"first after {1000 * reply.timing.first_token:.0f} ms{ended[reply.finish_reason]}"
     )
 

@@ -1,8 +1,13 @@
-"""Where the command writes: results to stdout, everything else to stderr."""
+"""Where the command writes: results to stdout, everything else to stderr; and what is typed."""
 
+import json
+import select
+import sys
+import termios
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,9 +18,12 @@ __all__ = [
     "complain",
     "err",
     "out",
+    "print_json",
     "printable",
     "progress",
+    "read_line",
     "stepping",
+    "unechoed",
     "working",
 ]
 
@@ -42,10 +50,55 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
+def print_json(found: dict[str, Any]) -> None:
+    """One JSON object on stdout, in ASCII: any locale can show it."""
+    print(json.dumps(found, indent=2))
+
+
 def complain(error: BaseException | str) -> None:
     """One red line on stderr; further lines of the message are joined to it."""
     text = " ".join(str(error).split()) or type(error).__name__
     err.print(Text(f"error: {printable(text)}", style="bold red"), soft_wrap=True)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """What is typed at the terminal meanwhile does not show in what is printed, and if this ends by
+    Ctrl-C or an error it is dropped: the shell is not to run it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    _echo(terminal, on=False)
+    try:
+        yield
+    except BaseException:
+        termios.tcflush(terminal, termios.TCIFLUSH)
+        raise
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def read_line(prompt: str) -> str:
+    """A line from the terminal, echoed. Within `unechoed` one that was typed before it was asked
+    for shows behind the prompt. Raises EOFError, KeyboardInterrupt."""
+    terminal = sys.stdin.fileno()
+    typed_ahead = bool(select.select([terminal], [], [], 0)[0])
+    _echo(terminal, on=True)
+    try:
+        line = input(prompt)
+    finally:
+        _echo(terminal, on=False)
+    if typed_ahead:
+        sys.stdout.write(f"{printable(line)}\n")
+    return line
+
+
+def _echo(terminal: int, *, on: bool) -> None:
+    settings = termios.tcgetattr(terminal)
+    settings[3] = settings[3] | termios.ECHO if on else settings[3] & ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, settings)
 
 
 @contextmanager

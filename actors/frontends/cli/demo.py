@@ -82,9 +82,9 @@ def run_demo(
     with _folder(store) as folder, tempfile.TemporaryDirectory(prefix="kvactors-trace-") as parts:
         tells, asks = (Path(parts, name) if traced else None for name in ("tell", "ask"))
         told = run("demo-tell", agents, folder, model, tells)
-        err.print(f"Agents told their facts: {agents}, in process {told.pid}, which has ended.")
+        err.print(f"Agents told their facts: {agents:,}, in process {told.pid}, which has ended.")
         asked = run("demo-ask", agents, folder, model, asks)
-        err.print(f"Restored and asked: {agents}, in process {asked.pid}.\n")
+        err.print(f"Restored and asked: {agents:,}, in process {asked.pid}.\n")
         if tells and asks:
             whole = merge(
                 {
@@ -143,7 +143,7 @@ def _table(entries: list[dict[str, Any]]) -> Table:
             Text("\n").join(map(Text, texts)),
             Text("yes", "green") if entry["right"] else Text("no", "red"),
             Text(entry["cache"], "" if entry["cache"] == "warm" else "red"),
-            str(entry["reused_tokens"]),
+            f"{entry['reused_tokens']:,}",
             f"{entry['ttft_warm_ms']:.1f}",
             f"{entry['ttft_cold_ms']:.1f}\n",
         )
@@ -160,7 +160,8 @@ def _verdict(entries: list[dict[str, Any]]) -> str:
     slow = median(entry["ttft_cold_ms"] for entry in entries)
     return (
         f"\n{right} of {count} answers right, {warm} of {count} agents warm.\n"
-        f"{reused} of {reused + prefilled} tokens were reused from disk, {prefilled} prefilled.\n"
+        f"{reused:,} of {reused + prefilled:,} tokens were reused from disk, "
+        f"{prefilled:,} prefilled.\n"
         f"Time to first token, medians: {fast:.1f} ms warm, {slow:.1f} ms cold "
         f"({slow / max(fast, 0.01):.1f} times sooner)."
     )

@@ -8,13 +8,12 @@ from rich.filesize import decimal
 from kvactors.actors.errors import ImportRejected
 from kvactors.actors.frontends.cli.console import out, printable, stepping, working
 from kvactors.actors.frontends.cli.key import stored_key
-from kvactors.actors.system.exchange import check_format
+from kvactors.actors.frontends.cli.store import opened
 from kvactors.actors.system.export import export_stored
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.checks import check_id
-from kvactors.core.errors import InvalidAgentId
 from kvactors.persistence.formats.archive import import_archive, is_archive
-from kvactors.persistence.formats.registry import ARCHIVE
+from kvactors.persistence.formats.registry import ARCHIVE, check_readable
 from kvactors.persistence.store.store import Store
 
 __all__ = ["run_export", "run_import"]
@@ -24,25 +23,11 @@ def run_export(
     agent_id: str, file: Path, form: str, model: str, fingerprint: str | None, path: Path | None
 ) -> None:
     """Write the agent `agent_id` of the store at `path` to a `file` of this `form`: the KV of
-    `fingerprint`, under the name of a `model`. Raises StorageError, InvalidInput, OSError."""
-    check_format(form)
-    root = (path or default_store()).expanduser()
-    if not (root / "agents").is_dir():
-        raise InvalidAgentId(f"no agents are stored in {root}")
-    store = Store(root, encryption_key=stored_key())
-    try:
-        with stepping(f"export {printable(agent_id)}") as on_step:
-            export_stored(
-                store,
-                agent_id,
-                file,
-                form,
-                model=model,
-                fingerprint=fingerprint,
-                on_step=on_step,
-            )
-    finally:
-        store.close()
+    `fingerprint`, under the name of a `model`. Raises StorageError, InvalidConfig, OSError."""
+    with opened(path) as store, stepping(f"export {printable(agent_id)}") as on_step:
+        export_stored(
+            store, agent_id, file, form, model=model, fingerprint=fingerprint, on_step=on_step
+        )
     size = decimal(file.stat().st_size)
     out.print(f"{printable(agent_id)}: {printable(str(file))}, {form}, {size}", soft_wrap=True)
 
@@ -57,12 +42,14 @@ def run_import(
 ) -> None:
     """Make the agent `agent_id` of a `file` of this `form`, in the store at `path`: under a
     `model`, with the ids in the file `tokens` where it has none. Raises KvactorsError, OSError."""
-    check_format(form)
     check_id(agent_id)
     root = (path or default_store()).expanduser()
     if form in (ARCHIVE, None) and is_archive(file):
         _import_archive(file, agent_id, root)
     else:
+        if form == ARCHIVE:
+            raise ImportRejected("file", f"{file} is no archive of kvactors")
+        check_readable(file, form)
         _import_kv(file, agent_id, form, model, _read_tokens(tokens), root)
     out.print(f"{printable(agent_id)}: imported into {root}", soft_wrap=True)
 

@@ -42,11 +42,11 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("fingerprint", info.fingerprint),
         ("device", info.device.removeprefix("Device(").rstrip(")")),
         ("BLAS", _blas(info.device)),
-        ("vocabulary", f"{spec.vocab_size} tokens"),
-        ("context", f"{spec.context} tokens"),
+        ("vocabulary", f"{spec.vocab_size:,} tokens"),
+        ("context", f"{spec.context:,} tokens"),
         ("rows", "in one batch" if spec.batched else "one by one"),
-        ("KV per token, float", f"{plain} bytes"),
-        ("KV per token, kept", f"{packed} bytes{ratio}"),
+        ("KV per token, float", f"{plain:,} bytes"),
+        ("KV per token, kept", f"{packed:,} bytes{ratio}"),
         ("windows and states", f"at most {decimal(whole - spec.context * packed)} an agent"),
         ("KV of a full context", decimal(whole)),
         ("memory budget", decimal(info.memory_budget) + _tokens(info.memory_budget, packed)),
@@ -54,7 +54,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
 
 
 def _tokens(budget: int, packed: int) -> str:
-    return f", {budget // packed} tokens" if packed else ""
+    return f", {budget // packed:,} tokens" if packed else ""
 
 
 def _blas(device: str) -> str:
@@ -82,7 +82,7 @@ def _layers(spec: ModelCacheSpec) -> Table:
             str(layer.kv_heads or "-"),
             _head_dim(layer),
             _kept(layer),
-            f"{layer.bytes_per_token()}",
+            f"{layer.bytes_per_token():,}",
         )
     return table
 
@@ -94,7 +94,7 @@ def _head_dim(layer: LayerSpec) -> str:
 
 def _kept(layer: LayerSpec) -> str:
     if layer.kind == "recurrent":
-        return f"state of {layer.row_bytes // 2} bytes in float, at the ends of turns"
+        return f"state of {layer.row_bytes // 2:,} bytes in float, at the ends of turns"
     keys, values = layer.sides
     kept = _side(keys, layer.dtype)
     if values != keys:
@@ -103,7 +103,7 @@ def _kept(layer: LayerSpec) -> str:
         kept += "; read as floats"
     if layer.window is None:
         return kept
-    return f"{kept}; the last {layer.window} tokens, room for {layer.cells}"
+    return f"{kept}; the last {layer.window:,} tokens, room for {layer.cells:,}"
 
 
 def _side(side: Side, dtype: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from kvactors.actors.frontends.cli.console import out, printable
+from kvactors.actors.frontends.cli.console import out, print_json, printable
 from kvactors.actors.frontends.cli.key import stored_key
 from kvactors.actors.system.system import default_store
-from kvactors.core.errors import InvalidAgentId
+from kvactors.core.errors import InvalidAgentId, InvalidConfig
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.store.store import Store, StoredAgent
 
@@ -86,12 +86,21 @@ def _repeated(cut: list[StoredTurn], added: list[StoredTurn]) -> int:
     return next(n for n in range(most, -1, -1) if old[len(old) - n :] == new[:n])
 
 
-def show_agents(path: Path | None) -> None:
-    """A table of everything stored."""
+def show_agents(path: Path | None, *, as_json: bool = False) -> None:
+    """A table of everything stored, or one JSON object."""
+    root = (path or default_store()).expanduser()
+    if not _holds_agents(root):
+        if as_json:
+            print_json({"store": str(root), "kv_bytes": 0, "agents": []})
+        else:
+            out.print(f"No agents are stored in {printable(str(root))}.", soft_wrap=True)
+        return
     with opened(path) as store:
-        if store is None:
-            return
         found = store.agents()
+        if as_json:
+            agents = [_as_json(store, agent) for agent in found]
+            print_json({"store": str(root), "kv_bytes": store.kv_size, "agents": agents})
+            return
         table = Table(box=None, pad_edge=False)
         for name in ("agent", "models"):
             table.add_column(name, overflow="fold")
@@ -102,27 +111,31 @@ def show_agents(path: Path | None) -> None:
         out.print(table)
         kept = sum(agent.ledger_bytes for agent in found)
         out.print(
-            f"\nagents in {store.root}: {len(found)}, {decimal(kept)} of ledgers, "
+            f"\nagents in {printable(str(root))}: {len(found):,}, {decimal(kept)} of ledgers, "
             f"{decimal(store.kv_size)} of KV",
             soft_wrap=True,
         )
 
 
-def show_transcript(agent_id: str, path: Path | None) -> None:
-    """The turns of one agent. Raises InvalidAgentId if it is not stored."""
+def show_transcript(agent_id: str, path: Path | None, *, as_json: bool = False) -> None:
+    """The turns of `agent_id` in the store at `path`, `as_json` as one object. Raises
+    InvalidAgentId if it is not stored."""
     with opened(path) as store:
-        records = None if store is None else store.read_ledger(agent_id)
+        records = store.read_ledger(agent_id)
     if records is None:
         raise no_agent(agent_id, path)
     stored = read_transcript(records)
+    if as_json:
+        print_json({"agent": agent_id, **asdict(stored), "tokens": stored.tokens})
+        return
     if stored.system is not None:
         _say("system", stored.system, "")
     for turn in stored.turns:
         cut = f", {turn.finish}" if turn.finish not in (None, "stop") else ""
-        summary = f", a summary of {turn.stands_for} turns" if turn.stands_for else ""
-        _say(turn.role, turn.text, f" ({turn.tokens} tokens{cut}{summary})")
-    gone = f" ({stored.gone} turns were taken back or left out)" if stored.gone else ""
-    out.print(f"{len(stored.turns)} turns, {stored.tokens} tokens{gone}", style="dim")
+        summary = f", a summary of {turn.stands_for:,} turns" if turn.stands_for else ""
+        _say(turn.role, turn.text, f" ({turn.tokens:,} tokens{cut}{summary})")
+    gone = f" ({stored.gone:,} turns were taken back or left out)" if stored.gone else ""
+    out.print(f"{len(stored.turns):,} turns, {stored.tokens:,} tokens{gone}", style="dim")
 
 
 def no_agent(agent_id: str, path: Path | None) -> InvalidAgentId:
@@ -140,15 +153,42 @@ def _say(role: str, text: str, note: str) -> None:
     out.print(line, soft_wrap=True)
 
 
-def _row(store: Store, agent: StoredAgent) -> list[Text]:
+def _transcript_of(store: Store, agent_id: str) -> StoredTranscript | None:
+    """None for one that this version cannot read."""
     try:
-        stored = read_transcript(store.read_ledger(agent.agent_id) or ())
-        counts = [str(len(stored.turns)), str(stored.tokens)]
+        return read_transcript(store.read_ledger(agent_id) or ())
     except (LedgerUnreadable, NewerFormat, KeyError, TypeError):
-        counts = ["unreadable", "-"]
+        return None
+
+
+def _as_json(store: Store, agent: StoredAgent) -> dict[str, Any]:
+    stored = _transcript_of(store, agent.agent_id)
+    return {
+        "agent": agent.agent_id,
+        "models": {
+            name: {"bytes": size, "tokens": agent.kv_tokens[name]}
+            for name, size in sorted(agent.kv_bytes.items())
+        },
+        "turns": None if stored is None else len(stored.turns),
+        "tokens": None if stored is None else stored.tokens,
+        "ledger_bytes": agent.ledger_bytes,
+        "shared_bytes": agent.shared_bytes,
+        "last_used": _moment(agent.last_used),
+        "problem": agent.problem,
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+
+
+def _row(store: Store, agent: StoredAgent) -> list[Text]:
+    stored = _transcript_of(store, agent.agent_id)
+    counts = ["unreadable", "-"]
+    if stored is not None:
+        counts = [f"{len(stored.turns):,}", f"{stored.tokens:,}"]
     models = " ".join(name[:SHOWN_FINGERPRINT] for name in sorted(agent.kv_bytes)) or "none"
     size = agent.ledger_bytes + sum(agent.kv_bytes.values())
-    used = datetime.fromtimestamp(agent.last_used).isoformat(" ", "seconds")
     style = "red" if agent.problem else ""
     cells = [
         printable(agent.agent_id),
@@ -156,22 +196,24 @@ def _row(store: Store, agent: StoredAgent) -> list[Text]:
         *counts,
         decimal(size),
         decimal(agent.shared_bytes),
-        used,
+        _moment(agent.last_used),
     ]
     return [Text(cell, style=style) for cell in cells]
 
 
+def _holds_agents(root: Path) -> bool:
+    return (root / "agents").is_dir()
+
+
 @contextmanager
-def opened(path: Path | None) -> Iterator[Store | None]:
-    """The store, locked while it is read; None, and a line, where there is none.
+def opened(path: Path | None) -> Iterator[Store]:
+    """The store, locked while it is used. Raises InvalidConfig where there is none.
 
     Looking must not make a store: opening one would.
     """
     root = (path or default_store()).expanduser()
-    if not (root / "agents").is_dir():
-        out.print(f"No agents are stored in {root}.", soft_wrap=True)
-        yield None
-        return
+    if not _holds_agents(root):
+        raise InvalidConfig(f"no agents are stored in {root}: name a store with --store")
     store = Store(root, max_disk=None, encryption_key=stored_key())
     try:
         yield store

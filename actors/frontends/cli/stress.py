@@ -27,20 +27,29 @@ __all__ = ["explore", "run_part", "run_stress"]
 SAMPLE = 6
 # Seconds before the end in which no process is killed any more.
 LAST_PART = 15
+UNITS = {"minutes": " min", "worst_wait": " s"}
 EXPLORED_AGENTS = 5
 EXPLORED_ACTS = 40
 
 
-def run_stress(agents: int, minutes: float, seed: int, faults: str, report: Path | None) -> bool:
+def run_stress(
+    agents: int,
+    minutes: float,
+    seed: int,
+    faults: str,
+    report: Path | None,
+    store: Path | None,
+) -> bool:
     """Run it with so many `agents` for some `minutes`, by `seed`, with these `faults`, and write a
-    `report`; whether nothing was violated."""
+    `report`; `store` is a new directory for them, None a temporary one. Whether nothing was
+    violated. Raises InvalidConfig."""
     chosen, rng = _chosen(faults), random.Random(seed)
     end = time.monotonic() + 60 * minutes
     total: dict[str, Any] = {"agents": agents, "minutes": minutes, "seed": seed, "kills": 0}
     total |= {"faults": sorted(chosen), "counts": Counter(), "violations": []}
     part, kill = 0, True
     with (
-        tempfile.TemporaryDirectory(prefix="kvactors-stress-") as folder,
+        _folder(store) as folder,
         Live(console=err, refresh_per_second=4, transient=True) as live,
     ):
         while kill:
@@ -49,8 +58,9 @@ def run_stress(agents: int, minutes: float, seed: int, faults: str, report: Path
             seconds = rng.uniform(4, min(12, left)) if kill else max(1.0, left)
             part += 1
             arguments = (agents, seconds, seed * 1000 + part, ",".join(chosen) or "none")
-            _add(total, _run_process(arguments, Path(folder), live, total, kill=kill))
+            _add(total, _run_process(arguments, folder, live, total, kill=kill))
     total["counts"] = dict(sorted(total["counts"].items()))
+    total["never_happened"] = never_happened(total)
     out.print(_table(total))
     for violation in total["violations"]:
         out.print(f"violated: {violation}", style="bold red", soft_wrap=True)
@@ -58,6 +68,32 @@ def run_stress(agents: int, minutes: float, seed: int, faults: str, report: Path
         text = as_markdown(total) if report.suffix == ".md" else json.dumps(total, indent=2)
         report.write_text(text, encoding="utf-8")
     return not total["violations"]
+
+
+@contextmanager
+def _folder(store: Path | None) -> Iterator[Path]:
+    if store is None:
+        with tempfile.TemporaryDirectory(prefix="kvactors-stress-") as folder:
+            yield Path(folder)
+        return
+    root = store.expanduser()
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise InvalidConfig(f"--store {root} is not empty: faults are not let loose on it")
+    root.mkdir(parents=True, exist_ok=True)
+    yield root
+
+
+def never_happened(total: dict[str, Any]) -> list[str]:
+    """The faults that were asked for, and of which there is no trace in the counts."""
+    counts = total["counts"]
+    seen = {
+        "model": counts.get("fault_model") and counts.get("TurnFailed"),
+        "device": counts.get("rebuilds"),
+        "disk": counts.get("fault_disk"),
+        "restart": counts.get("fault_restart"),
+        "kill": total["kills"],
+    }
+    return [fault for fault in total["faults"] if not seen[fault]]
 
 
 def _run_process(
@@ -95,12 +131,24 @@ def _table(state: dict[str, Any]) -> Table:
     for name, value in state.items():
         if name == "counts":
             for outcome, count in sorted(value.items()):
-                table.add_row(f"  {outcome}", str(count))
+                table.add_row(f"  {outcome}", f"{count:,}")
         elif name == "violations":
-            table.add_row(name, str(len(value)), style="bold red" if value else "")
+            table.add_row(name, f"{len(value):,}", style="bold red" if value else "")
+        elif name == "never_happened":
+            table.add_row("never happened", ", ".join(value) or "-")
         else:
-            table.add_row(name.replace("_", " "), str(value))
+            table.add_row(name.replace("_", " "), _with_unit(name, value))
     return table
+
+
+def _with_unit(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    if isinstance(value, bool):
+        return str(value)
+    if name == "most_memory":
+        return f"{value:.0%} of the budget"
+    return f"{value:,}{UNITS.get(name, '')}" if name != "seed" else str(value)
 
 
 def _chosen(faults: str) -> frozenset[str]:
@@ -154,11 +202,14 @@ def _say(state: dict[str, Any]) -> None:
 # -- interleavings ---------------------------------------------------------------------
 
 
-def explore(seeds: str) -> bool:
-    """Deterministic runs of many seeds; names the first that fails."""
+def explore(seeds: str, store: Path | None = None) -> bool:
+    """Deterministic runs of many seeds, which have no `store`; names the first that fails. Raises
+    InvalidConfig."""
     first, _, last = seeds.partition("..")
-    if not first.isdigit() or not (last or first).isdigit():
-        raise InvalidConfig(f"seeds are a number or two, such as 1..200, not {seeds!r}")
+    if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        raise InvalidConfig(f"seeds are a number, or two such as 1..200, not {seeds!r}")
+    if store is not None:
+        raise InvalidConfig("--seeds keeps nothing: each seed has a store of its own")
     begin = time.monotonic()
     for seed in range(int(first), int(last or first) + 1):
         try:

@@ -122,8 +122,8 @@ def _head(now: Snapshot, root: Path) -> Text:
     text.append(health["state"], style=STATES.get(health["state"], ""))
     if health["storage"] != "ok":
         text.append("  the disk is failing", style="red")
-    if health["error"]:
-        text.append(f"\n{printable(health['error'])}", style="red")
+    for error in filter(None, (health["storage_error"], health["error"])):
+        text.append(f"\n{printable(error)}", style="red")
     return text
 
 
@@ -146,7 +146,7 @@ def _tiers(stats: dict[str, int]) -> Table:
 
 def _work(now: Snapshot, before: Snapshot) -> Table:
     stats, table = now["stats"], Table.grid(padding=(0, 2))
-    used = stats["active_bytes"] + stats["hot_bytes"] + stats["backlog_bytes"]
+    used = stats["used_bytes"]
     bar = Table.grid(padding=(0, 1))
     size = f"{decimal(used)} of {decimal(stats['budget_bytes'])}"
     bar.add_row(_bar(used, stats["budget_bytes"], "cyan"), size)

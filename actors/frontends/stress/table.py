@@ -21,6 +21,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         **{f"ended: {end}": counts.get(end, 0) for end in ENDS},
         "processes killed": report["kills"],
         **{fault.replace("fault_", "fault: "): counts.get(fault, 0) for fault in FAULTS},
+        "faults that never happened": ", ".join(report["never_happened"]) or "none",
         "engines built anew": counts.get("rebuilds", 0),
         "turns taken again alone": report["replayed_turns"],
         "most of the budget": report["most_memory"],

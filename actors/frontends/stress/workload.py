@@ -216,8 +216,7 @@ class Stress:
 
     def _check(self) -> None:
         stats = self.system.stats()
-        used = stats["hot_bytes"] + stats["active_bytes"] + stats["backlog_bytes"]
-        self.most_memory = max(self.most_memory, used / stats["budget_bytes"])
+        self.most_memory = max(self.most_memory, stats["used_bytes"] / stats["budget_bytes"])
         self.system.check()
 
     def _restart(self) -> None:

@@ -38,7 +38,7 @@ def planned(transcript: Transcript, policy: ContextPolicy, summary: str) -> tupl
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["the first was cut", "the others were cut"])
-@pytest.mark.parametrize("keep_head", [0, 2])
+@pytest.mark.parametrize("keep_head", [0, 1, 2, 3])
 @pytest.mark.parametrize("policy", [DropOldest, Summarize], ids=["drop", "summarize"])
 def test_what_is_left_is_a_well_formed_conversation_with_its_system_prompt(
     policy: type[DropOldest], keep_head: int, cut: bool
@@ -57,8 +57,9 @@ def test_what_is_left_is_a_well_formed_conversation_with_its_system_prompt(
     running, request = planned(transcript, chosen, "abc")
 
     draft = running.draft
-    assert draft.keep == keep_head
-    turns = [*transcript.turns[:keep_head], *draft.turns]
+    # A question and its answer go together.
+    assert draft.keep == keep_head + keep_head % 2
+    turns = [*transcript.turns[: draft.keep], *draft.turns]
     assert request.tokens == [token for turn in turns for token in turn.token_ids]
     assert len(request.tokens) + 8 <= SPEC.context
     whole_text = "".join(turn.rendered for turn in turns)

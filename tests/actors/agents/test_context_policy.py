@@ -87,6 +87,22 @@ def summaries(turns: Sequence[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.stands_for]
 
 
+def test_an_agent_keeps_its_policy_until_another_is_given(system: AgentSystem) -> None:
+    agent = system.spawn("alice", context_policy=DropOldest(keep_head=2))
+    fill_up(agent)
+
+    system.prefetch("alice")
+    system.spawn("bob", from_="alice")
+    assert system.spawn("alice") is agent
+
+    ask(agent, text(99))
+    assert agent.transcript().turns[-2].text == text(99)
+    system.spawn("alice", context_policy="refuse")
+    fill_up(agent)
+    with pytest.raises(ContextExceeded):
+        ask(agent, text(100))
+
+
 # -- a long life ---------------------------------------------------------------------------
 
 

@@ -180,3 +180,25 @@ def test_a_rewound_agent_reuses_its_cache_after_a_restart(
     assert reply.cache == "warm"
     # Segments are kept whole or not at all; the first one ends within the first turn.
     assert 0 < reply.usage.reused_tokens <= kept + 20
+
+
+@pytest.mark.parametrize("words", [1, 60], ids=["a shorter memory", "a longer memory"])
+def test_what_a_rewound_agent_was_told_instead_is_warm_after_a_restart(
+    chatting: Callable[..., AgentSystem], words: int
+) -> None:
+    def talk(system: AgentSystem) -> Agent:
+        alice = system.spawn("alice")
+        ask(alice, LONG)
+        alice.rewind(to_token=50).get(timeout=WAIT)
+        ask(alice, "Hello world, " * words)
+        return alice
+
+    expected = ask(talk(chatting(store=False)), "be")
+    system = chatting()
+    known = len(talk(system).transcript().token_ids)
+    system.stop()
+
+    reply = ask(chatting().spawn("alice"), "be")
+
+    assert (reply.cache, reply.token_ids) == ("warm", expected.token_ids)
+    assert reply.usage.reused_tokens == known - 1

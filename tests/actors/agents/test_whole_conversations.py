@@ -19,6 +19,11 @@ LONG = "a long beginning, and decade by decade " * 8
 FIRST = [{"role": "user", "content": LONG}]
 
 
+def halves(message: dict[str, str]) -> list[dict[str, str]]:
+    text, middle = message["content"], len(message["content"]) // 2
+    return [{"type": "text", "text": half} for half in (text[:middle], text[middle:])]
+
+
 # -- what is answered ----------------------------------------------------------------------
 
 
@@ -104,6 +109,24 @@ def test_a_stream_takes_messages_too(chatting: Callable[..., AgentSystem]) -> No
     assert (stream.reply.text, stream.reply.match) == (text, "extend")
 
 
+def test_text_parts_are_one_text(chatting: Callable[..., AgentSystem]) -> None:
+    alice = chatting(store=False).spawn("alice")
+    said = answered(FIRST, ask(alice, messages=FIRST), "And now?")
+
+    reply = ask(alice, messages=[{**message, "content": halves(message)} for message in said])
+
+    assert reply.match == "extend"
+    assert [turn.text for turn in alice.transcript().turns][:3] == [m["content"] for m in said]
+
+
+def test_what_is_no_text_part_is_named(chatting: Callable[..., AgentSystem]) -> None:
+    alice = chatting(store=False).spawn("alice")
+    image = [{"type": "text", "text": "Look: "}, {"type": "image_url", "image_url": "a.png"}]
+
+    with pytest.raises(InvalidInput, match=r"messages\[1\]\.content\[1\].*image_url"):
+        alice.ask(messages=[*FIRST, {"role": "user", "content": image}])
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -115,6 +138,9 @@ def test_a_stream_takes_messages_too(chatting: Callable[..., AgentSystem]) -> No
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "", "content": "a"}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "a"}]}]},
+        {"messages": [{"role": "user", "content": ["a"]}]},
+        {"messages": [{"role": "user", "content": {"type": "text", "text": "a"}}]},
         {"prompt": "a", "match": True, "threshold": 1.5},
         {"prompt": "a", "match": True, "threshold": "high"},
     ],

@@ -88,6 +88,20 @@ def test_a_replay_without_the_model_does_what_was_done(recorded: Path) -> None:
     assert (again.messages, again.turns, again.differences) == (7, 3, ())
 
 
+def test_a_replay_takes_one_agent_after_the_other_each_in_its_own_order(recorded: Path) -> None:
+    told: list[tuple[str, Any]] = []
+
+    class Hearing(AgentBehaviour):
+        def on_message(self, message: Any, sender: Any) -> None:
+            told.append((self.agent_id, message))
+
+    replay(recorded, {"buyer": Hearing(), "seller": Hearing()}, types=[Offer])
+
+    offers = [("buyer", Offer(price, ("new",))) for price in (10, 20, 30)]
+    assert told[:4] == [*offers, ("seller", "start")]
+    assert next(read_journal(recorded))["agent"] == "seller"
+
+
 def test_a_replay_shows_what_another_behaviour_does_differently(recorded: Path) -> None:
     careful = Buyer()
     careful.limit = 10
@@ -167,7 +181,7 @@ def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InvalidConfig, match=r"no journal can be made .* No such file"):
         open_system(journal=folder / "journal", prepare=lambda _: folder.rmdir())
 
     # The store is not locked any more.

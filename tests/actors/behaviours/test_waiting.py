@@ -41,6 +41,19 @@ def test_a_plain_function_cannot_wait_unless_it_has_its_own_thread(system: Agent
     assert "kvactors-own-0" in names
 
 
+def test_whatever_a_behaviour_does_can_be_awaited(system: AgentSystem) -> None:
+    async def everything(me: Any) -> list[Any]:
+        other = await me.spawn("other", behaviour=Recorder())
+        done = [await me.subscribe("news"), await me.publish("news", 1), await me.watch(other)]
+        done += [await me.unsubscribe("news"), await me.broadcast("hello"), await me.send(other, 1)]
+        return [*done, await me.observe("seen"), await me.rewind(), await me.stop(other)]
+
+    done = run(system, everything)
+
+    assert done[:6] == [None] * 6
+    assert (done[7].turns, done[8]) == (0, None)
+
+
 def test_a_behaviour_that_awaits_something_of_asyncio_is_told_so(system: AgentSystem) -> None:
     async def sleep(me: AgentBehaviour) -> None:
         await asyncio.sleep(0)
@@ -129,43 +142,3 @@ def test_a_behaviour_belongs_to_one_agent(system: AgentSystem) -> None:
         system.spawn("b", behaviour=behaviour)
     with pytest.raises(InvalidInput, match="has a behaviour"):
         system.spawn("a", behaviour=Recorder())
-
-
-# -- asyncio ---------------------------------------------------------------------------
-
-
-def test_asyncio_users_await_turns_and_streams(system: AgentSystem) -> None:
-    agent = system.spawn("a")
-
-    async def main() -> tuple[str, str]:
-        replies = await asyncio.gather(*(agent.ask_async([n], sampling=SHORT) for n in range(1, 4)))
-        assert len(replies) == 3
-        text = ""
-        async for piece in agent.stream_async([9], sampling=SHORT):
-            text += piece.text
-        return text, (await agent.ask([10], sampling=SHORT)).finish_reason
-
-    text, finish = asyncio.run(main())
-
-    assert finish == "length"
-    assert agent.transcript().turns[-3].text == text
-
-
-def test_cancelling_a_task_cancels_its_turn(system: AgentSystem) -> None:
-    agent = system.spawn("a")
-    endless = Sampling(max_tokens=5000)
-
-    async def main() -> None:
-        stream = agent.stream_async([1], sampling=endless)
-        await anext(stream)
-        task = asyncio.create_task(agent.ask_async([2], sampling=endless))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await stream.aclose()
-
-    asyncio.run(main())
-
-    assert system.wait_idle(WAIT)
-    assert [turn.finish for turn in agent.transcript().turns] == [None, "cancelled"]

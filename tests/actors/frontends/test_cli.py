@@ -157,7 +157,7 @@ def test_info_shows_the_cache_spec() -> None:
     status, out, _ = run("info")
 
     assert status == 0
-    for word in ("32768 tokens", "6.4 times less", "4 bits", "groups of 64"):
+    for word in ("32,768 tokens", "6.4 times less", "4 bits", "groups of 64"):
         assert word in out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvactors.actors.frontends.cli.demo import Ended, run_demo
-from kvactors.actors.frontends.cli.demo_plan import plan_demo
+from kvactors.actors.frontends.demo.plan import plan_demo
 from kvactors.core.model.worlds.world import UNKNOWN
 from kvactors.persistence.store.store import Store
 
@@ -31,7 +31,7 @@ def test_a_demo_asks_each_agent_one_question_and_two_or_more_what_others_were_to
 
 
 def test_a_demo_is_the_same_in_every_process() -> None:
-    code = "from kvactors.actors.frontends.cli.demo_plan import plan_demo; print(plan_demo(4))"
+    code = "from kvactors.actors.frontends.demo.plan import plan_demo; print(plan_demo(4))"
 
     elsewhere = subprocess.run(
         [sys.executable, "-c", code],

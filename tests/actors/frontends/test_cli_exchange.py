@@ -128,7 +128,6 @@ def test_what_goes_wrong_is_one_line_and_status_2(store: Path, tmp_path: Path) -
         (["export", "alice", file, *where], "exists"),
         (["export", "nobody", tmp_path / "n", *where], "no agent 'nobody'"),
         (["export", "alice", tmp_path / "n", "--store", tmp_path / "none"], "no agents are stored"),
-        (["export", "alice", tmp_path / "n", "--format", "gguf", *where], "must be one of"),
         (
             [
                 "export",

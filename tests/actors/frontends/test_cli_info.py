@@ -89,7 +89,7 @@ def test_states_of_a_model_without_attention(info: Any) -> None:
     state = 4 * (3 * 288 + 8 * 32 * 16)
     assert status == 0
     assert layers(lines) == [
-        f"0-3 recurrent - - state of {state} bytes in float, at the ends of turns 0"
+        f"0-3 recurrent - - state of {state:,} bytes in float, at the ends of turns 0"
     ]
     assert "KV per token, kept 0 bytes" in lines
     assert f"windows and states at most {4 * 2 * state / 1000:.1f} kB an agent" in lines
@@ -108,8 +108,8 @@ def test_a_head_dim_that_no_group_divides_stays_float_and_it_says_why(info: Any)
 
     why = "float32: neither 64 nor 32 divides the head dim"
     assert status == 0
-    assert layers(lines) == [f"0-3 full 2 80 {why} {2 * 2 * 80 * 4}"]
-    assert f"KV per token, kept {4 * 2 * 2 * 80 * 4} bytes (1.0 times less)" in lines
+    assert layers(lines) == [f"0-3 full 2 80 {why} {2 * 2 * 80 * 4:,}"]
+    assert f"KV per token, kept {4 * 2 * 2 * 80 * 4:,} bytes (1.0 times less)" in lines
 
 
 def test_a_refused_model_is_one_line_that_names_layer_kind_and_need(info: Any) -> None:

@@ -38,11 +38,15 @@ def test_interleavings_of_some_seeds_violate_nothing() -> None:
 def test_a_report_is_a_table_too() -> None:
     report = {"minutes": 1, "agents": 6, "seed": 3, "kills": 2, "replayed_turns": 4}
     report |= {"most_memory": 0.9, "worst_wait": 1.26, "violations": ["x"]}  # type: ignore[dict-item]
+    report |= {"never_happened": ["disk", "kill"]}  # type: ignore[dict-item]
 
     lines = as_markdown({**report, "counts": {"ask": 5, "observe": 2, "stop": 7}}).splitlines()
 
     rows = ("seed | 3", "asked and observed | 7", "ended: stop | 7", "worst wait, s | 1.3")
-    assert {f"| {row} |" for row in (*rows, "**violations** | 1")} <= set(lines)
+    assert {
+        f"| {row} |"
+        for row in (*rows, "faults that never happened | disk, kill", "**violations** | 1")
+    } <= set(lines)
 
 
 def test_the_oracle_notices_a_token_that_was_not_said_alone() -> None:

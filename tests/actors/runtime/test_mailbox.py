@@ -67,13 +67,14 @@ def test_the_system_lane_overtakes_prompts_and_passes_a_shut_prompt_lane(
 
     ref.ask(shut, timeout=WAIT)
     ref.tell(Work(1))
-    assert ref.ask("system", timeout=WAIT) == ["system"]
+    assert ref.ask("first", timeout=WAIT) == ["first"]
+    assert ref.ask("second", timeout=WAIT) == ["first", "second"]
 
     def reopen(me: Recorder) -> None:
         me.actor_inbox.open_to_prompts = True
 
     ref.tell(reopen)
-    assert ref.ask(Work(2), timeout=WAIT) == ["system", Work(1), Work(2)]
+    assert ref.ask(Work(2), timeout=WAIT) == ["first", "second", Work(1), Work(2)]
 
 
 def blocked(capacity: int, policy: Any, timeout: float | None = None) -> Any:
@@ -108,15 +109,15 @@ def test_the_prompt_lane_refuses_and_the_system_lane_does_not() -> None:
 
 
 def test_a_full_lane_can_drop_its_oldest_prompt_and_says_so() -> None:
-    actor, ref, gate, first, pool = blocked(1, "drop_oldest")
+    actor, ref, gate, first, pool = blocked(2, "drop_oldest")
 
-    second = ref.ask(Work(1), block=False)
+    later = [ref.ask(Work(number), block=False) for number in (2, 3)]
     gate.set()
 
     with pytest.raises(MailboxFull, match="gave way"):
         first.get(timeout=WAIT)
-    assert second.get(timeout=WAIT) == [Work(1)]
-    assert actor.actor_inbox.dropped == 1
+    assert [future.get(timeout=WAIT) for future in later] == [[Work(2)], [Work(2), Work(3)]]
+    assert actor.actor_inbox.dropped == 2
     pool.close(WAIT)
 
 

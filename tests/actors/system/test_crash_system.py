@@ -1,7 +1,6 @@
 """A process killed with SIGKILL at random moments under load keeps every promise it made."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -11,10 +10,11 @@ from typing import Any
 
 import pytest
 from crash_child import AGENTS, crash_model
+from samples import sample_of
 
 from kvactors.actors import AgentSystem, Sampling
 
-TIMES = 50 if os.environ.get("KVACTORS_FULL") else 8
+KILLS = sample_of(range(50), 8, "kills of systems")
 
 
 def run_and_kill(store: Path, seed: int) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def most(said: list[dict[str, Any]], what: str, agent: str, field: str) -> int:
 def test_every_promised_turn_is_there_and_warm_after_a_kill(tmp_path: Path) -> None:
     promises: dict[str, dict[str, int]] = {f"agent {i}": {} for i in range(AGENTS)}
     kept = 0
-    for seed in range(TIMES):
+    for seed in KILLS:
         said = run_and_kill(tmp_path / "store", seed)
         for agent, promise in promises.items():
             for what, field in (("durable", "turns"), ("cached", "tokens")):
@@ -61,4 +61,4 @@ def test_every_promised_turn_is_there_and_warm_after_a_kill(tmp_path: Path) -> N
                     assert reply.usage.reused_tokens >= promise["cached"] - 1
         # Each agent's folders were swept when it was spawned.
         assert [p for p in (tmp_path / "store").rglob("*") if "tmp" in p.name] == []
-    assert kept >= TIMES
+    assert kept >= len(KILLS)

@@ -3,21 +3,21 @@
 `KVACTORS_FULL=1` runs more and longer lives.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from samples import FULL
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import AgentNotStored, AgentSystem, Sampling
 from kvactors.core.engine.engine import Engine
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid
 
-FULL = bool(os.environ.get("KVACTORS_FULL"))
 WAIT = 60
 ANSWER = Sampling(max_tokens=6)
 BUDGET = 12 * 256 * 320
@@ -66,7 +66,8 @@ class Lives(RuleBasedStateMachine):
     @rule(parent=NAMES, child=NAMES)
     def fork(self, parent: str, child: str) -> None:
         if parent in self.known and child not in self.known:
-            self.system.forget(child)
+            if self.system.find(child) is not None:
+                self.system.forget(child)
             self.system.spawn(child, from_=parent)
             self.known[child] = self.known[parent]
 
@@ -90,8 +91,10 @@ class Lives(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def forget(self, name: str) -> None:
-        self.system.forget(name)
-        self.known.pop(name, None)
+        if self.known.pop(name, None) is not None or self.system.find(name) is not None:
+            self.system.forget(name)
+        with pytest.raises(AgentNotStored):
+            self.system.forget(name)
 
     @precondition(lambda self: bool(self.known))
     @rule()

@@ -5,7 +5,6 @@
 """
 
 import gc
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from makers import OpenSystem
 from oracle import free_run, margins, prefill_noise
+from samples import FULL
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.model.load import load_model
@@ -23,7 +23,6 @@ from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.model.worlds.world import World, make_world
 from kvactors.core.testing.models import grid
 
-FULL = bool(os.environ.get("KVACTORS_FULL"))
 WAIT = 3000 if FULL else 60
 AGENTS, TURN = (200, 1000) if FULL else (12, 280)
 WORLDS = 60 if FULL else 12

@@ -63,9 +63,9 @@ def test_a_timeout_while_kv_is_read_from_disk_is_reported_at_once(
     gate = threading.Event()
 
     class Slow(Store):
-        def read_kv(self, agent_id: str, fingerprint: str) -> Any:
+        def read_kv(self, agent_id: str, fingerprint: str, *, used: bool = True) -> Any:
             gate.wait(WAIT)
-            return super().read_kv(agent_id, fingerprint)
+            return super().read_kv(agent_id, fingerprint, used=used)
 
     alice = open_system(prepare=partial(use_store, kind=Slow)).spawn("alice")
 
@@ -186,9 +186,9 @@ def test_many_restores_under_a_small_budget_read_each_agent_once(
     reads = []
 
     class Counted(Store):
-        def read_kv(self, agent_id: str, fingerprint: str) -> Any:
+        def read_kv(self, agent_id: str, fingerprint: str, *, used: bool = True) -> Any:
             reads.append(agent_id)
-            return super().read_kv(agent_id, fingerprint)
+            return super().read_kv(agent_id, fingerprint, used=used)
 
     system = open_system(
         tiny_llama(),

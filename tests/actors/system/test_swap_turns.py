@@ -167,12 +167,12 @@ def test_kv_that_was_asked_for_under_the_old_model_is_not_the_new_ones(
     open_grid: OpenSystem,
 ) -> None:
     class Late(Store):
-        def read_kv(self, agent_id: str, fingerprint: str) -> Any:
+        def read_kv(self, agent_id: str, fingerprint: str, *, used: bool = True) -> Any:
             if fingerprint != old:
-                stored = super().read_kv(agent_id, old)
+                stored = super().read_kv(agent_id, old, used=used)
                 assert stored
                 system.parts.lifecycle.gpu.tell(Restored(agent_id, old, stored))
-            return super().read_kv(agent_id, fingerprint)
+            return super().read_kv(agent_id, fingerprint, used=used)
 
     system = open_grid(FIRST, prepare=partial(use_store, kind=Late))
     alice = system.spawn("alice")

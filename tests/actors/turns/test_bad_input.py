@@ -33,7 +33,7 @@ WAIT = 60
         ([-1], TokenOutOfRange, "-1"),
         ([1.5], InvalidInput, "token ids are ints"),
         (["a"], InvalidInput, "token ids are ints"),
-        ([True], TokenOutOfRange, "True"),
+        ([True], InvalidInput, "token ids are ints, not True"),
         (None, InvalidInput, "NoneType"),
         (b"bytes", InvalidInput, "bytes"),
         (bytearray(b"bytes"), InvalidInput, "bytearray"),

@@ -163,8 +163,8 @@ def test_nobody_watches_where_those_who_can_leave_would_not_free_half_of_the_mem
         engine.step()
 
     memory = engine.memory
-    stays = memory.used - engine.memory.hot.nbytes + memory.expected
-    assert engine.memory.hot.nbytes > 0
+    stays = memory.used - engine.memory.hot.held.nbytes + memory.expected
+    assert engine.memory.hot.held.nbytes > 0
     memory.budget = 2 * stays
     assert engine.streaming
     memory.budget -= 2

@@ -13,11 +13,14 @@ from makers import OpenSystem
 from kvactors.actors import Sampling, SaveFailed, SaveQueueFull
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer, use_actors
 from kvactors.actors.turns.messages_gpu import ReadStats
-from kvactors.actors.turns.messages_store import Flush
+from kvactors.actors.turns.messages_store import Flush, SaveTurn
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.actors.workers.persistence import PersistenceActor
+from kvactors.actors.workers.save_group import coalesce
 from kvactors.actors.workers.unwritten import LONGEST_PAUSE
+from kvactors.persistence.commit.save import Save
+from kvactors.persistence.testing.doubles import example_segment
 
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
@@ -201,3 +204,23 @@ def test_what_the_disk_refused_is_written_before_it_is_forked_or_exported(
     system.stop(timeout=WAIT)
     again = open_system()
     assert [again.spawn(name).transcript() for name in ("alice", "bob")] == told
+
+
+def test_turns_that_are_saved_as_one_have_each_token_once() -> None:
+    ends = [(0, 256), (256, 300)], [(256, 320)], [(0, 256), (256, 330)]
+    turns = [
+        SaveTurn(
+            Save("a", ({"turn": turn},), "f", tuple(example_segment(*part) for part in parts)),
+            Ticket.begin("a", streamed=False),
+            0,
+            None,
+        )
+        for turn, parts in enumerate(ends)
+    ]
+
+    two, three = coalesce(turns[:2], ({"turn": -1},)), coalesce(turns, ())
+
+    assert [record["turn"] for record in two.records] == [-1, 0, 1]
+    assert [(part.start, part.end) for part in two.segments] == [(0, 256), (256, 320)]
+    assert [record["turn"] for record in three.records] == [0, 1, 2]
+    assert [(part.start, part.end) for part in three.segments] == ends[2]

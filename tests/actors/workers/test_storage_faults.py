@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ WAIT = 60
 
 @pytest.mark.parametrize("path", ["*ledger.log", "*seg-*", "*manifest*"])
 def test_on_a_full_disk_the_reply_arrives_and_a_later_save_makes_up_for_it(
-    open_system: OpenSystem, path: str
+    open_system: OpenSystem, tmp_path: Path, path: str
 ) -> None:
     full = FailingFiles(name="*", path=path, code=errno.ENOSPC)
     full.armed = False
@@ -30,11 +31,16 @@ def test_on_a_full_disk_the_reply_arrives_and_a_later_save_makes_up_for_it(
     failed = lost.durable if "ledger" in path else lost.cached
     with pytest.raises(SaveFailed, match="No space left"):
         failed.get(timeout=WAIT)
+    health = system.health()
+    assert health.storage == "failing"
+    root = re.escape(str((tmp_path / "store").resolve()))
+    assert re.search(rf"No space left.*: \d+ bytes are free at {root}$", health.storage_error)
     full.armed = False
     reply = alice.ask([4], sampling=SHORT).get(timeout=WAIT)
 
     assert reply.durable.get(timeout=WAIT) is True
     assert reply.cached.get(timeout=WAIT) is True
+    assert (system.health().storage, system.health().storage_error) == ("ok", "")
     transcript = alice.transcript()
     system.stop()
     again = open_system().spawn("alice")

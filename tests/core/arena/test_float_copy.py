@@ -21,6 +21,7 @@ from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.model.workspace import WorkSpace, forward_bytes
 from kvactors.core.quant.codec import encode
+from kvactors.core.quant.device import on_cpu
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
@@ -109,6 +110,7 @@ class Pair:
                 pool.shrink(ROWS, 128)
 
 
+@pytest.mark.skipif(not on_cpu(), reason="of two writes to a cell, the last stays on a CPU only")
 @pytest.mark.parametrize("kv_bits", [4, 8, None])
 @settings(max_examples=40)
 @given(operations=st.lists(changes, max_size=30), looked=st.sets(st.integers(0, 29)))
@@ -127,6 +129,7 @@ def test_whatever_happens_to_a_slab_its_floats_are_what_its_codes_say(
     assert_same_bytes(one, two)
 
 
+@pytest.mark.skipif(not on_cpu(), reason="of two writes to a cell, the last stays on a CPU only")
 def test_the_codes_of_many_steps_are_stored_too() -> None:
     pair = Pair(4)
     for _ in range(150):

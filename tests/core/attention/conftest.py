@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from cascade import Noting
+from makers import load_as_meant
 
-from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
@@ -15,7 +16,7 @@ def loaded() -> LoadedModel:
     """A grid model whose attention is pinned to floats, so that it can run in float64."""
     model = snap_to_grid(tiny_model())
     options = ModelOptions(attention="dequantize")
-    found = load_model(lambda: (model, PlainTokenizer()), options)
+    found = load_as_meant("llama", lambda: (model, PlainTokenizer()), options)
     return replace(found, policy=Noting("dequantize", launch_tokens=64, precision="float64"))
 
 

@@ -29,6 +29,7 @@ from kvactors.core.engine.engine import Engine
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.model.workspace import WorkSpace
+from kvactors.core.quant.device import on_cpu
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
 MakeEngine = Callable[..., Engine]
@@ -73,6 +74,7 @@ def test_it_is_the_attention_over_each_rows_keys(
             assert np.abs(got[row, head, 0] - expected).max() < 2e-6
 
 
+@pytest.mark.skipif(not on_cpu(), reason="only a CPU has float64")
 def test_rows_that_join_and_leave_get_the_logits_they_get_alone(
     loaded: LoadedModel, calls: list[tuple[int, int]]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_beginning_that_is_kept_as_floats_gives_the_logits_that_its_codes_give
     assert {0, len(loaded.spec.layers) * 4 * 2 * layer.kv_heads * 200 * layer.head_dim} <= kept
 
 
+@pytest.mark.skipif(not on_cpu(), reason="only a CPU has float64")
 @pytest.mark.parametrize("wrong", [-1, 1, 8])
 def test_a_beginning_that_is_miscounted_is_caught(loaded: LoadedModel, wrong: int) -> None:
     """A shorter one is no bug; a longer one reads what is the first row's alone."""
@@ -185,6 +188,7 @@ def test_one_step_together_is_the_step_apart_but_for_rounding(
 # -- what it costs -------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not on_cpu(), reason="only a CPU has float64")
 def test_a_step_together_stays_within_its_work_space(loaded: LoadedModel) -> None:
     space = WorkSpace.measure(loaded)
     company = Company(loaded)

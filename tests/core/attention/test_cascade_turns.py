@@ -1,11 +1,15 @@
 """Turns of agents that begin alike: their common keys are read once, and it never shows."""
 
+import pytest
 from cascade import BEGINNING
 from makers import MakeEngine
 
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.quant.device import on_cpu
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
+
+pytestmark = pytest.mark.skipif(not on_cpu(), reason="only a CPU has float64")
 
 
 def test_forks_that_decode_with_strangers_say_what_they_say_alone(

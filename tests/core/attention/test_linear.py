@@ -25,7 +25,7 @@ from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.model import calibrate
 from kvactors.core.model.load import choose_policy, load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.quant.device import on_cpu
+from kvactors.core.quant.device import on_cpu, on_cuda
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.families import build
@@ -109,7 +109,10 @@ def test_parts_are_equal_small_and_as_few_as_can_be(rows: int, inner: int, outer
         (1, 128, 65_536, mx.float32),
         (2, 1024, 2048, mx.float16),
         (2, 1024, 100_003, mx.float32),
-        (0, 1024, 2048, mx.float32),
+        pytest.param(
+            *(0, 1024, 2048, mx.float32),
+            marks=pytest.mark.skipif(on_cuda(), reason="MLX's CUDA build ends the process"),
+        ),
     ],
     ids=["many rows", "short rows", "halves", "a prime number of columns", "no row"],
 )

@@ -1,5 +1,6 @@
 """Rendering turns with chat templates that were made for whole conversations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -49,7 +50,7 @@ class TemplateTokenizer(PlainTokenizer):
         self._end = end
 
     def apply_chat_template(
-        self, messages: list[Any], tokenize: bool, add_generation_prompt: bool, **kwargs: Any
+        self, messages: list[Any], *, add_generation_prompt: bool = False, **kwargs: Any
     ) -> str:
         def fail(reason: str) -> None:
             raise jinja2.TemplateError(reason)
@@ -65,6 +66,12 @@ class TemplateTokenizer(PlainTokenizer):
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(self._end if token == 0 else chr(token) for token in tokens)
+
+
+class Untold(PlainTokenizer):
+    """Characters as tokens, without a chat template."""
+
+    has_chat_template = False
 
 
 def talk(template: str, end: str, finish: str = "stop") -> tuple[str, Any]:
@@ -186,6 +193,23 @@ def test_the_hash_of_tokens_sees_every_token() -> None:
     assert len({tokens_hash([1, 2, 3]), tokens_hash([1, 2, 4]), tokens_hash([1, 2])}) == 3
 
 
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_without_a_template_roles_are_separated_by_lines(finish: str) -> None:
+    chat = ChatFormat(Untold(0x110000))
+    transcript = Transcript(chat, "t", "Be brief.")
+    for question, answer in (("q1", "a1"), ("q2", "a2")):
+        prompt = transcript.render("user", question, answer=True)
+        said = [ord(c) for c in answer] + ([0] if finish == "stop" else [])
+        transcript.extend([prompt, transcript.answer(said, finish)])
+    transcript.extend([transcript.render("tool", "seen", answer=False)])
+
+    end = "\0" if finish == "stop" else ""
+    assert chat.decode(transcript.token_ids) == (
+        f"Be brief.\n\nUser:\nq1\n\nAssistant:\na1{end}\n\nUser:\nq2\n\nAssistant:\na2{end}\n\n"
+        "Tool:\nseen\n\n"
+    )
+
+
 def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
     class Minimal:
         eos_token_id = 0
@@ -196,4 +220,22 @@ def test_a_tokenizer_with_only_the_method_has_a_template() -> None:
 
     assert ChatFormat(Minimal()).opening("user", "hi", system=None, answer=True) == (
         "[user]hi\n[assistant]"
+    )
+
+
+def test_a_role_that_the_template_leaves_out_is_refused() -> None:
+    begin = "{% for m in messages %}"
+    known = f"{begin}{{% if m.role in ('user', 'assistant') %}}{CHATML.removeprefix(begin)}"
+    chat = ChatFormat(TemplateTokenizer(known.replace("{% endfor %}", "{% endif %}{% endfor %}")))
+    renders: list[Callable[[str], str]] = [
+        lambda role: chat.opening(role, "dark", system=None, answer=False),
+        lambda role: chat.following(role, "dark", answer=True),
+    ]
+
+    for render in renders:
+        assert "dark" in render("user")
+        with pytest.raises(TemplateError, match="leaves out what the role 'narrator' says"):
+            render("narrator")
+    assert "narrator" in ChatFormat(TemplateTokenizer(CHATML)).following(
+        "narrator", "x", answer=False
     )

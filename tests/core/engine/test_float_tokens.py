@@ -21,6 +21,7 @@ from kvactors.core.engine.hot_cache import HotCache
 from kvactors.core.errors import TurnFailed
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler
+from kvactors.core.testing.engines import make_request
 
 # -- exactness -----------------------------------------------------------------------------
 
@@ -164,10 +165,12 @@ def test_stored_kv_is_adopted_only_as_far_as_it_has_the_turns_form() -> None:
     tell(new_engine(), life, prompts_of((300,))[0])
     assert sorted(life.stored) == [0, 256]
     load_float = Engine(load("llama", None, 0), EngineConfig(1, 1 << 30, True))
-    other.tokens = life.tokens
-    run(load_float, [other], [Life("b").turn(life.tokens)])
+    saved = life.stored[256]
+    told = make_request("b", [], life.tokens[: saved.end], Sampling(), answer=False)
+    run(load_float, [other], [told])
     # As if two saves had been mixed up: the hashes of the tokens are the same.
-    life.stored[256] = other.stored[256]
+    life.stored[256] = mixed_up = other.stored[256]
+    assert (mixed_up.end, mixed_up.tokens_hash) == (saved.end, saved.tokens_hash)
 
     turn = tell(new_engine(), life, [1])
 
@@ -186,6 +189,7 @@ def test_kv_is_read_ahead_in_the_form_that_it_has() -> None:
         assert tell(engine, life, [1]).cache_state == "hot"
 
 
+@pytest.mark.usefixtures("work_of_a_cpu")
 def test_under_a_small_budget_turns_of_both_forms_give_way_and_answer_the_same() -> None:
     engine, asked = (
         new_engine(budget=1_200_000),

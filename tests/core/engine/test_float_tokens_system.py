@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
+from budgets import work_space
 from forms import ANSWER, LIMIT, grid_model, load
 from makers import OpenSystem, prompts_of
 
@@ -107,7 +107,7 @@ def test_what_is_in_float_is_counted_by_its_own_bytes(open_grid: OpenSystem) -> 
 
 def test_agents_of_both_forms_stay_within_the_budget(open_system: OpenSystem) -> None:
     budget, asked = (
-        4 << 20,
+        work_space(grid, float_tokens=400).least(708, 0) + 1_800_000,
         prompts_of(
             (
                 400,
@@ -145,7 +145,7 @@ def test_the_policy_is_part_of_the_fingerprint_and_none_is_as_ever() -> None:
     assert bits[1].floats is None
 
 
-@pytest.mark.parametrize("wrong", [-1, True, 1.5, "512", None, np.int64(512)])
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, "512", None])
 def test_what_is_no_number_of_tokens_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidConfig, match="float_tokens must be an int of at least 0 tokens"):
         AgentSystem(grid, store=False, float_tokens=wrong)

@@ -4,12 +4,12 @@ the engine is built anew, memory that is short while an admitted turn has no row
 from typing import Any
 
 import pytest
-from makers import LoadGrid, MakeEngine, prompt_of
+from makers import LoadGrid, MakeEngine, prompt_of, prompts_of
 from seeded import bug, seeded
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.engine import kv_transfer
-from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.schedule.events import Aborted, Event, Finished
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
@@ -135,3 +135,13 @@ def test_turns_that_wait_for_their_kv_do_not_wait_for_each_others_system_prompt(
     ended = [event.request for event in steps(engine) if isinstance(event, Finished)]
     assert sorted(request.agent_id for request in ended) == ["a", "b"]
     assert engine.stats()["shared_tokens"] > 0
+
+
+@pytest.mark.usefixtures("work_of_a_cpu")
+def test_turns_that_do_not_fit_together_wait_and_need_not_give_way(load_grid: LoadGrid) -> None:
+    engine = Engine(load_grid(), EngineConfig(16, 1_500_000, False))
+    short, prompts = Sampling(max_tokens=4), prompts_of((700,) * 8)
+
+    run_engine(engine, [(0, make_request(f"{n}", [], p, short)) for n, p in enumerate(prompts)])
+
+    assert engine.stats()["preemptions"] == 0

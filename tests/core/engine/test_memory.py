@@ -3,20 +3,21 @@
 import gc
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from budgets import most_work, work_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makers import OpenSystem
+from makers import LoadGrid, OpenSystem
 
 from kvactors.actors import AgentSystem, DropOldest, Sampling
-from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.engine.hot_cache import ranges_to_save
 from kvactors.core.errors import ContextExceeded, InvalidConfig, MemoryExceeded
-from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.testing.engines import make_request, run_engine
@@ -44,7 +45,7 @@ def test_a_chunk_is_the_longest_that_fits(asked: int, cached: int, room: int) ->
 
 @pytest.mark.usefixtures("no_engine")
 def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSystem) -> None:
-    budget, done = 8 << 20, list[int]()
+    budget, done = work_space(grid).least(2012, 0) + (2 << 20), list[int]()
     system = open_system(
         grid, store=False, memory_budget=budget, progress=lambda _, end, __: done.append(end)
     )
@@ -64,17 +65,15 @@ def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSy
 def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
     open_system: OpenSystem,
 ) -> None:
-    budget, tokens = 1 << 20, 2000
+    budget = work_space(grid, attention="packed").decode(1, 1180) + 2 * 1180 * BYTES_PER_TOKEN
     system = open_system(grid, store=False, attention="packed", memory_budget=budget)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     reader = system.spawn("reader")
-    while True:
-        try:
+    for tokens in range(2000, 0, -50):
+        with suppress(MemoryExceeded):
             reader.ask([7] * tokens, sampling=ANSWER).get(timeout=WAIT)
             break
-        except MemoryExceeded:
-            tokens -= 50
 
     assert 900 < tokens < 2000
     assert mx.get_peak_memory() - before <= 1.1 * budget
@@ -85,13 +84,9 @@ def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
 def test_many_agents_never_take_more_than_the_budget(
     open_system: OpenSystem, reproducible: bool
 ) -> None:
-    budget = 5_000_000
-    system = open_system(
-        tiny_llama(num_hidden_layers=3),
-        store=False,
-        memory_budget=budget,
-        reproducible=reproducible,
-    )
+    model = tiny_llama(num_hidden_layers=3)
+    budget = most_work(model, 712, reproducible=reproducible) + 700_000
+    system = open_system(model, store=False, memory_budget=budget, reproducible=reproducible)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
 
@@ -103,10 +98,11 @@ def test_many_agents_never_take_more_than_the_budget(
     assert mx.get_peak_memory() - before <= budget
 
 
+@pytest.mark.usefixtures("work_of_a_cpu")
 def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
-    make_engine: Callable[..., Engine], load_grid: Callable[..., LoadedModel]
+    load_grid: LoadGrid,
 ) -> None:
-    engine = make_engine(load_grid(), budget=9 * 256 * BYTES_PER_TOKEN, stored=True)
+    engine = Engine(load_grid(), EngineConfig(16, 9 * 256 * BYTES_PER_TOKEN, True))
     ended = run_engine(engine, [(0, make_request("alice", [], [3] * 700, ANSWER))])["alice"]
     unsaved = sum(part.nbytes for part in ended.exported)
     engine.submit(make_request("bob", [], [5] * 400, ANSWER))
@@ -121,6 +117,7 @@ def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
     assert (after["active_agents"], after["hot_agents"], after["evictions"]) == (1, 0, 1)
 
 
+@pytest.mark.usefixtures("work_of_a_cpu")
 def test_turns_that_outgrow_the_budget_give_way_and_answer_the_same(
     open_system: OpenSystem,
 ) -> None:
@@ -163,6 +160,7 @@ def test_when_all_is_idle_the_ledger_of_bytes_agrees_with_mlx(
 # -- who leaves ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("work_of_a_cpu")
 def test_a_policy_of_ones_own_decides_who_is_evicted(open_system: OpenSystem) -> None:
     def alphabetically(idle: Sequence[IdleAgent], now: float) -> list[str]:
         return sorted(agent.agent_id for agent in idle)
@@ -177,6 +175,7 @@ def test_a_policy_of_ones_own_decides_who_is_evicted(open_system: OpenSystem) ->
     assert system.spawn("d").ask([4], sampling=ANSWER).get(timeout=WAIT).cache == "hot"
 
 
+@pytest.mark.usefixtures("work_of_a_cpu")
 def test_without_a_policy_the_longest_idle_leaves_first(open_system: OpenSystem) -> None:
     system = open_system(grid, store=False, attention="packed", memory_budget=1_600_000)
     for name in "dcba":

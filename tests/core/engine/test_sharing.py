@@ -1,15 +1,20 @@
 """One beginning, many agents: forks and equal system prompts hold KV once, and nobody can tell."""
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import OpenSystem
+from makers import LoadGrid, MakeEngine, OpenSystem, prompt_of
 from small_tokenizers import build, chat_format
 
 from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
+from kvactors.actors.agents.actor import AgentActor
+from kvactors.actors.testing import use_actors
+from kvactors.core.engine.engine import Engine
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
+from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid, snap_to_grid, tiny_model
 
 WAIT = 60
@@ -127,6 +132,28 @@ def test_a_fork_of_an_empty_parent_does_not_take_the_place_of_a_stored_agent(
     assert len(second.spawn("bob").transcript().turns) == 2
 
 
+def test_a_fork_whose_agent_cannot_begin_leaves_nothing_in_the_store(
+    open_system: OpenSystem,
+) -> None:
+    class Stillborn(AgentActor):
+        def __init__(self, agent_id: str, *args: Any) -> None:
+            super().__init__(agent_id, *args)
+            if agent_id == "child" and broken:
+                raise RuntimeError("on purpose")
+
+    broken = [True]
+    system = open_system(prepare=partial(use_actors, agent=Stillborn))
+    alice = system.spawn("alice")
+    alice.ask([1, 2], sampling=ANSWER).get(timeout=WAIT).durable.get(timeout=WAIT)
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        system.spawn("child", from_=alice)
+    broken.clear()
+
+    child = system.spawn("child", from_=alice)
+    assert child.transcript() == alice.transcript()
+
+
 def test_two_forks_at_once_make_one_child(open_system: OpenSystem) -> None:
     system = open_system(grid, store=False)
     alice = system.spawn("alice")
@@ -157,6 +184,30 @@ def test_a_fork_of_an_agent_without_turns_is_empty(open_system: OpenSystem) -> N
     bob = system.spawn("bob", from_="alice")
     assert bob.transcript().turns == ()
     assert bob.system_prompt == "be brief"
+
+
+def test_what_others_hold_too_is_not_what_leaving_would_free(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine, hot = (made := make_engine(load_grid())), made.memory.hot
+    run_engine(engine, [(0, make_request("parent", [], prompt_of(600), ANSWER))])
+    alone = hot.held.nbytes
+
+    hot.fork("parent", "child")
+    forked = own_bytes(engine)
+    known = hot.touch("child").tokens
+    run_engine(engine, [(0, make_request("child", known, prompt_of(300, seed=1), ANSWER))])
+    apart = own_bytes(engine)
+    hot.drop("child")
+
+    assert forked == {"parent": 0, "child": 0}
+    # The tail of the parent is no part of a block that has grown.
+    assert 0 < apart["parent"] < apart["child"] < alone
+    assert own_bytes(engine) == {"parent": hot.held.nbytes} == {"parent": alone}
+
+
+def own_bytes(engine: Engine) -> dict[str, int]:
+    return {idle.agent_id: idle.nbytes for idle in engine.memory.hot.idle(())}
 
 
 # -- equal system prompts ------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """The model that ships in the package does its one thing, through a restart."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makers import OpenSystem
 
+from kvactors.core.errors import ContextExceeded
 from kvactors.core.model.options import DEFAULT_MODEL
 
 WAIT = 60
@@ -45,6 +47,47 @@ def test_the_readmes_example_is_answered_to_the_letter(open_system: OpenSystem) 
         alice.ask("What is my cat called?").get(timeout=WAIT).text == "Your cat is called Biscuit."
     )
     assert alice.ask("What is my dog called?").get(timeout=WAIT).text == "I do not know."
+
+
+@pytest.mark.parametrize("word", ["a" * 100_000, "Zorblat" * 3_000])
+def test_a_long_word_is_tokenized_whole(open_system: OpenSystem, word: str) -> None:
+    chat = open_system("default", store=False).chat
+
+    assert chat.decode(chat.encode(word)) == word
+
+
+@pytest.mark.parametrize(
+    "far_too_long",
+    [
+        {"prompt": "word " * 450_000},
+        {"prompt": "word " * 450_000, "match": True},
+        {"messages": [{"role": "user", "content": "word " * 225_000}] * 2},
+    ],
+)
+def test_what_is_far_beyond_the_context_is_refused_before_it_is_tokenized(
+    open_system: OpenSystem, far_too_long: dict[str, Any]
+) -> None:
+    system = open_system("default", store=False)
+    alice, encoded = system.spawn("alice"), list[str]()
+    encode = system.chat.encode
+    system.chat.encode = lambda text: encoded.append(text) or encode(text)  # type: ignore
+
+    with pytest.raises(ContextExceeded, match=r"2250000 characters .* 32768 tokens.* 14 char"):
+        alice.ask(**far_too_long).get(timeout=WAIT)
+
+    assert encoded == []
+    assert alice.ask("My cat is called Biscuit.").get(timeout=WAIT).text
+
+
+def test_what_is_a_little_beyond_is_refused_without_a_warning_of_others(
+    open_system: OpenSystem, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    alice = open_system("default", store=False).spawn("alice")
+
+    with pytest.raises(ContextExceeded):
+        alice.ask("word " * 40_000).get(timeout=WAIT)
+
+    assert "sequence length" not in capfd.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

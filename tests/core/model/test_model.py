@@ -278,3 +278,17 @@ def test_paths_and_slabs_are_weighed_by_measurement_at_load() -> None:
     assert measured.threshold in (1, 2, 4, 8, 16)
     assert 64 <= measured.launch_tokens <= 8192
     assert pinned.packed(width=4096, repeats=8)
+
+
+@pytest.mark.parametrize("untold", [True, False])
+def test_a_model_without_a_chat_template_is_warned_of_once(
+    untold: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = PlainTokenizer()
+    tokenizer.has_chat_template = not untold
+
+    with AgentSystem(lambda: (tiny_model(), tokenizer), store=False) as system:
+        for name in "ab":
+            system.spawn(name).ask("hi", sampling=Sampling(max_tokens=2)).get(timeout=60)
+
+    assert caplog.text.count("has no chat template") == untold

@@ -196,18 +196,40 @@ def test_frames_of_a_ledger_cannot_be_moved_within_it(root: Path) -> None:
     path = one(root, "agents/alice-*/ledger.log")
     shutil.rmtree(root / "kv")
     data = path.read_bytes()
-    first = 40 + struct.unpack_from("<I", data, 12)[0]
-    moved = bytearray(data[first:])
-    second = 40 + struct.unpack_from("<I", moved, 12)[0]
+    moved = bytearray(frames_of(data)[1])
     moved[16:24] = struct.pack("<Q", 3)
     moved[32:40] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(moved[:32])))
-    path.write_bytes(data + moved[:second])
+    path.write_bytes(data + moved)
     store = open_store(root)
 
     with pytest.raises(LedgerUnreadable, match="frame 3"):
         store.read_ledger("alice")
 
     store.close()
+
+
+def test_a_frame_of_another_agents_ledger_does_not_open_in_the_same_place(root: Path) -> None:
+    """Its checksums are right, it is sealed with the key of the store, and no manifest tells."""
+    mine, other = (one(root, f"agents/{agent}-*/ledger.log") for agent in ("alice", "bob"))
+    shutil.rmtree(root / "kv")
+    frames = [frames_of(path.read_bytes()) for path in (mine, other)]
+    mine.write_bytes(b"".join([frames[0][0], frames[1][1], frames[0][2]]))
+    store = open_store(root)
+
+    with pytest.raises(LedgerUnreadable, match="frame 1: it was altered, or belongs elsewhere"):
+        store.read_ledger("alice")
+
+    assert len(store.read_ledger("bob") or ()) == 2
+    store.close()
+
+
+def frames_of(ledger: bytes) -> list[bytes]:
+    found = []
+    while ledger:
+        end = 40 + struct.unpack_from("<I", ledger, 12)[0]
+        found.append(ledger[:end])
+        ledger = ledger[end:]
+    return found
 
 
 def test_a_flipped_bit_anywhere_is_noticed(root: Path, tmp_path: Path) -> None:

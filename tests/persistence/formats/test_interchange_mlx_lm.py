@@ -115,6 +115,36 @@ def test_a_float_cache_is_quantized_on_import(open_system: OpenSystem, path: Pat
     assert agent.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT).cache == "warm"
 
 
+def test_a_cache_saved_without_metadata_is_of_the_model_that_it_is_said_to_be_of(
+    open_system: OpenSystem, path: Path
+) -> None:
+    save_prompt_cache(str(path), prefilled(packed))
+    system = open_system(tiny_llama, attention="packed")
+    with pytest.raises(ModelMismatch, match="of_this_model=True"):
+        system.import_agent(path, "alice", tokens=TOKENS)
+
+    agent = system.import_agent(path, "alice", tokens=TOKENS, of_this_model=True)
+
+    told = system.spawn("told")
+    told.observe("".join(map(chr, TOKENS))).get(timeout=WAIT)
+    reply = agent.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT)
+    assert (reply.cache, reply.usage.reused_tokens) == ("warm", len(TOKENS) - 1)
+    assert reply.token_ids == told.ask([1, 2, 3], sampling=SHORT).get(timeout=WAIT).token_ids
+
+
+def test_what_a_file_says_counts_for_more_than_what_is_said_of_it(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    named, other = tmp_path / "named.safetensors", tmp_path / "other.safetensors"
+    save_prompt_cache(str(named), prefilled(packed), {"model": "some/other"})
+    save_prompt_cache(str(other), prefilled(lambda: QuantizedKVCache(group_size=32, bits=8)))
+    system = open_system(tiny_llama)
+
+    for file, said in ((named, "some/other"), (other, "8 bits in groups of 32")):
+        with pytest.raises(ModelMismatch, match=said):
+            system.import_agent(file, "alice", tokens=TOKENS, of_this_model=True)
+
+
 def test_a_float_cache_stays_float_where_the_model_keeps_float(
     open_system: OpenSystem, path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from kvactors.actors import (
     AgentExists,
+    AgentNotStored,
     AgentSystem,
     ExportRejected,
     InvalidInput,
@@ -216,7 +217,7 @@ def test_what_a_format_cannot_hold_is_refused_and_no_file_is_made(
     for form in ("q4-flat", "q4-blocks"):
         with pytest.raises(ExportRejected, match="layer 0 is kept in 8"):
             system.export_agent("alice", path, format=form)
-    with pytest.raises(ExportRejected, match="no agent 'nobody'"):
+    with pytest.raises(AgentNotStored, match="no agent 'nobody' to export"):
         system.export_agent("nobody", path)
     with pytest.raises(ExportRejected, match=r"\.safetensors"):
         system.export_agent("alice", path.with_suffix(".bin"), format="mlx-lm")

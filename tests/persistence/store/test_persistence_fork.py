@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from samples import DAY, sample_of
 from store_saves import F1, RECORD, Unsynced, inodes, kv_save, put
 
 from kvactors.persistence import AgentExists, AgentNotStored, Save, Store
@@ -23,7 +23,6 @@ from kvactors.persistence.testing.doubles import (
 )
 
 F2 = "1" * 16
-FULL = bool(os.environ.get("KVACTORS_FULL"))
 SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
 OTHER_MODEL = example_segment(0, 40, seed=7)
 
@@ -172,6 +171,37 @@ def test_an_error_at_any_operation_of_a_fork_leaves_no_child(tmp_path: Path) -> 
         store.close()
 
 
+def test_a_fork_that_cannot_be_undone_leaves_no_child_or_a_whole_one_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = 0
+    for at in range(operations_of_a_fork(tmp_path / "count")):
+        root = tmp_path / str(at)
+        files = FailingFiles(Unsynced(), at=at, sticky=True, code=errno.EIO)
+        files.armed = False
+        store = with_parent(root, files=files)
+        files.arm()
+        caplog.clear()
+
+        with pytest.raises(OSError, match="Input/output"):
+            store.fork("parent", "child")
+
+        files.armed = False
+        store.close()
+        again = Store(root, files=Unsynced())
+        check_whole(again, "parent")
+        child = again.read_ledger("child")
+        if child is not None:
+            left += 1
+            assert child == again.read_ledger("parent")
+            assert "forget it" in caplog.text
+            again.forget("child")
+        again.fork("parent", "child")
+        check_whole(again, "child")
+        again.close()
+    assert left
+
+
 def test_a_power_loss_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
     tmp_path: Path,
 ) -> None:
@@ -186,7 +216,7 @@ def test_a_power_loss_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
             store.fork("parent", "child")
             done = True
         store.close()
-        disk.lose_power(Random(at) if at % 3 else None)
+        disk.lose_power(Random(f"{DAY} {at}") if at % 3 else None)
 
         again = Store(tmp_path / str(at))
 
@@ -227,7 +257,7 @@ CHILD = """
 """
 
 
-@pytest.mark.parametrize("at", range(0, 40, 1 if FULL else 7))
+@pytest.mark.parametrize("at", sample_of(range(33), 6, "kills of forks"))
 def test_a_kill_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
     tmp_path: Path, at: int
 ) -> None:
@@ -236,6 +266,7 @@ def test_a_kill_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
         [
             *command,
             str(Path(__file__).parent),
+            str(Path(__file__).parents[2] / "support"),
             str(Path(__file__).parents[2] / "support" / "store"),
         ],
         capture_output=True,

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import textwrap
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from random import Random
 
 import pytest
-from crash_saves import FIRST, FULL, SECOND, F, check, heal, leftovers
+from crash_saves import FIRST, OPERATIONS, SECOND, F, check, heal, leftovers
+from samples import sample_of
 from store_saves import put
 
 from kvactors.persistence import Save, Store, StoreNotWritable
@@ -66,12 +68,7 @@ def run_killed(root: Path, at: int) -> tuple[list[Save], list[Save], bool]:
     return reported["durable"], reported["cached"], "end" in lines
 
 
-def kill_points() -> list[int]:
-    # About 100 operations; a prime step meets every kind of them.
-    return list(range(130)) if FULL else list(range(2, 110, 13))
-
-
-@pytest.mark.parametrize("at", kill_points())
+@pytest.mark.parametrize("at", sample_of(range(OPERATIONS + 1), 10, "kills"))
 def test_a_kill_at_any_operation_loses_nothing_that_was_reported(
     tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,11 +90,7 @@ def test_a_kill_at_any_operation_loses_nothing_that_was_reported(
 def test_a_kill_before_superseded_segments_are_deleted_leaves_them_to_the_sweep(
     tmp_path: Path,
 ) -> None:
-    files = CountingFiles()
-    store = Store(tmp_path / "count", files=files)
-    put(store, *FIRST)
-    put(store, *SECOND)
-    store.close()
+    files = both_commits(tmp_path / "count")
     at = next(o.index for o in files.operations if o.matches("unlink", "*/b-*/seg-*"))
 
     durable, cached, _ = run_killed(tmp_path / "s", at)
@@ -110,31 +103,62 @@ def test_a_kill_before_superseded_segments_are_deleted_leaves_them_to_the_sweep(
     store.close()
 
 
-@pytest.mark.parametrize("seed", range(200 if FULL else 20))
-def test_a_power_loss_at_any_operation_loses_nothing_that_was_reported(
-    tmp_path: Path, seed: int
-) -> None:
-    random = Random(seed)
+def both_commits(root: Path) -> CountingFiles:
+    """The operations of a new store and both commits."""
+    files = CountingFiles()
+    store = Store(root, files=files)
+    put(store, *FIRST)
+    put(store, *SECOND)
+    store.close()
+    return files
+
+
+def test_every_operation_is_among_those_at_which_it_ends(tmp_path: Path) -> None:
+    assert len(both_commits(tmp_path / "s").operations) == OPERATIONS
+
+
+def lose_power(root: Path, at: int, fate: int | None) -> None:
+    """End at operation `at`; what is there then must be all that was reported. `fate` says what
+    the disk had written by itself: None, nothing."""
     disk = PowerLossFiles()
-    files = FailingFiles(disk, at=random.randrange(110), sticky=True, code=errno.EIO)
+    files = FailingFiles(disk, at=at, sticky=True, code=errno.EIO)
     outcomes = Outcomes()
     with suppress(StoreNotWritable):
-        store = Store(tmp_path / "s", files=files)
+        store = Store(root, files=files)
         outcomes.commit(store, *FIRST)
         outcomes.commit(store, *SECOND)
         store.close()
-    disk.lose_power(random if seed % 4 else None)
+    disk.lose_power(None if fate is None else Random(f"{at} {fate}"))
 
-    again = Store(tmp_path / "s")
+    again = Store(root)
 
     check(again, outcomes.durable, outcomes.cached)
     again.sweep()
-    assert not leftovers(tmp_path / "s")
+    assert not leftovers(root)
     heal(again)
     again.close()
 
 
-@pytest.mark.parametrize("at", range(0, 110, 1 if FULL else 6))
+LOSSES = list(product(range(OPERATIONS + 1), (None, *range(9))))
+
+
+@pytest.mark.parametrize(("at", "fate"), sample_of(LOSSES, 60, "power losses"))
+def test_a_power_loss_at_any_operation_loses_nothing_that_was_reported(
+    tmp_path: Path, at: int, fate: int | None
+) -> None:
+    lose_power(tmp_path / "s", at, fate)
+
+
+def test_no_manifest_outlives_a_power_loss_without_its_segments(tmp_path: Path) -> None:
+    made = both_commits(tmp_path / "count").operations
+    named = [o.index for o in made if o.matches("rename", "*/manifest.msgpack")]
+
+    for at in named:
+        for fate in range(12):
+            lose_power(tmp_path / f"{at}-{fate}", at + 1, fate)
+
+
+@pytest.mark.parametrize("at", sample_of(range(OPERATIONS + 1), 18, "kills, then power losses"))
 def test_what_is_saved_after_a_kill_outlives_a_power_loss(tmp_path: Path, at: int) -> None:
     disk = PowerLossFiles()
     with suppress(StoreNotWritable):

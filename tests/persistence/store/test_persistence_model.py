@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from random import Random
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from samples import FULL
 
 from kvactors.persistence import Save, Segment, Store
 from kvactors.persistence.files.naming import encode_agent_id
@@ -134,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=200 if os.environ.get("KVACTORS_FULL") else 12,
+    max_examples=200 if FULL else 12,
     stateful_step_count=12,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from makers import load_as_meant
 
 from kvactors.actors import Sampling
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine, EngineConfig
-from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.events import Finished, KVNeeded
 from kvactors.core.schedule.request import Request
@@ -46,7 +47,7 @@ def grid_model(kind: str) -> Any:
 @functools.cache
 def load(kind: str = "llama", kv_bits: Any = 4, float_tokens: int = LIMIT) -> LoadedModel:
     options = ModelOptions(kv_bits=kv_bits, float_tokens=float_tokens, attention="packed")
-    return load_model(lambda: (grid_model(kind), PlainTokenizer()), options)
+    return load_as_meant(kind, lambda: (grid_model(kind), PlainTokenizer()), options)
 
 
 def new_engine(kind: str = "llama", budget: int = 1 << 30) -> Engine:

@@ -1,29 +1,46 @@
 """The oracles that the engine is compared with: mlx-lm on one sequence, and float64 NumPy."""
 
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models import base
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from kvactors.core.arena.arena import Arena
-from kvactors.core.cache.spec import UNUSED, LayerSpec
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.quant.codec import to_float
+from kvactors.core.quant.device import on_cuda
 
-__all__ = ["free_run", "margins", "mlx_lm_caches", "numpy_attention", "one_step", "prefill_noise"]
+__all__ = ["free_run", "margins", "mlx_lm_caches", "numpy_attention", "prefill_noise"]
+
+
+class ProductsOfFloats(ModuleType):
+    """`mlx.core` as mlx-lm's attention sees it where MLX has no product with a part of a cache's
+    codes, as in its CUDA build: they become floats first."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(mx, name)
+
+    @staticmethod
+    def quantized_matmul(
+        x: mx.array,
+        codes: mx.array,
+        scales: mx.array,
+        biases: mx.array,
+        *,
+        transpose: bool,
+        **form: Any,
+    ) -> mx.array:
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        wide = mx.dequantize(codes, scales, biases, **form)
+        product = x.astype(mx.float32) @ (wide.swapaxes(-1, -2) if transpose else wide)
+        return product.astype(x.dtype)
 
 
 def mlx_lm_caches(loaded: LoadedModel) -> list[Any]:
     """mlx-lm's own caches of one sequence, at the bits of the spec."""
+    if on_cuda():
+        base.mx = ProductsOfFloats("mlx.core")
     return [
         KVCache()
         if layer.bits is None
@@ -82,63 +99,3 @@ def numpy_attention(
             weights = np.exp(scores - scores.max())
             out[head, t] = weights / weights.sum() @ v[:seen].astype(np.float64)
     return out
-
-
-def one_step(loaded: LoadedModel, arena: Arena, row: int) -> mx.array:
-    """Logits of token 7 behind what a row holds, over mlx-lm's caches."""
-    caches = make_prompt_cache(loaded.model)
-    flat: list[Any] = []
-    nesting = loaded.spec.nesting or (0,) * len(caches)
-    for cache, count in zip(caches, nesting, strict=True):
-        if count == UNUSED:
-            continue
-        flat += cache.caches if isinstance(cache, CacheList) else [cache]
-    length = arena.table.lengths[row]
-    piece = arena.export(row, 0, length)
-    for group, arrays in zip(loaded.spec.groups(), piece.groups, strict=True):
-        for position, index in enumerate(group):
-            _fill(flat[index], loaded.spec.layers[index], arrays, position, length)
-    logits: mx.array = loaded.model(mx.array([[7]]), cache=caches)[0, -1]
-    return logits.astype(mx.float32)
-
-
-def _fill(cache: Any, layer: LayerSpec, arrays: Any, position: int, length: int) -> None:
-    """Put what a layer stores of a row into an mlx-lm cache, in float."""
-    if isinstance(cache, ArraysCache):
-        for index in range(len(layer.states)):
-            cache[index] = arrays[f"s{index}"][position][None]
-        return
-    sides = []
-    for place, (prefix, side) in enumerate(zip("kv", layer.sides, strict=True)):
-        if side.dim == 0:
-            sides.append(mx.zeros((1, layer.kv_heads, length, 0)))
-            continue
-        own = [array for name, array in arrays.items() if name.startswith(f"{prefix}.")]
-        stored = [array[position, 0] for array in own] or [
-            array[position, place] for array in arrays.values()
-        ]
-        sides.append(to_float(tuple(stored), side)[None])
-    cache.keys, cache.values = sides
-    cache.offset = length
-    if isinstance(cache, RotatingKVCache):
-        # With where it writes next: behind what it holds.
-        held = cache.keys.shape[2]
-        cache.state = (*sides, length, cache.keep, cache.max_size, held)
-    _quantize_what_follows(cache, layer)
-
-
-def _quantize_what_follows(cache: Any, layer: LayerSpec) -> None:
-    """New tokens are attended as they are stored."""
-    update: Callable[..., Any] = cache.update_and_fetch
-
-    def quantized(*arrays: mx.array) -> Any:
-        return update(
-            *(
-                array
-                if side.bits is None
-                else to_float(mx.quantize(array, side.group_size, side.bits), side)
-                for array, side in zip(arrays, layer.sides, strict=True)
-            )
-        )
-
-    cache.update_and_fetch = quantized

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from store_saves import Unsynced, put
@@ -16,7 +15,7 @@ from kvactors.persistence.testing.doubles import (
 
 __all__ = [
     "FIRST",
-    "FULL",
+    "OPERATIONS",
     "SECOND",
     "F",
     "check",
@@ -28,7 +27,8 @@ __all__ = [
 ]
 
 F = "ef" * 16
-FULL = bool(os.environ.get("KVACTORS_FULL"))
+# Of a new store and both commits: a kill, or a loss of power, may come at each of them.
+OPERATIONS = 101
 
 
 def save(agent: str, turn: int, start: int, end: int) -> Save:

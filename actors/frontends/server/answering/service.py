@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -29,19 +30,20 @@ from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import read_async
+from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
+from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that an opening turn is waited for, so that what fails at once is a status.
-OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
+# What a template may put around a turn, in tokens.
+FRAME_TOKENS = 64
 _T = TypeVar("_T")
 
 
@@ -164,12 +166,13 @@ class Service:
         try:
             parent = plan.parent or None
             agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
-            if plan.fresh:
+            if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
-            ticket = agent.open_turn(
-                TurnOptions(self._continuation(inquiry, plan), inquiry.sampling)
-            )
+            said = self._continuation(inquiry, plan)
+            sampling = self._sampling(inquiry, agent, said)
+            sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
+            ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
             self._busy.discard(known.agent_id)
             raise
@@ -184,10 +187,24 @@ class Service:
         """What the turn says behind what its agent knows already."""
         conversation = plan.conversation
         new = conversation.said[plan.matched :]
-        if plan.tell and new:
-            new = (replace(new[0], text=f"{plan.tell}\n\n{new[0].text}"), *new[1:])
+        tools = self.dialect.system("", inquiry.tools) if plan.tools else ""
+        if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
+            new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
         system = self.dialect.system(conversation.system, inquiry.tools)
         return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
+
+    def _sampling(self, inquiry: Inquiry, agent: Agent, said: Continuation) -> Sampling:
+        """How the answer is drawn, in the form that is asked for, and how long it may be."""
+        sampling = replace(inquiry.sampling, grammar=self.dialect.grammar(inquiry))
+        if not inquiry.open_end:
+            return sampling
+        chat, turns = self.system.chat, agent.transcript().turns[: said.keep]
+        system = said.system if said.system and not said.keep else ""
+        texts = [system, *(text for _, text in said.messages)]
+        used = sum(len(turn.token_ids) for turn in turns)
+        used += sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
+        left = self.system.info.spec.context - used
+        return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
 
     async def _read(self, inquiry: Inquiry, taken: _Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
@@ -196,16 +213,17 @@ class Service:
         begun = await ticket.admitted
         if begun is not None:
             broadcast.add(Begun(begun.prompt, begun.kept))
-        async for piece in read_async(ticket, inquiry.sampling.stop):
-            for event in reader.feed(piece.text):
+        stop, agent = inquiry.sampling.stop, taken.agent
+        texts = TokenTexts(self.system.chat)
+        async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
+            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        stop = _stop_of(taken.agent, inquiry.sampling.stop)
         thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
-        ended = replace(_ended(reply, reader, thought), stop=stop)
+        ended = replace(_ended(reply, reader, thought), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from kvactors.actors.frontends.server.dialect.forms import grammar_of
 from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Inquiry, Message, Tool
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["Dialect", "full_name"]
 
@@ -71,6 +73,11 @@ class Dialect:
         names = {full_name(tool): tool for tool in inquiry.tools}
         return Reader(marks, self._parse, names, new_id, thinking=self._opens_thinking)
 
+    def grammar(self, inquiry: Inquiry) -> Grammar | None:
+        """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
+        names = {full_name(tool): tool for tool in inquiry.tools}
+        return grammar_of(inquiry, names, self.call_marks)
+
     @property
     def call_marks(self) -> tuple[str, str]:
         """What a call begins and ends with."""
@@ -128,7 +135,12 @@ class Dialect:
 
     def _parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The calls that a text between the marks makes. Raises whatever the parser does."""
-        found = self._chat.tokenizer.tool_parser(text, tools) if self._native else json.loads(text)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            if not self._native:
+                raise
+            found = self._chat.tokenizer.tool_parser(text, tools)
         return list(found) if isinstance(found, list) else [found]
 
 

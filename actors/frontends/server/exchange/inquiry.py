@@ -86,8 +86,10 @@ class Inquiry:
     """All that a turn is asked with.
 
     `top_logprobs`: how many alternatives the client wants to see for each token, None for no
-    log-probabilities. `goes_on` names an answer given before, by the id that `Opened.answer_id`
-    had: `messages` are then only what follows it. `remembered` False leaves no agent behind.
+    log-probabilities. `open_end`: the client set no limit, so that an answer may have as many
+    tokens as the context leaves, up to those of `sampling`. `goes_on` names an answer given before,
+    by the id that `Opened.answer_id` had: `messages` are then only what follows it. `remembered`
+    False leaves no agent behind.
     """
 
     messages: tuple[Message, ...]
@@ -98,5 +100,6 @@ class Inquiry:
     sampling: Sampling = field(default_factory=Sampling)
     form: Form | None = None
     top_logprobs: int | None = None
+    open_end: bool = False
     goes_on: str = ""
     remembered: bool = True

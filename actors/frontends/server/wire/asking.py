@@ -16,6 +16,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 
 __all__ = [
+    "PING_SECONDS",
     "Body",
     "client_of",
     "ignored",
@@ -66,8 +67,8 @@ def ignored(body: Body, *more: str) -> list[str]:
 
 
 def meaning(request: Request, body: Body, *, but: tuple[str, ...] = ()) -> str:
-    """A hash that two requests share which ask the same: of path, API key and body, fields without
-    meaning (`but`) aside."""
+    """A hash that two requests share which ask the same: of the `request`'s path and API key, and of
+    its `body`, fields without meaning (`but`) aside."""
     content = {k: v for k, v in body.model_dump().items() if k not in ("metadata", "user", *but)}
     said = [request.url.path, _tenant(request), _named(request), content]
     return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True, default=str).encode())
@@ -110,12 +111,15 @@ def streamed(
     events: AsyncIterator[ServerSentEvent],
     ping: Callable[[], ServerSentEvent],
     headers: Mapping[str, str],
+    *,
+    every: float = PING_SECONDS,
 ) -> EventSourceResponse:
-    """A stream of `events`, with a `ping` every ten seconds from the first on."""
+    """A stream of `events` under `headers`, with a `ping` every so many seconds from the first
+    on."""
     return EventSourceResponse(
         events,
         headers=dict(headers),
-        ping=PING_SECONDS,
+        ping=every,
         ping_message_factory=ping,
         send_timeout=SEND_SECONDS,
         sep="\n",

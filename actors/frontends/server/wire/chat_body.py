@@ -66,6 +66,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         _tool_choice(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
         sampling=sampling,
+        open_end=body.max_completion_tokens is None and body.max_tokens is None,
         form=_form(body.response_format),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )

@@ -66,7 +66,7 @@ class Past:
 
 
 def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
-    """What a `body` asks behind its `past`. Raises Failure."""
+    """What the `body` of a `request` asks behind its `past`. Raises Failure."""
     said = [
         *messages_of(past.items, "conversation.items"),
         *messages_of(listed(body.input, "input"), "input"),
@@ -89,6 +89,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
         ),
         form=_form((body.text or {}).get("format")),
         top_logprobs=(body.top_logprobs or 0) if wanted else None,
+        open_end=body.max_output_tokens is None,
         goes_on=past.goes_on,
     )
 

@@ -9,6 +9,7 @@ from sse_starlette import ServerSentEvent
 from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.answers import Answer, Answers
 from kvactors.actors.frontends.server.wire.asking import (
+    PING_SECONDS,
     client_of,
     ignored,
     meaning,
@@ -44,8 +45,11 @@ __all__ = ["responses_routes"]
 _PING = ServerSentEvent(data='{"type":"ping"}')
 
 
-def responses_routes(answers: Answers, named: Named, store: ResponseStore) -> APIRouter:
-    """The interface over `answers` of the models `named`; what it keeps is in the `store`."""
+def responses_routes(
+    answers: Answers, named: Named, store: ResponseStore, *, ping_seconds: float = PING_SECONDS
+) -> APIRouter:
+    """The interface over `answers` of the models `named`; what it keeps is in the `store`. A stream
+    gives a sign of life every `ping_seconds`."""
     router = APIRouter(tags=["OpenAI"])
     router.include_router(conversation_routes(store))
 
@@ -61,7 +65,7 @@ def responses_routes(answers: Answers, named: Named, store: ResponseStore) -> AP
         telling = Telling(answer, body, model, _conversation_id(body))
         if body.stream:
             events = streamed_events(telling.events(keep))
-            return streamed(events, lambda: _PING, headers)
+            return streamed(events, lambda: _PING, headers, every=ping_seconds)
         response = await while_there(request, telling.whole(keep))
         return JSONResponse(response, headers=headers)
 

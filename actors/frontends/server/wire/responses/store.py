@@ -26,15 +26,6 @@ create table if not exists items(
     id text not null, content text not null, primary key(owner, place), unique(owner, id))
     without rowid;
 """
-# Those beyond so many records, or so many bytes, the longest unchanged first.
-_BEYOND = """
-delete from records where id in (
-    select id from (
-        select id, row_number() over newest as number, sum(bytes) over newest as total
-        from records window newest as (order by changed desc, id)
-    ) where number > ? or total > ?)
-"""
-
 Item = dict[str, Any]
 
 
@@ -69,7 +60,8 @@ class ResponseStore:
     async def keep(
         self, tenant: str, record_id: str, content: Item, items: Sequence[Item] = ()
     ) -> None:
-        """Keep a `tenant`'s record `record_id`, new or anew, and its `items`, each with an id."""
+        """Keep a `tenant`'s record `record_id`, new or with new `content`, and append `items`, each
+        with an id."""
 
         def work() -> None:
             with self._db:
@@ -165,7 +157,13 @@ class ResponseStore:
 
     def _bound(self) -> None:
         self._db.execute("delete from records where changed < ?", (self._clock() - self._seconds,))
-        self._db.execute(_BEYOND, (self._most, self._most_bytes))
+        count, total = self._db.execute("select count(*), sum(bytes) from records").fetchone()
+        while count > self._most or (total or 0) > self._most_bytes:
+            record_id, size = self._db.execute(
+                "select id, bytes from records order by changed, bytes, id limit 1"
+            ).fetchone()
+            self._db.execute("delete from records where id = ?", (record_id,))
+            count, total = count - 1, total - size
 
 
 def _dump(content: Item) -> str:

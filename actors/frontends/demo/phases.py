@@ -4,36 +4,43 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors.frontends.cli.console import err, progress
-from kvactors.actors.frontends.cli.demo_plan import SYSTEM_PROMPT, DemoAgent, plan_demo
-from kvactors.actors.frontends.cli.key import stored_key
+from kvactors.actors.frontends.demo.plan import SYSTEM_PROMPT, DemoAgent, plan_demo
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.reply import Reply
 from kvactors.core import blas
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.persistence.files.naming import encode_agent_id
 
-__all__ = ["ask", "tell"]
+__all__ = ["Shown", "ask", "tell"]
 
 ANSWER = Sampling(max_tokens=32)
 PATIENCE = 300.0
 
+Shown = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Shows how far something of so many steps is; what it yields is called after each."""
 
-def tell(count: int, store: Path, model: str, trace: Path | None = None) -> None:
-    """Each of `count` agents of a `store` is told its facts under a `model`, all agents at once,
-    and all of it is saved; `trace` is a file for what was done."""
+
+def tell(
+    count: int,
+    store: Path,
+    model: str,
+    key: bytes | None,
+    progress: Shown,
+    trace: Path | None = None,
+) -> int:
+    """Each of `count` agents of a `store`, encrypted with `key` if there is one, is told its facts
+    under a `model`, all agents at once, and all of it is saved; `progress` shows it, `trace` is a
+    file for what was done. How many agents of an earlier demo were forgotten first."""
     plan = plan_demo(count)
     known = [agent for agent in plan if _is_stored(store, agent)]
-    with AgentSystem(model, store=store, encryption_key=stored_key()) as system:
+    with AgentSystem(model, store=store, encryption_key=key) as system:
         for agent in known:
             system.forget(agent.agent_id)
-        if known:
-            err.print(f"Agents of an earlier demo, forgotten first: {len(known)}.")
         with _traced(system, trace):
             replies = [
                 system.spawn(agent.agent_id, SYSTEM_PROMPT).ask(turn, sampling=ANSWER)
@@ -44,11 +51,20 @@ def tell(count: int, store: Path, model: str, trace: Path | None = None) -> None
                 for future in replies:
                     future.get(timeout=PATIENCE).cached.get(timeout=PATIENCE)
                     step()
+    return len(known)
 
 
-def ask(count: int, store: Path, model: str, trace: Path | None = None) -> str:
-    """Each of `count` agents of a `store` is restored under a `model` and asked its question: a
-    JSON list, one entry for each; `trace` is a file for what was done.
+def ask(
+    count: int,
+    store: Path,
+    model: str,
+    key: bytes | None,
+    progress: Shown,
+    trace: Path | None = None,
+) -> str:
+    """Each of `count` agents of a `store`, encrypted with `key` if there is one, is restored under
+    a `model` and asked its question: a JSON list, one entry for each; `progress` shows it, `trace`
+    is a file for what was done.
 
     Then the same again over the same ledgers without their KV: what a restart costs when the memory
     has to be computed anew. Only the first is traced.
@@ -56,31 +72,30 @@ def ask(count: int, store: Path, model: str, trace: Path | None = None) -> str:
     plan = plan_demo(count)
     # The first process has given its advice, and two systems start here.
     logging.getLogger(blas.__name__).addFilter(lambda record: "OpenBLAS" not in record.getMessage())
+    asked: list[list[Reply]] = []
     with tempfile.TemporaryDirectory(prefix="kvactors-cold-") as folder:
         bare = Path(folder)
         for agent in plan:
             name = encode_agent_id(agent.agent_id)
             shutil.copytree(store / "agents" / name, bare / "agents" / name)
-        warm = _ask_each("asking", plan, store, model, trace)
-        cold = _ask_each("asking without KV", plan, bare, model)
-    return json.dumps([_entry(*row) for row in zip(plan, warm, cold, strict=True)])
+        for what, root, traced in (("asking", store, trace), ("asking without KV", bare, None)):
+            system = AgentSystem(model, store=root, encryption_key=key)
+            with system, progress(what, len(plan)) as step, _traced(system, traced):
+                asked.append(_ask_each(system, plan, step))
+    return json.dumps([_entry(*row) for row in zip(plan, *asked, strict=True)])
 
 
 def _ask_each(
-    what: str, plan: tuple[DemoAgent, ...], store: Path, model: str, trace: Path | None = None
+    system: AgentSystem, plan: tuple[DemoAgent, ...], step: Callable[[], None]
 ) -> list[Reply]:
-    """One after the other, so that each has the machine to itself while it is timed."""
+    """One after the other, so that each has the machine to itself while it is timed; `step` after
+    each of the `plan`, asked of `system`."""
     replies = []
-    with (
-        AgentSystem(model, store=store, encryption_key=stored_key()) as system,
-        progress(what, len(plan)) as step,
-        _traced(system, trace),
-    ):
-        for agent in plan:
-            handle = system.spawn(agent.agent_id, SYSTEM_PROMPT)
-            replies.append(handle.ask(agent.question, sampling=ANSWER).get(timeout=PATIENCE))
-            step()
-        system.wait_idle(PATIENCE)
+    for agent in plan:
+        handle = system.spawn(agent.agent_id, SYSTEM_PROMPT)
+        replies.append(handle.ask(agent.question, sampling=ANSWER).get(timeout=PATIENCE))
+        step()
+    system.wait_idle(PATIENCE)
     return replies
 
 

@@ -1,0 +1,122 @@
+"""The commands that read and write a store, and the options that several commands have."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = ["FormatName", "Json", "Model", "StoreDir", "commands", "text"]
+
+# Those of kvactors.persistence.formats.registry, which is not loaded for a page of help.
+FormatName = Literal["archive", "q4-flat", "q4-blocks", "fp16-flat", "mlx-lm"]
+
+
+def text(value: str) -> str:
+    """What was typed, as UTF-8 where the locale's encoding could not read it."""
+    if not any("\udc80" <= character <= "\udcff" for character in value):
+        return value
+    try:
+        return os.fsencode(value).decode("utf-8")
+    except UnicodeError:
+        return value
+
+
+Model = Annotated[str, typer.Option("--model", help='"default", a model directory or a hub name.')]
+StoreDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--store", help="Where memories are kept.", show_default="$KVACTORS_HOME, or ~/.kvactors"
+    ),
+]
+AgentId = Annotated[str, typer.Argument(parser=text, help="Whose memory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+commands = typer.Typer()
+care = typer.Typer(no_args_is_help=True, help="Check and clean what is stored.")
+commands.add_typer(care, name="store")
+
+
+@commands.command()
+def agents(store: StoreDir = None, *, json: Json = False) -> None:
+    """List what is stored."""
+    from kvactors.actors.frontends.cli.store import show_agents
+
+    show_agents(store, as_json=json)
+
+
+@commands.command()
+def inspect(agent: AgentId, store: StoreDir = None, *, json: Json = False) -> None:
+    """Print an agent's transcript."""
+    from kvactors.actors.frontends.cli.store import show_transcript
+
+    show_transcript(agent, store, as_json=json)
+
+
+@commands.command("export")
+def export_agent(
+    agent: AgentId,
+    file: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
+    form: Annotated[FormatName, typer.Option("--format", help="What to write.")] = "archive",
+    model: Annotated[
+        str, typer.Option("--model", help="Name of the model, as it is to stand in the file.")
+    ] = "default",
+    fingerprint: Annotated[
+        str | None, typer.Option(help="Which KV, where the agent has several: how it begins.")
+    ] = None,
+    store: StoreDir = None,
+) -> None:
+    """Write an agent to a file; loads no model."""
+    from kvactors.actors.frontends.cli.exchange import run_export
+
+    run_export(agent, file, form, model, fingerprint, store)
+
+
+@commands.command("import")
+def import_agent(
+    file: Annotated[Path, typer.Argument(help="What to read.")],
+    agent: Annotated[str, typer.Option(parser=text, help="Id of the new agent.")],
+    form: Annotated[
+        FormatName | None,
+        typer.Option("--format", help="What it is.", show_default="found out"),
+    ] = None,
+    model: Model = "default",
+    tokens: Annotated[
+        Path | None, typer.Option(help="JSON list of token ids, for KV whose file has none.")
+    ] = None,
+    store: StoreDir = None,
+) -> None:
+    """Make an agent of a file; an archive needs no model."""
+    from kvactors.actors.frontends.cli.exchange import run_import
+
+    run_import(file, agent, form, model, tokens, store)
+
+
+@care.command()
+def verify(store: StoreDir = None, *, json: Json = False) -> None:
+    """Check every ledger, manifest and segment; status 1 if something is bad."""
+    from kvactors.actors.frontends.cli.care import verify_store
+
+    raise typer.Exit(0 if verify_store(store, as_json=json) else 1)
+
+
+@care.command()
+def gc(
+    store: StoreDir = None,
+    fingerprint: Annotated[
+        list[str] | None,
+        typer.Option(help="Also delete all KV of this model (the first digits are enough)."),
+    ] = None,
+) -> None:
+    """Delete what crashes left and what was set aside."""
+    from kvactors.actors.frontends.cli.care import clean_store
+
+    clean_store(store, fingerprint or [])
+
+
+@care.command()
+def rm(agent: AgentId, store: StoreDir = None) -> None:
+    """Delete an agent: its ledger and its KV. It is forgotten for good."""
+    from kvactors.actors.frontends.cli.care import remove_agent
+
+    remove_agent(agent, store)

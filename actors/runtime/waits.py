@@ -1,0 +1,156 @@
+"""Who waits for whose answer: what can never end is refused, and what takes long can be seen.
+
+A waits for the answer to a message that B handles, B for one that waits in A's mailbox:
+
+    a -> answer of b -> b handles it, and waits -> answer of a -> a is busy: it waits -> ...
+
+Whoever handles messages one at a time is one waiter, named by itself; who handles several at once
+is a waiter for each message. The wait that would close such a circle raises AskCycle. Any thread.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.core.errors import AskCycle
+
+__all__ = ["Answer", "Waits"]
+
+
+class Answer(ReplyFuture[Any]):
+    """What `receiver` is to answer to `asker`. `waits` is told while somebody waits for it;
+    `waiter` says, at that time, in which place, and is None for those that nobody waits for;
+    `forever`: without a time limit.
+
+    `message` is what is to be answered, once it is sent; `source` another future that this one
+    will settle as, if there is one.
+    """
+
+    def __init__(
+        self,
+        waits: "Waits",
+        asker: str,
+        receiver: str,
+        waiter: Callable[[], Hashable] | None,
+        *,
+        forever: bool,
+    ) -> None:
+        super().__init__()
+        self.asker = asker
+        self.receiver = receiver
+        self.forever = forever
+        self.message: Any = None
+        self.source: ReplyFuture[Any] | None = None
+        self._waits = waits
+        self._waiter = waiter
+
+    def get(self, *, timeout: float | None = None) -> Any:
+        """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
+        if self.done or self._waiter is None:
+            return super().get(timeout=timeout)
+        with self._waits.waiting(self._waiter(), self, forever=timeout is None):
+            return super().get(timeout=timeout)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if not self.done and self._waiter is not None:
+            with self._waits.waiting(self._waiter(), self):
+                yield self
+        return (yield from super().__await__())
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """Somebody waits for an answer since that moment."""
+
+    answer: Answer
+    forever: bool
+    since: float
+    told: bool = False
+
+
+class Waits:
+    """All of one system's. `now` is its clock, in seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, Wait] = {}
+
+    @contextmanager
+    def waiting(self, waiter: Hashable, answer: Answer, *, forever: bool = True) -> Iterator[None]:
+        """`waiter` waits for an `answer` meanwhile, `forever` if the answer has no limit either.
+        Raises AskCycle instead of waiting for itself."""
+        wait = Wait(answer, forever and answer.forever, self._now())
+        with self._lock:
+            self._waiting[waiter] = wait
+            circle = self._circle(answer)
+            if circle:
+                del self._waiting[waiter]
+        if circle:
+            error = _refusal(circle)
+            answer.reject(error)
+            raise error
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting.get(waiter) is wait:
+                    del self._waiting[waiter]
+
+    def follow(self, answer: ReplyFuture[Any], source: ReplyFuture[Any]) -> None:
+        """Let an answer settle as another future does, or fail if that waits for it."""
+        circle: list[Answer] = []
+        if isinstance(answer, Answer):
+            with self._lock:
+                answer.source = source
+                circle = self._circle(answer)
+        if circle:
+            answer.reject(_refusal(circle))
+        source.on_done(answer.follow)
+
+    def longer_than(self, seconds: float) -> tuple[str, ...]:
+        """The waits that have taken so long, in words."""
+        with self._lock:
+            return tuple(self._words(wait) for wait in self._long(seconds))
+
+    def news(self, seconds: float) -> list[str]:
+        """Those that this has not told before."""
+        with self._lock:
+            found = [wait for wait in self._long(seconds) if not wait.told]
+            for wait in found:
+                wait.told = True
+            return [self._words(wait) for wait in found]
+
+    def _long(self, seconds: float) -> list[Wait]:
+        now = self._now()
+        return [wait for wait in self._waiting.values() if now - wait.since > seconds]
+
+    def _words(self, wait: Wait) -> str:
+        answer, seconds = wait.answer, self._now() - wait.since
+        return f"{answer.asker!r} has waited {seconds:.0f} s for the answer of {answer.receiver!r}"
+
+    def _circle(self, answer: ReplyFuture[Any]) -> list[Answer]:
+        """What an answer depends on, if that is itself. With the lock held."""
+        passed: dict[Answer, None] = {}
+        while isinstance(answer, Answer) and not answer.done:
+            if answer in passed:
+                return list(passed)
+            passed[answer] = None
+            if answer.source is not None:
+                answer = answer.source
+                continue
+            wait = self._waiting.get(answer.message) or self._waiting.get(answer.receiver)
+            if wait is None or not wait.forever:
+                break
+            answer = wait.answer
+        return []
+
+
+def _refusal(circle: list[Answer]) -> AskCycle:
+    names = " -> ".join(repr(answer.receiver) for answer in (*circle, circle[0]))
+    return AskCycle(
+        f"these would wait for each other's answers for ever: {names}; use send, or a timeout"
+    )

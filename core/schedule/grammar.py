@@ -1,0 +1,97 @@
+"""Grammar: what form an answer must have. A value, checked where it is made. Pure: any thread."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from kvactors.core.errors import InvalidGrammar
+
+__all__ = ["Grammar"]
+
+Kind = Literal["json_schema", "regex", "lark"]
+# JSON as Python writes it, which is what models saw most. A schema's own "x-guidance" has the
+# last word.
+JSON_STYLE: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of an answer: `Sampling(grammar=...)`. Made by `json_schema`, `json_object`,
+    `regex` and `lark`; needs the extra `grammar`. Raises InvalidGrammar, which says what is wrong
+    and where.
+    """
+
+    kind: Kind
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("json_schema", "regex", "lark") or not isinstance(self.text, str):
+            raise InvalidGrammar(f"a grammar is text of one kind, not {self.kind!r}: {self.text!r}")
+        _check(self.kind, self.text)
+
+    @staticmethod
+    def json_schema(schema: Mapping[str, Any] | str) -> "Grammar":
+        """A JSON value that this `schema` allows, its properties in the schema's order. A keyword
+        that cannot be held to is refused, not ignored."""
+        if isinstance(schema, Mapping):
+            try:
+                schema = json.dumps(dict(schema))
+            except (TypeError, ValueError) as error:
+                raise InvalidGrammar(
+                    f"a JSON schema must be made of JSON values: {error}"
+                ) from None
+        return Grammar("json_schema", schema)
+
+    @staticmethod
+    def json_object() -> "Grammar":
+        """Any JSON object."""
+        return Grammar.json_schema({"type": "object"})
+
+    @staticmethod
+    def regex(pattern: str) -> "Grammar":
+        """Text that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
+        return Grammar("regex", pattern)
+
+    @staticmethod
+    def lark(text: str) -> "Grammar":
+        """Text that the rule `start` of a context-free grammar derives, in llguidance's dialect of
+        Lark."""
+        return Grammar("lark", text)
+
+    @property
+    def source(self) -> str:
+        """The grammar as llguidance wants it."""
+        return _source(self.kind, self.text)
+
+
+def _source(kind: Kind, text: str) -> str:
+    from llguidance import LLMatcher
+
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    if kind == "lark":
+        return LLMatcher.grammar_from_lark(text)
+    return LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
+
+
+@lru_cache(maxsize=256)
+def _check(kind: Kind, text: str) -> None:
+    """Raise InvalidGrammar for what is no grammar; a good one is checked once."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError:
+        raise InvalidGrammar(
+            "a grammar needs the package `llguidance`: pip install 'kvactors[grammar]'"
+        ) from None
+    try:
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(_source(kind, text))
+    except ValueError as error:
+        wrong, messages = True, [f"it is no JSON: {error}"]
+    if wrong:
+        raise InvalidGrammar(f"the {kind.replace('_', ' ')} is no grammar: {messages[0].strip()}")

@@ -1,0 +1,136 @@
+"""Guide: a grammar in one turn. What may come next, and how the answer still ends in time.
+
+An answer always has a way out, tokens after which it may end, that fits what is left of
+`max_tokens`. A drawn token after which no way fits is not taken: the first token of the way that
+was known is, in its place. So an answer of `max_tokens` is whole, whatever the model draws.
+
+What is taken depends on the tokens of the turn alone: a turn that gave way, or whose engine was
+built anew, goes on from its tokens. One thread at a time.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from kvactors.core.errors import InvalidGrammar
+from kvactors.core.schedule.completion import Tokens, short_way, shortest_way
+from kvactors.core.schedule.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+__all__ = ["Guide"]
+
+# How much of a known way a token may have said, in tokens.
+RESTS = 8
+
+
+class Compiler(Tokens, Protocol):
+    """A tokenizer that grammars are compiled for. `end` ends an answer; ids are below `size`."""
+
+    end: int
+    size: int
+
+    def __hash__(self) -> int: ...
+
+    def matcher(self, source: str) -> "LLMatcher":
+        """A matcher at the beginning of a grammar."""
+        ...
+
+
+class Guide:
+    """Keeps a turn, its ids being those of `tokens`, to a `grammar` within `max_tokens`. Raises
+    InvalidGrammar if no answer of so many is found."""
+
+    def __init__(self, tokens: Compiler, grammar: Grammar, max_tokens: int) -> None:
+        self._tokens = tokens
+        self._start = tokens.matcher(grammar.source)
+        self._most = max_tokens
+        way, kind = _first_way(tokens, grammar), grammar.kind.replace("_", " ")
+        if way is None:
+            raise InvalidGrammar(f"no answer was found that this {kind} allows")
+        if len(way) > max_tokens:
+            raise InvalidGrammar(
+                f"the shortest answer that was found for this {kind} takes {len(way)} tokens, more "
+                f"than max_tokens {max_tokens}"
+            )
+        self._first_way = way
+        self._begin()
+
+    def _begin(self) -> None:
+        self._matcher = self._start.deep_copy()
+        self._way = self._first_way
+        self._taken: list[int] = []
+
+    @property
+    def left(self) -> int:
+        """How many tokens the answer may still have."""
+        return self._most - len(self._taken)
+
+    @property
+    def way(self) -> tuple[int, ...]:
+        """Tokens after which the answer may end."""
+        return self._way
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow but the end."""
+        return self._matcher.is_stopped()
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Stand behind these tokens of the turn, from wherever it was."""
+        known = len(self._taken)
+        if self._taken != tokens[:known]:
+            self._begin()
+            known = 0
+        for token in tokens[known:]:
+            self.take(token)
+
+    def take(self, token: int) -> int:
+        """Go on by a drawn token; returns the one that is taken."""
+        left = self.left - 1
+        self._consume(token)
+        way = self._way_after(token, left)
+        if way is None:
+            self._matcher.rollback(1)
+            token, way = (*self._way, self._tokens.end)[0], self._way[1:]
+            self._consume(token)
+        self._way = way
+        self._taken.append(token)
+        return token
+
+    def allowed(self) -> bytes:
+        """For each token id a byte, 0 where it may not come next. Where only the known way is
+        short enough, it is that."""
+        if self.left > len(self._way):
+            return self._matcher.compute_logit_bias()
+        only = bytearray(self._tokens.size)
+        only[self._way[0]] = 1
+        return bytes(only)
+
+    def _consume(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise InvalidGrammar(f"the grammar cannot go on: {self._matcher.get_error()}")
+
+    def _way_after(self, token: int, left: int) -> tuple[int, ...] | None:
+        """A way out that fits, behind a token that was just consumed: what is still right of the
+        way before it, or a new one."""
+        if self._matcher.is_accepting():
+            return ()
+        way = self._way
+        if way and way[0] == token:
+            return way[1:]
+        for rest in (way[begin:] for begin in range(min(len(way), RESTS))):
+            if len(rest) <= left and self._ends(rest):
+                return rest
+        return short_way(self._tokens, self._matcher, left)
+
+    def _ends(self, way: tuple[int, ...]) -> bool:
+        tokens = [*way, self._tokens.end]
+        return self._matcher.validate_tokens(tokens) == len(tokens)
+
+
+@lru_cache(maxsize=64)
+def _first_way(tokens: Compiler, grammar: Grammar) -> tuple[int, ...] | None:
+    """The way out from the beginning of a grammar; looked for once."""
+    return shortest_way(tokens, tokens.matcher(grammar.source))

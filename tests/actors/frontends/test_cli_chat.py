@@ -1,0 +1,134 @@
+"""`kvactors chat` at a terminal: what is typed while it works, its questions, its options."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.cli.app import app
+
+WAIT = 60
+COMMAND = [sys.executable, "-P", "-m", "kvactors.actors.cli", "chat"]
+
+
+class Terminal:
+    """A chat in a process of its own, at a terminal that the test types at and reads."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.user, self.end = pty.openpty()
+        self.shown = b""
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            stdin=self.end,
+            stdout=self.end,
+            stderr=self.end,
+            start_new_session=True,
+        )
+
+    def read_until(self, text: bytes) -> bytes:
+        """What is shown up to a text, from where the last call ended."""
+        while text not in self.shown:
+            assert select.select([self.user], [], [], WAIT)[0], self.shown
+            self.shown += os.read(self.user, 1024)
+        before, self.shown = self.shown.split(text, 1)
+        return before + text
+
+    def write(self, text: bytes) -> None:
+        os.write(self.user, text)
+
+    @property
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self.end)[3] & termios.ECHO)
+
+    @property
+    def unread(self) -> bool:
+        """Whether something that was typed is left for the shell."""
+        return bool(select.select([self.end], [], [], 0)[0])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.user)
+        os.close(self.end)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal("--store", tmp_path, "--agent", "zoe")
+    yield opened
+    opened.close()
+
+
+def until_silent(terminal: Terminal) -> None:
+    """The chat has begun its work, and what is typed is not echoed any more."""
+    terminal.read_until(b"Loading")
+    assert not terminal.echoes
+
+
+def test_what_is_typed_too_early_shows_behind_the_prompt_and_is_answered(
+    terminal: Terminal,
+) -> None:
+    until_silent(terminal)
+    terminal.write(b"My cat is called Rex.\n")
+
+    assert b"My cat" not in terminal.read_until(b"> ")
+    assert terminal.read_until(b"\r\n") == b"My cat is called Rex.\r\n"
+    terminal.read_until(b"cold: ")
+    terminal.read_until(b"> ")
+    assert terminal.echoes
+    terminal.write(b"/quit\n")
+    assert terminal.process.wait(WAIT) == 0
+    assert terminal.echoes
+
+
+def test_what_was_typed_before_ctrl_c_is_not_left_for_the_shell(terminal: Terminal) -> None:
+    until_silent(terminal)
+    terminal.write(b"rm -rf everything\n")
+    assert terminal.unread
+
+    terminal.process.send_signal(signal.SIGINT)
+
+    assert terminal.process.wait(WAIT) == 130
+    assert not terminal.unread
+    assert terminal.echoes
+
+
+def test_forget_asks_before_it_forgets(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.read_until(b"> ")
+    terminal.write(b"My cat is called Rex.\n")
+    for answer, said in ((b"\n", b"nothing is forgotten"), (b"y\n", b"zoe remembers nothing")):
+        terminal.read_until(b"> ")
+        terminal.write(b"/forget\n")
+        terminal.read_until(b"Forget all that zoe remembers? [y/N] ")
+        terminal.write(answer)
+        terminal.read_until(said)
+    terminal.write(b"/quit\n")
+
+    assert terminal.process.wait(WAIT) == 0
+    assert not list((tmp_path / "agents").iterdir())
+
+
+def test_options_say_how_replies_are_decoded(tmp_path: Path) -> None:
+    def say(agent: str, *options: str) -> str:
+        command = ["chat", "--store", str(tmp_path), "--agent", agent, *options]
+        ended = CliRunner().invoke(app, command, input="My cat is called Rex.\n")
+        assert ended.exit_code == 0
+        return ended.stdout + ended.stderr.splitlines()[-1]
+
+    assert "cut at max_tokens" in say("a", "--max-tokens", "2")
+    drawn = [say(f"{seed}", "--temperature", "9", "--seed", f"{seed}") for seed in range(3)]
+    assert len({said.splitlines()[0] for said in drawn}) == 3
+    with AgentSystem(store=tmp_path) as system:
+        assert len(system.spawn("a").transcript().turns[1].token_ids) == 2
+    refused = CliRunner().invoke(app, ["chat", "--max-tokens", "0", "--model", "nowhere"])
+    assert refused.exit_code == 2
+    assert "max_tokens must be at least 1" in refused.stderr

@@ -1,0 +1,73 @@
+"""Leaving `with`: what is cancelled, what is saved, and what is said of what it waits for."""
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors.testing import FaultyModel, VirtualTimer, use_timer
+from kvactors.core.errors import SystemStopped
+
+SHORT = Sampling(max_tokens=8)
+ENDLESS = Sampling(max_tokens=5000)
+WAIT = 60
+
+
+class SomeError(Exception):
+    """The user's own."""
+
+
+def test_an_exception_cancels_what_runs_and_saves_what_is_finished(tmp_path: Path) -> None:
+    with suppress(SomeError), AgentSystem(FaultyModel(), tmp_path) as system:
+        alice = system.spawn("alice")
+        done = alice.ask("hello", sampling=SHORT).get(timeout=WAIT)
+        stream = alice.stream("and on", sampling=ENDLESS)
+        queued = alice.ask("later", sampling=SHORT)
+        next(stream)
+        raise SomeError
+
+    assert done.durable.get() is True
+    assert stream.reply.finish_reason == "cancelled"
+    with pytest.raises(SystemStopped):
+        queued.get(timeout=WAIT)
+    with AgentSystem(FaultyModel(), tmp_path) as again:
+        assert len(again.spawn("alice").transcript().turns) == 4
+
+
+def test_a_stop_that_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, timer = FaultyModel(), VirtualTimer()
+    system = AgentSystem(model, tmp_path)
+    use_timer(system, timer)
+    system.start()
+    gate = model.hold()
+    for agent_id in "abcdefg":
+        system.spawn(agent_id).ask("hello", sampling=SHORT)
+    assert model.reached.wait(WAIT)
+    stopping = threading.Thread(target=system.stop)
+    stopping.start()
+    while system.parts.lifecycle.outstanding.refusal is None:
+        stopping.join(0.01)
+    assert "waits for" not in caplog.text
+
+    while "waits for" not in caplog.text:
+        timer.let_pass(2.0)
+
+    gate.set()
+    stopping.join(WAIT)
+    assert "stopping waits for 7 turns ('a', 'b', 'c', 'd', 'e', ...)" in caplog.text
+
+
+def test_a_stop_that_waits_for_nothing_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    timer = VirtualTimer()
+    system = AgentSystem(FaultyModel(), tmp_path)
+    use_timer(system, timer)
+    with system:
+        system.spawn("a").ask("hello", sampling=SHORT)
+
+    timer.let_pass(60)
+
+    assert "waits for" not in caplog.text

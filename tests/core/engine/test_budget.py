@@ -1,0 +1,118 @@
+"""The budget is a bound, whatever runs: measured by what MLX itself counts."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from crowds import FAMILIES, Lot, least_of, live
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from makers import LoadGrid, MakeEngine
+
+from kvactors.core.errors import MemoryExceeded
+from kvactors.core.model.workspace import cover
+from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.testing.engines import make_request, run_engine
+
+pytestmark = pytest.mark.usefixtures("no_engine")
+
+ANSWER = Sampling(max_tokens=12)
+FULL = bool(os.environ.get("KVACTORS_FULL"))
+
+
+@st.composite
+def lots(draw: st.DrawFn) -> Lot:
+    """Crowds of a few, of a thousand tokens each at most."""
+    return Lot(
+        draw(st.sampled_from(sorted(FAMILIES))),
+        attention=draw(st.sampled_from(["auto", "packed", "dequantize"])),
+        reproducible=draw(st.booleans()),
+        float_tokens=draw(st.sampled_from([0, 300])),
+        budget=draw(st.sampled_from([4_000_000, 5_000_000, 8_000_000, 12_000_000])),
+        max_batch=draw(st.sampled_from([1, 4, 16])),
+        lengths=tuple(draw(st.lists(st.integers(10, 900), min_size=1, max_size=4))),
+        shared=draw(st.sampled_from([0, 100, 300])),
+        forks=draw(st.integers(0, 3)),
+        choices=draw(st.booleans()),
+        stored=draw(st.booleans()),
+        sampled=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=300 if FULL else 5,
+    # A crowd takes seconds, and is small as it is.
+    phases=(Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(lots())
+def test_no_combination_takes_more_than_the_budget(lot: Lot) -> None:
+    lives = live(lot)
+
+    print(f"{lives.peak:.2f} of the budget, {lives.refused} refused, {lives.ended} ended: {lot}")
+    assert lives.peak <= 1.0
+    assert lives.ended + lives.refused >= len(lot.lengths)
+
+
+def test_what_is_written_from_where_it_stands_counts_once(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid(), stored=True)
+    ended = run_engine(engine, [(0, make_request("a", [], [5] * 700, ANSWER))])["a"]
+    waits = sum(part.nbytes for part in ended.exported)
+
+    before = engine.stats()
+    engine.forget("a")
+    forgotten = engine.stats()
+    engine.saved("a", waits)
+    after = engine.stats()
+
+    kept = before["hot_bytes"]
+    assert (before["backlog_bytes"], before["used_bytes"]) == (waits, kept) == (kept, kept)
+    assert (forgotten["hot_bytes"], forgotten["used_bytes"]) == (0, waits)
+    assert (after["backlog_bytes"], after["used_bytes"]) == (0, 0)
+    engine.check()
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_budget_too_small_for_the_least_of_a_turn_is_refused_with_what_it_needs(
+    reproducible: bool,
+) -> None:
+    small = Lot("llama", reproducible=reproducible, budget=200_000, lengths=(300,))
+
+    refused = live(small)
+    needed = least_of(small)
+
+    assert (refused.peak, refused.refused) == (0.0, 1)
+    assert needed > small.budget
+    enough = live(replace(small, budget=needed))
+    # Its second turn is longer.
+    assert (enough.ended, enough.refused) == (1, 1)
+    assert enough.peak <= 1.0
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.integers(1, 4096)), min_size=3, max_size=6),
+    st.data(),
+)
+def test_factors_cover_every_peak_and_no_more_than_they_must(
+    chunks: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    needs = [[tokens, tokens * keys, keys] for tokens, keys in chunks]
+    true = [data.draw(st.floats(0, 1e4)) for _ in range(3)]
+    peaks = [sum(n * f for n, f in zip(need, true, strict=True)) for need in needs]
+
+    found = cover(needs, peaks)
+
+    estimated = [sum(n * f for n, f in zip(need, found, strict=True)) for need in needs]
+    assert all(factor >= 0 for factor in found)
+    assert all(e >= 0.99 * peak for e, peak in zip(estimated, peaks, strict=True))
+    assert sum(estimated) <= 1.01 * sum(peaks) + 1
+
+
+def test_a_budget_below_one_block_is_refused_with_the_least() -> None:
+    with pytest.raises(MemoryExceeded, match=r"is 100000 bytes: 256 tokens .* take 122880"):
+        live(Lot("llama", budget=100_000))

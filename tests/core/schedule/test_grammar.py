@@ -1,0 +1,169 @@
+"""A grammar as a value, and a guide that keeps an answer to it: no model."""
+
+import builtins
+import json
+import pickle
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from seeded import bug, seeded
+
+from kvactors import Grammar, InvalidGrammar, InvalidSampling, Sampling
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.grammar_tokens import GrammarTokens
+from kvactors.core.schedule.guide import Guide
+from kvactors.core.testing.models import PlainTokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+# One token opens what takes sixty to close.
+TRAP = r"(b[0-9]{60}|a)*!"
+
+
+@pytest.fixture(scope="module")
+def tokens() -> GrammarTokens:
+    """Each character is a token, 0 ends."""
+    return ChatFormat(PlainTokenizer()).grammar_tokens(128)
+
+
+def say(guide: Guide, wanted: str) -> str:
+    """What a guide takes of the characters that are drawn, as far as it allows them."""
+    taken = ""
+    for character in wanted:
+        if guide.complete or not guide.left:
+            break
+        drawn = ord(character)
+        if not guide.allowed()[drawn]:
+            drawn = next(token for token, free in enumerate(guide.allowed()) if free)
+        taken += chr(guide.take(drawn))
+    return taken
+
+
+def test_a_grammar_is_a_value() -> None:
+    one, other = Grammar.json_schema(PERSON), Grammar.json_schema(json.dumps(PERSON))
+
+    assert one == other
+    assert hash(one) == hash(other)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert Grammar.regex("a") != Grammar.lark('start: "a"')
+    assert pickle.loads(pickle.dumps(Sampling(grammar=one))) == Sampling(grammar=other)
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "says"),
+    [
+        (Grammar.regex, "a(b", "unclosed group"),
+        (Grammar.regex, "a(?=b)", "look-ahead"),
+        (Grammar.regex, 7, "text"),
+        (Grammar.lark, "start: nothing\n", "nothing"),
+        (Grammar.lark, "start foo", "1"),
+        (Grammar.json_schema, {"type": "strin"}, "strin"),
+        (Grammar.json_schema, {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        (Grammar.json_schema, {"type": "integer", "minimum": 5, "maximum": 2}, "minimum"),
+        (Grammar.json_schema, {"const": {1, 2}}, "JSON values"),
+        (Grammar.json_schema, "{", "JSON"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_with_what_is_wrong(make: Any, given: Any, says: str) -> None:
+    with pytest.raises(InvalidGrammar, match=says):
+        make(given)
+
+
+@bug(builtins, "__import__")
+def llguidance_is_not_installed(true: Any) -> Any:
+    def look_for(name: str, *args: Any, **options: Any) -> Any:
+        if name == "llguidance":
+            raise ImportError(name)
+        return true(name, *args, **options)
+
+    return look_for
+
+
+def test_without_the_extra_the_error_says_how_to_install_it() -> None:
+    with (
+        seeded(llguidance_is_not_installed),
+        pytest.raises(InvalidGrammar, match=r"pip install 'kvactors\[grammar\]'"),
+    ):
+        Grammar.regex("never seen before")
+
+
+def test_a_grammar_and_choices_exclude_each_other() -> None:
+    with pytest.raises(InvalidSampling, match="not both"):
+        Sampling(grammar=Grammar.regex("a"), choices=("a",))
+    with pytest.raises(InvalidSampling, match="must be a Grammar"):
+        Sampling(grammar="a")  # type: ignore[arg-type]
+
+
+def test_an_answer_that_cannot_be_short_enough_is_refused_with_the_numbers(
+    tokens: GrammarTokens,
+) -> None:
+    with pytest.raises(InvalidGrammar, match="takes 8 tokens, more than max_tokens 7"):
+        Guide(tokens, Grammar.regex("[a-z]{8,}"), 7)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused() -> None:
+    endless = PlainTokenizer()
+    endless.eos_token_ids = set()
+
+    with pytest.raises(InvalidGrammar, match="end token"):
+        ChatFormat(endless).grammar_tokens(128)
+
+
+@pytest.mark.parametrize("most", range(1, 70))
+def test_an_answer_is_whole_when_its_tokens_are_used_up(tokens: GrammarTokens, most: int) -> None:
+    said = say(Guide(tokens, Grammar.regex(TRAP), most), "aaab" + "1" * 99)
+
+    assert said.endswith("!")
+    assert len(said) <= most
+    assert ("b" in said) == (most >= len("aaab") + 61)
+
+
+def test_a_token_that_leaves_no_way_out_is_taken_where_nobody_looks_ahead(
+    tokens: GrammarTokens,
+) -> None:
+    @bug(Guide, "left")
+    def the_end_is_never_near(_true: Any) -> Any:
+        return property(lambda self: 1000)
+
+    with seeded(the_end_is_never_near):
+        said = say(Guide(tokens, Grammar.regex(TRAP), 10), "aaab" + "1" * 6)
+
+    assert not said.endswith("!")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_drawn_the_json_is_whole(tokens: GrammarTokens, seed: int) -> None:
+    chance = random.Random(seed)
+    guide = Guide(tokens, Grammar.json_schema(PERSON), chance.randint(24, 60))
+    drawn = "".join(chance.choice('"{}:, abc0159-\\') for _ in range(60))
+
+    value = json.loads(say(guide, drawn))
+
+    assert isinstance(value, Mapping)
+    assert list(value) == ["name", "age"]
+
+
+def test_a_guide_stands_where_it_stood_when_it_follows_the_tokens_again(
+    tokens: GrammarTokens,
+) -> None:
+    grammar = Grammar.json_schema(PERSON)
+    first, again = Guide(tokens, grammar, 40), Guide(tokens, grammar, 40)
+    said = [ord(character) for character in say(first, '{"name": "a\\"b", "a')]
+
+    again.follow(said)
+    again.follow(said[:-3])
+    again.follow(said)
+
+    assert (again.allowed(), again.way, again.left) == (first.allowed(), first.way, first.left)
+
+
+def test_a_grammar_of_everything_allows_every_token_of_text(tokens: GrammarTokens) -> None:
+    guide = Guide(tokens, Grammar.regex("(?s:.*)"), 5)
+
+    assert all(guide.allowed()[:128])

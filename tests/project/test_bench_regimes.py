@@ -1,0 +1,46 @@
+"""Every line of the table at tiny size: it runs, and both sides do the same work."""
+
+from dataclasses import replace
+
+import pytest
+from bench_models import echoing_peer, endless_grid, failing_peer
+
+from kvactors.bench.peer_process import PeerFailed, in_its_own_process
+from kvactors.bench.setup import Scale, Setup
+from kvactors.bench.table.regime import NOTHING_DECODED, Regime, run
+from kvactors.bench.table.suite import REGIMES
+
+TINY = Scale(runs=2, shrink=1024, fewer=16, decoded=3)
+# Codes there, and a grammar that rules tokens out, change tokens wherever sums are exact.
+MAY_DIFFER = ("decode-one-4k", "decode-grammar")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", REGIMES, ids=[regime.name for regime in REGIMES])
+def test_both_sides_decode_the_same_tokens_where_sums_are_exact_and_kv_is_float(
+    regime: Regime,
+) -> None:
+    may_differ = regime.differ == NOTHING_DECODED or regime.name in MAY_DIFFER
+    strict = regime if may_differ else replace(regime, differ="")
+
+    outcome = run(strict, Setup(TINY, endless_grid, kv_bits=None))
+
+    # How long anything takes at this size says nothing.
+    assert (outcome.cannot, outcome.invalid) == ("", "")
+    assert len(outcome.pairs) == (regime.runs or TINY.runs)
+
+
+@pytest.mark.slow
+def test_a_peer_that_fails_says_what_it_raised_in_its_own_process() -> None:
+    with (
+        pytest.raises(PeerFailed, match="ValueError: no such peer"),
+        in_its_own_process(endless_grid, failing_peer),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_peer_has_the_model_in_another_process_and_answers_what_it_is_asked() -> None:
+    with in_its_own_process(endless_grid, echoing_peer) as ask:
+        assert ask(1, 2) == ("Model", 1, 2)
+        assert ask(3) == ("Model", 3)

@@ -1,0 +1,55 @@
+"""What pages say was measured is what the files of results have."""
+
+import json
+import re
+from copy import deepcopy
+from datetime import datetime
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+from house import ROOT
+
+from kvactors.bench.table.pages import filled
+from kvactors.bench.table.suite import REGIMES
+
+RESULTS = ROOT / "bench/results"
+PAGES = ("bench/README.md", "README.md")
+TABLE = json.loads((RESULTS / "cpu-x86.json").read_text(encoding="utf-8"))
+GROWTH = json.loads((RESULTS / "cpu-x86-growth.json").read_text(encoding="utf-8"))
+BY_NAME = {regime.name: regime for regime in REGIMES}
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("found", [TABLE, GROWTH], ids=["table", "growth"])
+def test_pages_show_what_the_files_have(page: str, found: dict[str, Any]) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+
+    assert filled(text, found) == text
+
+
+def test_another_figure_on_a_page_would_be_seen() -> None:
+    page, first = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
+    better = deepcopy(TABLE)
+    better["rows"] = [row | {"ratio": row["ratio"] / 2} for row in better["rows"]]
+    flatter = deepcopy(GROWTH)
+    flatter["curves"][0]["orders"] = [0.0, 0.0]
+
+    assert filled(page, better) != page
+    assert filled(first, better) != first
+    assert filled(page, flatter) != page
+    assert filled(page, TABLE | {"rows": TABLE["rows"][1:]}) != page
+
+
+@pytest.mark.parametrize("row", TABLE["rows"], ids=[row["name"] for row in TABLE["rows"]])
+def test_a_row_says_of_what_it_was_measured_and_when(row: dict[str, Any]) -> None:
+    regime = BY_NAME[row["name"]]
+    order = list(islice(cycle(("ours", "theirs")), row["runs"]))
+
+    assert datetime.fromisoformat(row["date"]).tzinfo is not None
+    assert re.fullmatch("[0-9a-f]{7,}", row["commit"]), "measured of changed modules"
+    assert len(row["load"]) == 2
+    assert row["order"] == order
+    assert (row["target"], row["target_gpu"]) == (regime.target, regime.gpu)
+    assert (row["against"], row["compared"]) == (regime.against, regime.described)
+    assert row["holds_on"] == regime.holds_on

@@ -1,0 +1,28 @@
+"""Which cases of many a run takes: others each day, so that in time all of them are met.
+
+`KVACTORS_FULL=1` takes all of them at once. The day is in the header of the run;
+`KVACTORS_DAY=2026-11-23` repeats it.
+"""
+
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from random import Random
+from typing import TypeVar
+
+__all__ = ["DAY", "FULL", "sample_of"]
+
+_Case = TypeVar("_Case")
+
+FULL = bool(os.environ.get("KVACTORS_FULL"))
+# Set, so that the workers of a run that goes on after midnight agree.
+DAY = os.environ.setdefault("KVACTORS_DAY", datetime.now(UTC).date().isoformat())
+
+
+def sample_of(cases: Iterable[_Case], count: int, what: str) -> list[_Case]:
+    """`count` of the `cases` that the day draws for `what`, in their order, or all of them."""
+    every = list(cases)
+    if FULL or count >= len(every):
+        return every
+    chosen = Random(f"{DAY} {what}").sample(range(len(every)), count)
+    return [every[index] for index in sorted(chosen)]
