@@ -1,7 +1,7 @@
 """What Codex, OpenCode and Aider sent while a puppet fixed a bug for them, sent again.
 
-`golden/clients` has their requests in the order in which they came: long texts are cut, ids of calls
-are those of then. Each conversation of theirs is one agent, of which each turn computes what is new.
+`golden/clients` has their requests in the order in which they came: long texts are cut, the ids of
+calls are those of then. Each conversation is one agent, of which each turn computes what is new.
 """
 
 import json
@@ -189,6 +189,26 @@ def test_helpers_are_agents_of_their_own(client: str, heard: list[Heard]) -> Non
     assert len({one.agent for one in helpers}) == 2
     assert not parents & {one.agent for one in helpers}
     assert "forked" in first.how
+
+
+def test_who_begins_alike_computes_the_beginning_once(client: str, heard: list[Heard]) -> None:
+    """Another session has the same system prompt and tools, and so have two helpers."""
+    if client == "aider":
+        pytest.skip("it has one of each")
+    firsts = {one.conversation: one for one in reversed(heard) if one.conversation[1]}
+    known: set[str] = set()
+    for one in sorted(firsts.values(), key=heard.index):
+        begins = json.dumps([one.exchange["body"]["tools"], beginning(one)])
+        if begins in known:
+            assert one.cached > 0.75 * one.prompt
+        known.add(begins)
+    assert len(known) < len(firsts)
+
+
+def beginning(heard: Heard) -> Any:
+    """The system prompt of a request."""
+    body = heard.exchange["body"]
+    return (body.get("messages") or body["input"])[0]["content"]
 
 
 def test_nothing_of_the_machine_is_in_a_recording(client: str) -> None:

@@ -242,6 +242,9 @@ class Service:
             Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number))
             for number, hash_ in enumerate(hashes, plan.keep + 1)
         ]
+        if not plan.keep:
+            # Who begins alike finds it by this.
+            places.insert(0, Place(conversation.before, taken.agent.agent_id, 0, ""))
         texts = [canonical(m) for m in conversation.said[plan.matched :]]
         all_hashes = [conversation.before, *conversation.hashes]
 
