@@ -131,7 +131,8 @@ class PuppetModel(FaultyModel):
     `script` has its answers, one for each turn in the order in which they begin; or it makes an
     answer of the conversation so far, as the model reads it, on the GPU thread: it must not wait.
     An answer that the script or the tokenizer does not have fails its turn. `tokenizer` makes the
-    tokenizer; the default model's, if it is None. All else is that of a FaultyModel.
+    tokenizer; the default model's, if it is None. Its weights, by `seed`, and all else are those of
+    a FaultyModel.
     """
 
     name = "puppet-model"

@@ -116,7 +116,7 @@ class Chat:
         asked: dict[str, Any] = {"model": "any", "messages": messages, "tools": listed, **options}
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             if self.stream:
-                usage = {"include_usage": True}
+                usage: Any = {"include_usage": True}
                 with client.chat.completions.stream(stream_options=usage, **asked) as stream:
                     stream.until_done()
                     # The final one is refused by the package itself if it was cut.

@@ -64,13 +64,17 @@ def test_a_long_answer_comes_in_pieces(open_puppet: OpenPuppet) -> None:
 
 def test_puppets_in_one_batch_say_each_its_own(open_puppet: OpenPuppet) -> None:
     """Whichever way their model draws."""
-    draws = [{}, {"temperature": 1.0}, {"temperature": 0.5, "repetition_penalty": 1.3}]
+    draws = [
+        Sampling(),
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.5, repetition_penalty=1.3),
+    ]
     system = open_puppet(PuppetModel(lambda said: re.findall(r"say (\w+)", said)[-1][::-1]))
     agents = [system.spawn(f"a{number}") for number in range(6)]
 
     said = ["".join(chr(97 + (number * 7 + i) % 26) for i in range(40)) for number in range(6)]
     replies = [
-        agent.ask(f"say {text}", sampling=Sampling(**draws[number % 3]))
+        agent.ask(f"say {text}", sampling=draws[number % 3])
         for number, (agent, text) in enumerate(zip(agents, said, strict=True))
     ]
 

@@ -19,7 +19,7 @@ from puppets import puppet_server
 
 from kvactors.actors.testing import PuppetModel
 
-RECORDED = Path(__file__).parent.parent / "golden" / "clients"
+RECORDED = Path(__file__).parents[2] / "golden" / "clients"
 CLIENTS = ("codex", "opencode", "aider")
 BLOCK = 256
 
