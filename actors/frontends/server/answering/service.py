@@ -6,9 +6,9 @@ One thread of its own plans turns over the index; the event loop reads what come
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -20,6 +20,7 @@ from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -118,6 +119,18 @@ class Service:
         """What `work` returns, done on the thread of the index."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
+    @asynccontextmanager
+    async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
+        """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
+        Raises AgentBusy, SystemStopped."""
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+        await self.on_index(lambda: self._claim(agent_id))
+        try:
+            yield
+        finally:
+            self._busy.discard(agent_id)
+
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
         self.closing = True
@@ -182,6 +195,11 @@ class Service:
         plan = self._resolver.plan(inquiry, self._busy)
         self._busy.add(plan.known.agent_id)
         return plan
+
+    def _claim(self, agent_id: str) -> None:
+        if agent_id in self._busy:
+            raise AgentBusy(agent_id)
+        self._busy.add(agent_id)
 
     def _continuation(self, inquiry: Inquiry, plan: Plan) -> Continuation:
         """What the turn says behind what its agent knows already."""
