@@ -55,8 +55,9 @@ actors/system: actors/agents actors/behaviours actors/errors actors/observe acto
     persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
     actors/workers core/conversation core/errors core/schedule
-actors/testing: actors/agents actors/runtime actors/system actors/workers core/errors core/testing
-    persistence/files persistence/store persistence/testing
+actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
+    core/conversation core/errors core/model core/schedule core/testing persistence/files
+    persistence/store persistence/testing
 bench: actors core/blas core/engine core/model core/schedule core/testing persistence
     persistence/testing
 actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing

@@ -240,7 +240,8 @@ class Service:
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        ended = replace(_ended(reply, reader), stop=_stop_of(agent, stop))
+        thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
+        ended = replace(_ended(reply, reader, thought), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
@@ -259,6 +260,9 @@ class Service:
             Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number))
             for number, hash_ in enumerate(hashes, plan.keep + 1)
         ]
+        if not plan.keep:
+            # Who begins alike finds it by this.
+            places.insert(0, Place(conversation.before, taken.agent.agent_id, 0, ""))
         texts = [canonical(m) for m in conversation.said[plan.matched :]]
         all_hashes = [conversation.before, *conversation.hashes]
 
@@ -341,7 +345,8 @@ def _stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
     return next((stop for stop in stops if hidden.startswith(stop)), None)
 
 
-def _ended(reply: Reply, reader: Reader) -> Ended:
+def _ended(reply: Reply, reader: Reader, thought: int) -> Ended:
     reason: Reason = "calls" if reader.calls else reply.finish_reason
-    usage = reply.usage
-    return Ended(reason, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens))
+    used = reply.usage
+    usage = Usage(used.prompt_tokens, used.reused_tokens, used.generated_tokens, thought)
+    return Ended(reason, usage)
