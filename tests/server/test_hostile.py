@@ -124,3 +124,24 @@ def test_odd_values_never_are_the_servers_fault(server: Server, options: dict[st
     answer = post(server, asked("hello") | options)
 
     assert answer.status_code in (200, 400), answer.text
+
+
+def test_pages_of_a_listed_site_may_call_and_read_and_those_of_others_not() -> None:
+    page, other = "https://page.example", "https://other.example"
+    key = "k" * 20
+    asking = {"access-control-request-method": "POST", "access-control-request-headers": "x"}
+    with (
+        AgentSystem(FaultyModel(), store=False) as system,
+        serve(system, port=0, any_model=True, origins=(page,), keys=lambda: {key}) as server,
+    ):
+        url = f"{server.url}/v1/chat/completions"
+        may = httpx.options(url, headers={"origin": page} | asking)
+        may_not = httpx.options(url, headers={"origin": other} | asking)
+        read = post(server, asked("hello"), origin=page, authorization=f"Bearer {key}")
+        refused = post(server, asked("hello"), origin=other, authorization=f"Bearer {key}")
+
+    assert may.status_code == 200
+    assert may.headers["access-control-allow-origin"] == page
+    assert may_not.status_code == 400
+    assert read.headers["access-control-allow-origin"] == page
+    assert refused.status_code == 403
