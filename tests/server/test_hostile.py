@@ -145,3 +145,15 @@ def test_pages_of_a_listed_site_may_call_and_read_and_those_of_others_not() -> N
     assert may_not.status_code == 400
     assert read.headers["access-control-allow-origin"] == page
     assert refused.status_code == 403
+
+
+def test_a_port_that_is_taken_is_an_error_and_ends_no_program(server: Server) -> None:
+    taken = httpx.URL(server.url).port
+    assert taken is not None
+
+    with (
+        AgentSystem(FaultyModel(), store=False) as system,
+        pytest.raises(OSError, match=str(taken)),
+        serve(system, port=taken),
+    ):
+        pass

@@ -85,7 +85,9 @@ class Broadcast:
 
 class Reading:
     """One reader of a `broadcast`, from when it is asked for: it leaves when its iteration ends,
-    and when it is let go before it began."""
+    and when it is let go before it began. `opened` says who answers, once it was waited for."""
+
+    opened: Opened
 
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
@@ -94,13 +96,8 @@ class Reading:
 
     async def wait(self) -> "Reading":
         """Itself, once it is known who answers. Raises what failed before."""
-        await asyncio.shield(self._broadcast.taken)
+        self.opened = await asyncio.shield(self._broadcast.taken)
         return self
-
-    @property
-    def opened(self) -> Opened:
-        """Who answers."""
-        return self._broadcast.taken.result()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         try:
