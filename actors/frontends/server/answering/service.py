@@ -21,7 +21,7 @@ from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
-from kvactors.actors.frontends.server.exchange.answers import AgentBusy
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -84,7 +84,7 @@ class Service:
         self._open: dict[str, Broadcast] = {}
         self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
 
-    async def open(self, inquiry: Inquiry, *, key: str = "") -> Reading:
+    async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
         if key and key in self._open:
             self.counts.attached.inc()
