@@ -78,20 +78,22 @@ actors/frontends/console: core/errors persistence/files
 actors/frontends/server/exchange: core/errors core/schedule
 actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
     core/schedule
-actors/frontends/server/identity: actors/errors actors/frontends/server/exchange core/errors
+actors/frontends/server/identity: actors/errors actors/frontends/server/exchange core/conversation
+    core/errors persistence/files
 actors/frontends/server/answering: actors/agents actors/errors actors/frontends/server/dialect
     actors/frontends/server/exchange actors/frontends/server/identity actors/system actors/turns
     core/conversation core/errors core/schedule persistence/files
 actors/frontends/server/wire: actors/errors actors/frontends/server/exchange core/errors
     core/schedule
 actors/frontends/server/wire/responses: actors/errors actors/frontends/server/exchange
-    actors/frontends/server/wire core/schedule
+    actors/frontends/server/identity actors/frontends/server/wire core/schedule
 actors/frontends/server/agents: actors/agents actors/errors actors/frontends/server/answering
     actors/frontends/server/exchange actors/frontends/server/identity actors/frontends/server/wire
     actors/system actors/turns core/conversation core/errors core/schedule core/trace
 actors/frontends/server/web: actors/frontends/console actors/frontends/server/agents
     actors/frontends/server/answering actors/frontends/server/identity actors/frontends/server/page
     actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
+    persistence/files
 actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
     actors/frontends/server/web actors/frontends/stress actors/observe actors/system actors/turns
     bench bench/check bench/table core/blas core/cache core/errors core/model core/schedule

@@ -6,6 +6,7 @@ One thread of its own plans turns over the index; the event loop reads what come
 import asyncio
 import logging
 import secrets
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -15,17 +16,17 @@ from typing import Literal, TypeVar
 import xxhash
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.frontends.server.answering.broadcast import Broadcast
+from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
-from kvactors.actors.frontends.server.exchange.answers import AgentBusy
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
 from kvactors.actors.frontends.server.identity.index import Index, Place
-from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
+from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
@@ -41,6 +42,8 @@ __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
+# Seconds that an opening turn is waited for, so that what fails at once is a status.
+OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
 # What a template may put around a turn, in tokens.
@@ -75,25 +78,28 @@ class Service:
         self._rules = rules
         self._resolver = Resolver(index, rules, self._stands)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
+        # A fork waits for what its parent says just then; others must not wait behind it.
+        self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
         self._busy: set[str] = set()
         self._open: dict[str, Broadcast] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
 
-    async def open(self, inquiry: Inquiry, *, key: str = "") -> Broadcast:
+    async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
         if key and key in self._open:
             self.counts.attached.inc()
-            return self._open[key]
+            return await Reading(self._open[key]).wait()
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
             raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
-        opened = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._take(inquiry, key or secrets.token_hex(8), opened))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        broadcast: Broadcast = await opened
-        return broadcast
+        broadcast = Broadcast(key or secrets.token_hex(8), self._abandon, self._drop)
+        self._open[broadcast.key] = broadcast
+        reading = Reading(broadcast)
+        task = asyncio.create_task(self._take(inquiry, broadcast))
+        self._tasks[broadcast] = task
+        task.add_done_callback(lambda _: self._tasks.pop(broadcast))
+        return await reading.wait()
 
     def count(self, inquiry: Inquiry) -> int:
         """Tokens of a prompt that begins anew."""
@@ -119,6 +125,9 @@ class Service:
         """What `work` returns, done on the thread of the index."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
+    async def _on_spawner(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
+
     @asynccontextmanager
     async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
         """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
@@ -134,65 +143,88 @@ class Service:
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
         self.closing = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        for task in self._tasks:
+        running = list(self._tasks.values())
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        self._spawner.shutdown(wait=False, cancel_futures=True)
         self._planner.shutdown()
         self.index.close()
 
     # -- one turn ----------------------------------------------------------------------
 
-    async def _take(self, inquiry: Inquiry, key: str, opened: "asyncio.Future[Broadcast]") -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        broadcast = Broadcast(task.cancel, lambda: self._drop(key))
-        self._open[key] = broadcast
+    async def _take(self, inquiry: Inquiry, broadcast: Broadcast) -> None:
         taken: _Taken | None = None
         try:
             taken = await self._begin(inquiry)
-            broadcast.opened = _opened(taken)
-            self.counts.taken(broadcast.opened)
-            _log(broadcast.opened)
-            opened.set_result(broadcast)
-            await self._read(inquiry, taken, broadcast)
-            broadcast.end()
+            await _admission(taken.ticket)
+            opened = _opened(taken)
+            self.counts.taken(opened)
+            _log(opened)
+            broadcast.taken.set_result(opened)
+            if broadcast.readers:
+                await self._read(inquiry, taken, broadcast)
+                broadcast.end()
+            else:
+                # Who asked left meanwhile. Nothing is cut off while an agent is being made.
+                await self._give_up(inquiry, taken)
         except BaseException as error:
-            if not opened.done():
-                opened.set_exception(error)
-            broadcast.end(error)
-            if taken is not None:
-                taken.agent.end_turn(taken.ticket)
-                with suppress(KvactorsError, asyncio.CancelledError):
-                    await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
+            self._drop(broadcast)
+            try:
+                if taken is not None:
+                    await self._give_up(inquiry, taken)
+                    if not broadcast.taken.done():
+                        await self._let_go(taken.plan)
+            finally:
+                broadcast.fail(error)
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:
             if taken is not None:
                 self._busy.discard(taken.agent.agent_id)
-            self._keep(key, broadcast)
+            self._keep(broadcast)
+
+    async def _give_up(self, inquiry: Inquiry, taken: _Taken) -> None:
+        """End a turn; what was said and prefilled of it is known from here on."""
+        taken.agent.end_turn(taken.ticket)
+        with suppress(KvactorsError, asyncio.CancelledError):
+            await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
         plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
             parent = plan.parent or None
-            agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
+            agent = await self._on_spawner(lambda: self.system.spawn(known.agent_id, from_=parent))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             said = self._continuation(inquiry, plan)
-            sampling = self._sampling(inquiry, agent, said)
+            # Long texts take their time: not that of the streams on the loop.
+            sampling = await self._on_spawner(lambda: self._sampling(inquiry, agent, said))
             sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
             ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
-            self._busy.discard(known.agent_id)
+            await self._let_go(plan)
             raise
         return _Taken(plan, agent, ticket, reader)
 
+    async def _let_go(self, plan: Plan) -> None:
+        """Nothing comes of a plan; who was made for it goes."""
+        self._busy.discard(plan.known.agent_id)
+        if plan.fresh:
+            with suppress(KvactorsError, asyncio.CancelledError):
+                await self.forget(plan.known.agent_id)
+
     def _plan(self, inquiry: Inquiry) -> Plan:
         plan = self._resolver.plan(inquiry, self._busy)
+        if plan.fresh and not plan.parent and plan.known.named:
+            agent = self.system.spawn(plan.known.agent_id)
+            if agent.transcript().turns:
+                # Nobody's that clients made: what it remembers stays.
+                plan = replace(plan, known=unnamed(plan.known))
         self._busy.add(plan.known.agent_id)
         return plan
 
@@ -239,7 +271,7 @@ class Service:
         reply: Reply = await ticket.reply
         for event in reader.end():
             broadcast.add(event)
-        await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
+        await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
         thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
         ended = replace(_ended(reply, reader, thought), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
@@ -273,16 +305,24 @@ class Service:
 
         await self.on_index(note)
 
-    def _keep(self, key: str, broadcast: Broadcast) -> None:
+    def _keep(self, broadcast: Broadcast) -> None:
         """Keep a complete answer until a reader has had its end, for who asks again."""
         if broadcast.complete:
-            asyncio.get_running_loop().call_later(KEPT, self._drop, key, broadcast)
+            later = asyncio.get_running_loop().call_later(KEPT, self._drop, broadcast)
+            broadcast.on_dropped = later.cancel
         else:
-            self._drop(key)
+            self._drop(broadcast)
 
-    def _drop(self, key: str, only: Broadcast | None = None) -> None:
-        if only is None or self._open.get(key) is only:
-            self._open.pop(key, None)
+    def _abandon(self, broadcast: Broadcast) -> None:
+        """Nobody reads any more: who asks now gets a turn of its own."""
+        self._drop(broadcast)
+        if broadcast.taken.done() and (task := self._tasks.get(broadcast)):
+            task.cancel()
+
+    def _drop(self, broadcast: Broadcast) -> None:
+        if self._open.get(broadcast.key) is broadcast:
+            del self._open[broadcast.key]
+        broadcast.on_dropped()
 
     def _stands(self, place: Place) -> Literal["no", "within", "end"]:
         """What an agent's ledger says of a place; a cancelled answer after it counts for none."""
@@ -313,6 +353,16 @@ class Service:
         return chat.encode(text)
 
 
+async def _admission(ticket: Ticket) -> None:
+    """Wait a moment for a turn to begin, so that what fails at once is a status. Raises what it
+    failed with."""
+    assert ticket.admitted is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(OPENING):
+            if await ticket.admitted is None:
+                await ticket.reply
+
+
 def _call_id() -> str:
     return f"call_kv{secrets.token_hex(12)}"
 
@@ -320,7 +370,11 @@ def _call_id() -> str:
 def _mark_of(turns: Sequence[Turn], number: int) -> str:
     if not 0 < number <= len(turns):
         return ""
-    return xxhash.xxh3_64_hexdigest(repr(turns[number - 1].token_ids).encode())
+    hashed = xxhash.xxh3_64()
+    for turn in turns[:number]:
+        # Whose tokens they are counts: an agent may have been told another conversation since.
+        hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
+    return hashed.hexdigest()
 
 
 def _log(opened: Opened) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvactors.actors.frontends.server.identity.sealed import Sealed
+
 __all__ = ["Index", "Known", "Place"]
 
 _TABLES = """
@@ -34,12 +36,13 @@ create table if not exists answers(
 @dataclass(frozen=True, slots=True)
 class Place:
     """The first `turns` turns of an agent are the conversation of the hash `chain`. `mark` is the
-    hash of the last of these turns."""
+    hash of these turns' tokens. `last`: none of the agent's places is behind it."""
 
     chain: bytes
     agent_id: str
     turns: int
     mark: str
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,17 @@ class Known:
 
 class Index:
     """Of one store, in the file `path`, or in memory; `texts`: keep what was said for the report
-    of a miss; `clock` gives seconds since 1970."""
+    of a miss, `sealed` if the store is; `clock` gives seconds since 1970."""
 
     def __init__(
-        self, path: Path | None, *, texts: bool = True, clock: Callable[[], float] = time.time
+        self,
+        path: Path | None,
+        *,
+        texts: bool = True,
+        sealed: Sealed = Sealed(),  # noqa: B008 - immutable
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self.sealed = sealed
         self._texts = texts
         self._clock = clock
         self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
@@ -87,7 +96,9 @@ class Index:
         for part in range(0, len(chains), 500):
             some = chains[part : part + 500]
             found += self._db.execute(
-                "select chain, agent, turns, mark from places"
+                "select chain, agent, turns, mark,"
+                " turns = (select max(turns) from places as all_ where all_.agent = places.agent)"
+                " from places"
                 f" where chain in ({','.join('?' * len(some))})",
                 some,
             ).fetchall()
@@ -125,7 +136,7 @@ class Index:
     def said_behind(self, chain: bytes) -> list[str]:
         """What was said next in conversations that begin with that of `chain`."""
         rows = self._db.execute("select text from said where parent = ? limit 8", (chain,))
-        return [text for (text,) in rows]
+        return [self.sealed.read(text) for (text,) in rows]
 
     def idle(self, before: float) -> list[str]:
         """Agents without a name of their own that were last used before a time, oldest first."""
@@ -173,7 +184,7 @@ class Index:
             with self._db:
                 self._db.executemany(
                     "insert or ignore into said values (?, ?, ?)",
-                    zip(chains[1:], chains, texts, strict=False),
+                    zip(chains[1:], chains, map(self.sealed.write, texts), strict=False),
                 )
 
     def forget(self, agent_id: str) -> None:
@@ -181,3 +192,4 @@ class Index:
         with self._db:
             for table in ("places", "agents", "answers"):
                 self._db.execute(f"delete from {table} where agent = ?", (agent_id,))
+            self._db.execute("delete from said where chain not in (select chain from places)")

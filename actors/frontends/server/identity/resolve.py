@@ -24,9 +24,10 @@ from kvactors.actors.frontends.server.identity.canonical import (
 )
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
 from kvactors.actors.frontends.server.identity.rules import Rule, strip
+from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read"]
+__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read", "unnamed"]
 
 # Of a differing place, on both sides.
 _SHOWN = 10
@@ -180,12 +181,15 @@ class Resolver:
         """The longest place that counts: of the client's own thread, else of any; of those that
         are as long, one whose agent goes on there."""
         client, thread = inquiry.client, _thread(inquiry.client)
-        own = self._index.thread(client.tenant, thread) if thread else []
+        own = {client.agent, *(self._index.thread(client.tenant, thread) if thread else ())}
         places = self._index.places([conversation.before, *conversation.hashes])
         best: _Found | None = None
         for place in sorted(places, key=lambda place: place.agent_id not in own):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
+            if best is not None and not place.last:
+                # No better than the best; of a beginning that many share there are very many.
+                continue
             known = self._index.known(place.agent_id)
             if known is None or known.tenant != client.tenant:
                 continue
@@ -195,7 +199,8 @@ class Resolver:
                 continue
             if (stands := self._stands(place)) != "no":
                 ends = stands == "end"
-                free = known.thread == thread and known.agent_id not in busy
+                named = client.agent == known.agent_id
+                free = (named or known.thread == thread) and known.agent_id not in busy
                 found = _Found(place, known, ends, goes_on=ends and free)
                 best = found if best is None or found.goes_on else best
         return best
@@ -209,8 +214,8 @@ class Resolver:
         """A new agent for a client: under the name that it asks for, if that is free."""
         taken = forked or client.agent in busy or self._index.known(client.agent) is not None
         named = bool(client.agent) and not taken
-        agent_id = client.agent if named else f"c-{secrets.token_hex(8)}"
-        return Known(agent_id, client.tenant, _thread(client), json.dumps(tools), "{}", named)
+        mine = Known(client.agent, client.tenant, _thread(client), json.dumps(tools), "{}", True)
+        return mine if named else unnamed(mine)
 
     def _relative(
         self, client: Client, mine: Known, conversation: Conversation, busy: set[str]
@@ -259,11 +264,16 @@ class Resolver:
         ours = canonical(conversation.said[matched])
         best = ""
         for theirs in self._index.said_behind(last):
-            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), -1)
-            if at >= 0:
+            at = common_prefix(ours, theirs)
+            if at < min(len(ours), len(theirs)):
                 shown = f"{ours[at : at + _SHOWN]!r} instead of {theirs[at : at + _SHOWN]!r}"
                 best = f"message {matched}, character {at}: {shown}"
         return best
+
+
+def unnamed(known: Known) -> Known:
+    """The same client's agent, under a name that nobody asked for."""
+    return replace(known, agent_id=f"c-{secrets.token_hex(8)}", named=False)
 
 
 def _thread(client: Client) -> str:

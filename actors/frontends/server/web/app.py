@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from kvactors.actors.frontends.server.agents.events import event_routes
 from kvactors.actors.frontends.server.agents.routes import agent_routes
@@ -28,6 +29,7 @@ __all__ = ["LOOPBACK", "make_app"]
 
 logger = logging.getLogger(__name__)
 
+OWN_HEADERS = tuple(f"X-Kvactors-{name}" for name in ("Agent", "Reused", "Kept", "Miss", "Ignored"))
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -46,7 +48,8 @@ def make_app(
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
     app.include_router(completion_routes(Completions(service), named))
-    store = ResponseStore(service.index.connection, service.on_index)
+    index = service.index
+    store = ResponseStore(index.connection, service.on_index, sealed=index.sealed)
     app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
     app.include_router(agent_routes(service))
@@ -64,6 +67,12 @@ def make_app(
     for kind in (Exception, Failure, HTTPException, RequestValidationError, KvactorsError):
         app.add_exception_handler(kind, failed)
     app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
+    if origins:
+        # In front of the guard: a browser asks without a key whether it may call at all.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=list(OWN_HEADERS),
+        )  # fmt: skip
     return app
 
 

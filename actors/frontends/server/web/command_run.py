@@ -37,6 +37,7 @@ def run_server(
     what they may take, `engine` and `settings` are those of the system and the server. Raises
     KvactorsError, OSError."""
     root = (store or default_store()).expanduser()
+    encryption_key = stored_key()
     age, most = seconds_of(keep[0]), parse_bytes("--keep-bytes", keep[1]) if keep[1] else None
     chosen = Settings(
         **settings,
@@ -45,9 +46,10 @@ def run_server(
         aliases=tuple(_alias(text, model) for text in aliases),
         keep_seconds=age,
         keep_bytes=most,
+        encryption_key=encryption_key,
     )
     given = {name: value for name, value in engine.items() if value is not None}
-    system = AgentSystem(model, store=root, encryption_key=stored_key(), **given)
+    system = AgentSystem(model, store=root, encryption_key=encryption_key, **given)
     with working(f"Loading {printable(model)} …"):
         system.start()
     try:

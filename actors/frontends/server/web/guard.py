@@ -83,7 +83,7 @@ class Guard:
         if self._hosts and _name(host) not in self._hosts:
             raise Failure(403, f"this server is not {_name(host)!r}: it answers to its own names")
         origin = request.headers.get("origin")
-        if origin and urlsplit(origin).netloc != host and origin not in self._origins:
+        if origin and _netloc(origin) != host and origin not in self._origins:
             raise Failure(403, f"pages of {origin!r} may not call this server: see --cors")
         length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._limits.body:
@@ -94,7 +94,8 @@ class Guard:
         keys = self._keys()
         if not keys or request.url.path in _OPEN:
             return ""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else ""
         given = given or request.headers.get("x-api-key", "")
         # All are compared, so that no timing tells which one was near.
         same = [hmac.compare_digest(key.encode(), given.encode()) for key in keys]
@@ -120,5 +121,15 @@ def _answer(failure: Failure, request: Request) -> Response:
 
 
 def _name(host: str) -> str:
-    """A host without its port."""
-    return urlsplit(f"//{host}").hostname or ""
+    """A host without its port; "" for what is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""

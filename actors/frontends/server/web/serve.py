@@ -15,10 +15,12 @@ from kvactors.actors.frontends.server.answering.expiry import keep_expiring
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
+from kvactors.actors.frontends.server.identity.sealed import Sealed
 from kvactors.actors.frontends.server.web.app import LOOPBACK, make_app
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["PORT", "Server", "Settings", "serve"]
 
@@ -37,6 +39,7 @@ class Settings:
     `any_model`. `rules` say what in a system prompt is no difference. `most` turns may
     be open at once; `grace` seconds are left to them when it stops. Agents without a name leave
     after `keep_seconds` without a turn, and while they take more than `keep_bytes` on disk.
+    `encryption_key` is that of the system's store: what was said is sealed with it in the index.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +54,7 @@ class Settings:
     grace: float = GRACE
     keep_seconds: float | None = None
     keep_bytes: int | None = None
+    encryption_key: EncryptionKey | None = field(default=None, repr=False)
 
 
 class Server:
@@ -68,7 +72,8 @@ class Server:
             )
         self.settings = settings
         self._root = index.parent if index else None
-        self.service = Service(system, Index(index), settings.rules, most=settings.most)
+        kept = Index(index, sealed=Sealed(settings.encryption_key))
+        self.service = Service(system, kept, settings.rules, most=settings.most)
         hosts = {*LOOPBACK, settings.host, *settings.names}
         everywhere = settings.host in ("0.0.0.0", "::")
         self.app = make_app(

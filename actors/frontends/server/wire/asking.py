@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -32,6 +33,9 @@ PING_SECONDS = 10
 # Seconds that a reader may leave its stream unread.
 SEND_SECONDS = 120
 MOST_NESTED = 64
+# Characters of a header of ours.
+MOST_SHOWN = 1000
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound="Body")
 
@@ -46,7 +50,10 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     """The JSON body of a `request` as a record of this `kind`. Raises Failure 400 with the field
     named."""
     try:
-        content = json.loads(await request.body())
+        raw = await request.body()
+        content = json.loads(raw)
+        if _SURROGATE.search(raw):
+            content = _well_formed(content)
     except (ValueError, RecursionError) as error:
         raise Failure(400, f"the body is no JSON: {error}") from error
     if _depth(content) > MOST_NESTED:
@@ -59,6 +66,12 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise refused(place, first["msg"]) from error
+
+
+def _well_formed(content: Any) -> Any:
+    """`content` with U+FFFD for halves of characters: clients cut texts within one."""
+    text = json.dumps(content, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(text.decode("utf-16", "replace"))
 
 
 def ignored(body: Body, *more: str) -> list[str]:
@@ -104,7 +117,7 @@ def reuse_headers(opened: Opened, fields: list[str]) -> dict[str, str]:
         "X-Kvactors-Miss": reuse.miss,
         "X-Kvactors-Ignored": ", ".join(fields),
     }
-    return {k: v.encode("ascii", "replace").decode() for k, v in headers.items() if v}
+    return {name: _printable(value) for name, value in headers.items() if value}
 
 
 def streamed(
@@ -145,6 +158,12 @@ async def while_there(request: Request, work: Awaitable[_T]) -> _T:
         return task.result()
     finally:
         watching.cancel()
+
+
+def _printable(text: str) -> str:
+    """What of a text may stand in a header: clients chose parts of it."""
+    shown = "".join(c if " " <= c <= "~" else "?" for c in text[:MOST_SHOWN])
+    return shown + ("..." if len(text) > MOST_SHOWN else "")
 
 
 def _tenant(request: Request) -> str:

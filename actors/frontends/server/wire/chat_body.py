@@ -88,7 +88,9 @@ def _message(index: int, message: Mapping[str, Any]) -> Message:
     if role is None:
         raise refused(f"{where}.role", f"one of {', '.join(_ROLES)}, not {message.get('role')!r}")
     text = text_of(message.get("content"), f"{where}.content")
-    calls = message.get("tool_calls") or ()
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise refused(f"{where}.tool_calls", "a list of calls")
     return Message(
         role,
         text,
@@ -135,13 +137,16 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
     if not isinstance(name, str) or not name:
         raise refused(f"{where}.function.name", "a tool needs a name")
     schema = function.get("parameters") or {}
+    if not isinstance(schema, dict):
+        raise refused(f"{where}.function.parameters", "a JSON schema is needed")
     strict = bool(function.get("strict"))
     return Tool(name, str(function.get("description") or ""), schema, strict)
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
     if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise refused("tool_choice", "name the function, or say auto, none or required")
         return ToolChoice("required", name)
@@ -163,7 +168,8 @@ def _form(asked: Mapping[str, Any] | None) -> Form | None:
     if kind == "json_object":
         return Form()
     if kind == "json_schema":
-        schema = (asked.get("json_schema") or {}).get("schema")
+        named = asked.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
         if not isinstance(schema, dict):
             raise refused("response_format.json_schema.schema", "a JSON schema is needed")
         return Form(schema)

@@ -4,6 +4,7 @@
 counts none twice. `message_start` waits for true numbers; pings come before it.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -66,7 +67,7 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await read_body(request, CountBody)
         named.check(body.model)
-        return {"input_tokens": answers.count(inquiry_of(request, body))}
+        return {"input_tokens": await asyncio.to_thread(answers.count, inquiry_of(request, body))}
 
     return router
 

@@ -149,6 +149,8 @@ def _tool(where: str, tool: Mapping[str, Any]) -> Tool:
     if not isinstance(tool["name"], str) or not tool["name"]:
         raise refused(f"{where}.name", "a tool needs a name")
     schema = tool.get("input_schema") or {}
+    if not isinstance(schema, dict):
+        raise refused(f"{where}.input_schema", "a JSON schema is needed")
     strict = bool(tool.get("strict"))
     return Tool(tool["name"], str(tool.get("description") or ""), schema, strict)
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from kvactors.actors.frontends.server.identity.sealed import Sealed
+
 __all__ = ["ResponseStore"]
 
 _T = TypeVar("_T")
@@ -37,19 +39,22 @@ class Run(Protocol):
 
 class ResponseStore:
     """Records behind a `connection`, which `run` uses. At most `most` stay, of `most_bytes` in all,
-    for `days` after their last change; `clock` gives seconds since 1970."""
+    for `days` after their last change, `sealed` if the store is; `clock` gives seconds since
+    1970."""
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         run: Run,
         *,
+        sealed: Sealed = Sealed(),  # noqa: B008 - immutable
         most: int = 10_000,
         most_bytes: int = 1 << 30,
         days: float = 30,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._db = connection
+        self._sealed = sealed
         self._run = run
         self._most = most
         self._most_bytes = most_bytes
@@ -68,7 +73,7 @@ class ResponseStore:
                 self._db.execute(
                     "insert into records values (?, ?, ?, 0, ?) on conflict(id) do update set"
                     " changed = excluded.changed, content = excluded.content",
-                    (record_id, tenant, self._clock(), _dump(content)),
+                    (record_id, tenant, self._clock(), self._dump(content)),
                 )
                 self._append(record_id, items)
                 self._bound()
@@ -83,7 +88,7 @@ class ResponseStore:
                 "select content from records where id = ? and tenant = ? and changed >= ?",
                 (record_id, tenant, self._clock() - self._seconds),
             ).fetchone()
-            return None if row is None else json.loads(row[0])
+            return None if row is None else json.loads(self._sealed.read(row[0]))
 
         return await self._run(work)
 
@@ -94,7 +99,7 @@ class ResponseStore:
             rows = self._db.execute(
                 "select content from items where owner = ? order by place", (record_id,)
             )
-            return [json.loads(content) for (content,) in rows]
+            return [json.loads(self._sealed.read(content)) for (content,) in rows]
 
         return await self._run(work)
 
@@ -143,7 +148,10 @@ class ResponseStore:
         ).fetchone()
         self._db.executemany(
             "insert or ignore into items values (?, ?, ?, ?)",
-            [(record_id, n, item["id"], _dump(item)) for n, item in enumerate(items, last + 1)],
+            [
+                (record_id, n, item["id"], self._dump(item))
+                for n, item in enumerate(items, last + 1)
+            ],
         )
         self._weigh(record_id)
 
@@ -165,6 +173,5 @@ class ResponseStore:
             self._db.execute("delete from records where id = ?", (record_id,))
             count, total = count - 1, total - size
 
-
-def _dump(content: Item) -> str:
-    return json.dumps(content, ensure_ascii=False)
+    def _dump(self, content: Item) -> str | bytes:
+        return self._sealed.write(json.dumps(content, ensure_ascii=False))
