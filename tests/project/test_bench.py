@@ -19,7 +19,7 @@ from kvactors.bench.table.curves import CURVES, Curve
 from kvactors.bench.table.figures import Figures
 from kvactors.bench.table.figures import draw as draw_ratios
 from kvactors.bench.table.growth import Growth, draw
-from kvactors.bench.table.regime import CannotRun, Regime, Side, Sides, run
+from kvactors.bench.regime import CannotRun, Regime, Side, Sides, run
 from kvactors.bench.table.suite import REGIMES, run_suite
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.testing.models import tiny_llama
