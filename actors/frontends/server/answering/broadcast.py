@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from typing import Self
 
 from kvactors.actors.frontends.server.exchange.events import Ended, Event, Opened, Reuse
 
@@ -11,8 +12,9 @@ __all__ = ["Broadcast"]
 class Broadcast:
     """Events from the first on, for readers that come at any time. `opened` is set before any.
 
-    `on_abandoned` is called when the last reader leaves before the end, `on_delivered` when a
-    reader has had it: until then the answer is worth keeping.
+    It is made for one reader, and `join` announces another: who is about to read keeps it running.
+    `on_abandoned` is called when the last one leaves before
+    the end, `on_delivered` when a reader has had it: until then the answer is worth keeping.
     """
 
     def __init__(
@@ -23,9 +25,26 @@ class Broadcast:
         self._events: list[Event] = []
         self._more = asyncio.Event()
         self._readers = 0
+        self._coming = 1
         self.opened = Opened("", "", 0, Reuse("new"))
         self.error: BaseException | None = None
         self.ended = False
+        self.abandoned = False
+        """Whether all readers left before its end: it only has to be cleared up."""
+        self._over = asyncio.Event()
+
+    def join(self) -> Self:
+        """Expect one reader more."""
+        self._coming += 1
+        return self
+
+    def clear(self) -> None:
+        """Its agent is free."""
+        self._over.set()
+
+    async def cleared(self) -> None:
+        """Return when its agent is free."""
+        await self._over.wait()
 
     def add(self, event: Event) -> None:
         """Tell every reader."""
@@ -39,6 +58,7 @@ class Broadcast:
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         self._readers += 1
+        self._coming = max(0, self._coming - 1)
         place = 0
         try:
             while True:
@@ -53,7 +73,8 @@ class Broadcast:
                 raise self.error
         finally:
             self._readers -= 1
-            if not self._readers and not self.ended:
+            if not (self._readers or self._coming or self.ended):
+                self.abandoned = True
                 self._on_abandoned()
 
     @property

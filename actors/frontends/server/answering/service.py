@@ -81,9 +81,12 @@ class Service:
 
     async def open(self, inquiry: Inquiry, *, key: str = "") -> Broadcast:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
-        if key and key in self._open:
-            self.counts.attached.inc()
-            return self._open[key]
+        while key and (same := self._open.get(key)) is not None:
+            if not same.abandoned:
+                self.counts.attached.inc()
+                return same.join()
+            # Its client has gone and is back: what was prefilled is there in a moment.
+            await same.cleared()
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
@@ -135,7 +138,7 @@ class Service:
     async def _take(self, inquiry: Inquiry, key: str, opened: "asyncio.Future[Broadcast]") -> None:
         task = asyncio.current_task()
         assert task is not None
-        broadcast = Broadcast(task.cancel, lambda: self._drop(key))
+        broadcast = Broadcast(task.cancel, lambda: self._drop(key, broadcast))
         self._open[key] = broadcast
         taken: _Taken | None = None
         try:
@@ -160,6 +163,7 @@ class Service:
             if taken is not None:
                 self._busy.discard(taken.agent.agent_id)
             self._keep(key, broadcast)
+            broadcast.clear()
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
         plan = await self.on_index(lambda: self._plan(inquiry))
@@ -254,11 +258,11 @@ class Service:
         if broadcast.complete:
             asyncio.get_running_loop().call_later(KEPT, self._drop, key, broadcast)
         else:
-            self._drop(key)
+            self._drop(key, broadcast)
 
-    def _drop(self, key: str, only: Broadcast | None = None) -> None:
-        if only is None or self._open.get(key) is only:
-            self._open.pop(key, None)
+    def _drop(self, key: str, only: Broadcast) -> None:
+        if self._open.get(key) is only:
+            del self._open[key]
 
     def _stands(self, place: Place) -> Literal["no", "within", "end"]:
         """What an agent's ledger says of a place; a cancelled answer after it counts for none."""
