@@ -166,12 +166,13 @@ class Service:
             broadcast.clear()
 
     async def _begin(self, inquiry: Inquiry) -> _Taken:
-        plan = await self.on_index(lambda: self._plan(inquiry))
+        plan, agent = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
-            parent = plan.parent or None
-            agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
-            if plan.fresh:
+            if agent is None:
+                agent = await asyncio.to_thread(
+                    self.system.spawn, known.agent_id, from_=plan.parent or None
+                )
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             said = self._continuation(inquiry, plan)
@@ -182,10 +183,13 @@ class Service:
             raise
         return _Taken(plan, agent, ticket, reader)
 
-    def _plan(self, inquiry: Inquiry) -> Plan:
+    def _plan(self, inquiry: Inquiry) -> tuple[Plan, Agent | None]:
+        """Who takes the turn, and its agent if that is there: each thread that a turn goes through
+        costs its first token time."""
         plan = self._resolver.plan(inquiry, self._busy)
+        agent = None if plan.fresh else self.system.spawn(plan.known.agent_id)
         self._busy.add(plan.known.agent_id)
-        return plan
+        return plan, agent
 
     def _continuation(self, inquiry: Inquiry, plan: Plan) -> Continuation:
         """What the turn says behind what its agent knows already."""
