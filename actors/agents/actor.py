@@ -147,7 +147,7 @@ class AgentActor(SystemActor):
     def _on_tokens(self, message: Tokens) -> None:
         running = self._running
         if running is not None and running.serial == message.serial:
-            running.ask.ticket.push(message.token_ids)
+            running.ask.ticket.push(message)
 
     @handles(Aborted)
     def _aborted(self, message: Aborted) -> None:
@@ -188,8 +188,12 @@ class AgentActor(SystemActor):
             self._fail(failure)
             return
         retokenized = retokenized_tokens(self.transcript, draft)
-        record = self.transcript.extend([*draft.turns, *answer], draft.keep, draft.system_prompt)
-        self.services.save(self.agent_id, record, ask.ticket, finished.exported)
+        if ask.turn.remembered:
+            turns = [*draft.turns, *answer]
+            record = self.transcript.extend(turns, draft.keep, draft.system_prompt)
+            self.services.save(self.agent_id, record, ask.ticket, finished.exported)
+        else:
+            ask.ticket.keep_nothing()
         self._end()
         text = answer[0].text if answer else ""
         log_answer(finished, text, with_text=self.services.log_text)

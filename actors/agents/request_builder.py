@@ -118,7 +118,8 @@ def make_request(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
             f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
-    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
+    alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
+    shared = [] if alone else _shared_beginning(transcript, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
@@ -133,6 +134,7 @@ def make_request(
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
         priority=asked.priority if asked.answer else asked.priority - 1,
+        passing=not asked.remembered,
         shared=len(shared),
         prompt_hash=tokens_hash(shared) if shared else "",
         choices=choices,

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.schedule.events import Begun
+from kvactors.core.schedule.events import Begun, Tokens
 
 __all__ = ["Ticket", "next_serial"]
 
@@ -37,7 +37,7 @@ class Ticket:
     reply: ReplyFuture[Any] = field(default_factory=ReplyFuture)
     durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
-    tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
+    tokens: "queue.SimpleQueue[Tokens | None] | None" = None
     chat: ChatFormat | None = None
     admitted: ReplyFuture[Begun | None] | None = None
     on_end: "Callable[[Ticket], None] | None" = None
@@ -46,7 +46,7 @@ class Ticket:
     @classmethod
     def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
         """A new turn, asked for now."""
-        tokens = queue.SimpleQueue[tuple[int, ...] | None]() if streamed else None
+        tokens = queue.SimpleQueue[Tokens | None]() if streamed else None
         admitted = ReplyFuture[Begun | None]() if streamed else None
         return cls(agent_id, time.perf_counter(), tokens=tokens, admitted=admitted)
 
@@ -55,9 +55,14 @@ class Ticket:
         if self.admitted is not None:
             self.admitted.resolve(begun)
 
-    def push(self, token_ids: tuple[int, ...]) -> None:
+    def push(self, tokens: Tokens) -> None:
         """Pass tokens to a stream, if there is one."""
-        self._push(token_ids)
+        self._push(tokens)
+
+    def keep_nothing(self) -> None:
+        """Nothing of the turn will be on disk."""
+        self.durable.resolve(False)
+        self.cached.resolve(False)
 
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
@@ -79,7 +84,7 @@ class Ticket:
             self.admitted.resolve(None)
         self._push(None)
 
-    def _push(self, tokens: tuple[int, ...] | None) -> None:
+    def _push(self, tokens: Tokens | None) -> None:
         if self.tokens is not None:
             self.tokens.put(tokens)
             if self.on_push is not None:

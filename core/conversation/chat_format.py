@@ -68,6 +68,11 @@ class ChatFormat:
             except TypeError:
                 return list(self.tokenizer.encode(text))
 
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text by itself: with what the tokenizer begins texts with, if it does."""
+        with self._lock:
+            return list(self.tokenizer.encode(text))
+
     def encode_rest(self, text: str) -> list[int]:
         """Token ids of a text that goes on in the middle of a line.
 

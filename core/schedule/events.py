@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvactors.core.cache.segment import Segment
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
 
 __all__ = ["Aborted", "Begun", "Event", "Finished", "KVNeeded", "Progress", "Tokens"]
@@ -20,11 +21,12 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """New tokens of a running turn."""
+    """New tokens of a running turn, and of each its log-probability if the turn asks for them."""
 
     agent_id: str
     serial: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """Request: one record per running sequence, from admission to its last token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvactors.core.cache.spec import NO_FORM, KVForm
 from kvactors.core.schedule.guide import Guide
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Request", "StopMatcher"]
@@ -50,6 +51,8 @@ class Request:
     is kept, set by the engine.
     `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
     which it began to wait (WaitingTurns).
+    `logprobs` are those of `generated`, `prompt_logprobs` those of the prompt but for its first
+    token, where `sampling` asks for them.
     """
 
     agent_id: str
@@ -87,6 +90,8 @@ class Request:
     restore_seconds: float = 0.0
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def generated(self) -> list[int]:
@@ -128,6 +133,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens still to prefill."""
         return max(0, self.target - self.cached)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still wanted: it begins with no KV then."""
+        return self.sampling.prompt_logprobs and len(self.prompt_logprobs) < self.prompt - 1
 
     def check(self) -> None:
         """Prove `kept <= cached <= submitted`."""

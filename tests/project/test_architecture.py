@@ -74,10 +74,25 @@ bench/check: actors bench bench/table core/arena core/attention core/cache core/
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
-actors/frontends/cli: actors/agents actors/errors actors/frontends/demo actors/frontends/stress
-    actors/observe actors/system actors/turns bench bench/check bench/table core/blas core/cache
-    core/errors core/model core/schedule persistence/errors persistence/files persistence/formats
-    persistence/store
+actors/frontends/console: core/errors persistence/files
+actors/frontends/server/exchange: core/schedule
+actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
+    core/schedule
+actors/frontends/server/identity: actors/errors actors/frontends/server/exchange core/errors
+actors/frontends/server/answering: actors/agents actors/errors actors/frontends/server/dialect
+    actors/frontends/server/exchange actors/frontends/server/identity actors/system actors/turns
+    core/conversation core/errors core/schedule persistence/files
+actors/frontends/server/wire: actors/errors actors/frontends/server/exchange core/errors
+    core/schedule
+actors/frontends/server/wire/responses: actors/errors actors/frontends/server/exchange
+    actors/frontends/server/wire core/schedule
+actors/frontends/server/web: actors/frontends/console actors/frontends/server/answering
+    actors/frontends/server/identity actors/frontends/server/wire
+    actors/frontends/server/wire/responses actors/system core/errors
+actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
+    actors/frontends/server/web actors/frontends/stress actors/observe actors/system actors/turns
+    bench bench/check bench/table core/blas core/cache core/errors core/model core/schedule
+    persistence/errors persistence/files persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

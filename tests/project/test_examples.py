@@ -133,6 +133,8 @@ BENCHES = [
 ]
 # Takes minutes, however quick: test_bench.py measures its curves one by one.
 CURVES = "table.growth"
+# Writes what was measured into pages, as test_figures.py asks.
+PAGES = "table.pages"
 
 
 def test_every_bench_is_run() -> None:
@@ -142,7 +144,7 @@ def test_every_bench_is_run() -> None:
         if "__main__" in path.read_text(encoding="utf-8")
     }
 
-    assert there == {*BENCHES, CURVES}
+    assert there == {*BENCHES, CURVES, PAGES}
 
 
 @pytest.mark.parametrize("bench", BENCHES)

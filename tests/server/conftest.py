@@ -38,3 +38,24 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 def claude(server: Server) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exact")
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> Iterator[Server]:
+    """With KV in float, so that mlx-lm's own sums are the same but for their last bits."""
+    with (
+        AgentSystem(store=folder, kv_bits=None) as system,
+        serve(system, index=folder / "clients.db", port=0) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def texts(exact: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{exact.url}/v1", api_key="none", max_retries=0) as client:
+        yield client

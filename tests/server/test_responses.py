@@ -169,3 +169,16 @@ def test_what_is_too_long_is_refused_as_openai_does(client: Any) -> None:
 def test_an_unknown_model_is_told_which_one_there_is(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="default"):
         client.responses.create(model="gpt-9", input="?")
+
+
+def test_tools_that_come_later_are_told_where_they_come(client: Any, server: Server) -> None:
+    first = ask(client, "My cat is called Tom. Remember that.")
+    tool = {"type": "function", "name": "feed", "parameters": {"type": "object"}}
+
+    later = ask(client, "Feed it.", previous_response_id=first.id, tools=[tool])
+    again = ask(client, "And again.", previous_response_id=later.id, tools=[tool])
+
+    (agent,) = (a for a in server.service.system.agents() if "Feed it." in a.transcript().text)
+    assert agent.transcript().text.count('"name": "feed"') == 1
+    assert cached(later) > 0
+    assert again.usage.input_tokens - cached(again) < 30

@@ -77,7 +77,7 @@ def test_a_turn_larger_than_the_memory_budget_is_refused_with_the_numbers(
 ) -> None:
     system = open_system(store=False, memory_budget=2 * 320 * 256)
 
-    with pytest.raises(MemoryExceeded, match=r"need \d{6} bytes while they run; .* is 163840"):
+    with pytest.raises(MemoryExceeded, match=r"need \d{7} bytes while they run; .* is 163840"):
         system.spawn("a").ask([1] * 1000, sampling=SHORT).get(timeout=WAIT)
 
 

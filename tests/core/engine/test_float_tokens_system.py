@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from budgets import work_space
 from forms import ANSWER, LIMIT, grid_model, load
@@ -146,7 +145,7 @@ def test_the_policy_is_part_of_the_fingerprint_and_none_is_as_ever() -> None:
     assert bits[1].floats is None
 
 
-@pytest.mark.parametrize("wrong", [-1, True, 1.5, "512", None, np.int64(512)])
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, "512", None])
 def test_what_is_no_number_of_tokens_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidConfig, match="float_tokens must be an int of at least 0 tokens"):
         AgentSystem(grid, store=False, float_tokens=wrong)

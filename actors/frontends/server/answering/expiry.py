@@ -19,7 +19,8 @@ EVERY = 600.0
 async def keep_expiring(
     service: Service, root: Path | None, seconds: float | None, most: int | None
 ) -> None:
-    """Look every ten minutes, until cancelled; the parameters are those of `expire`."""
+    """Look every ten minutes, until cancelled; `service`, `root`, `seconds` and `most` as for
+    `expire`."""
     while seconds is not None or most is not None:
         await expire(service, root, seconds, most)
         await asyncio.sleep(EVERY)

@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.broadcast import Broadcast
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -39,8 +40,6 @@ __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that an opening turn is waited for, so that what fails at once is a status.
-OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
 # What a template may put around a turn, in tokens.
@@ -170,13 +169,14 @@ class Service:
         known = plan.known
         try:
             if agent is None:
-                agent = await asyncio.to_thread(
-                    self.system.spawn, known.agent_id, from_=plan.parent or None
-                )
+                parent = plan.parent or None
+                agent = await asyncio.to_thread(self.system.spawn, known.agent_id, from_=parent)
+            if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, _call_id)
             said = self._continuation(inquiry, plan)
             sampling = self._sampling(inquiry, agent, said)
+            sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
             ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
             self._busy.discard(known.agent_id)
@@ -195,8 +195,9 @@ class Service:
         """What the turn says behind what its agent knows already."""
         conversation = plan.conversation
         new = conversation.said[plan.matched :]
-        if plan.tell and new:
-            new = (replace(new[0], text=f"{plan.tell}\n\n{new[0].text}"), *new[1:])
+        tools = self.dialect.system("", inquiry.tools) if plan.tools else ""
+        if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
+            new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
         system = self.dialect.system(conversation.system, inquiry.tools)
         return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
 
@@ -221,8 +222,9 @@ class Service:
         if begun is not None:
             broadcast.add(Begun(begun.prompt, begun.kept))
         stop, agent = inquiry.sampling.stop, taken.agent
+        texts = TokenTexts(self.system.chat)
         async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
-            for event in reader.feed(piece.text):
+            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
         for event in reader.end():

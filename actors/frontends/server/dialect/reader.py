@@ -1,10 +1,12 @@
-"""Reader: an answer's text, as it comes, becomes thoughts, words and calls."""
+"""Reader: an answer's text, as it comes, becomes thoughts, words and calls. One thread at a
+time."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvactors.actors.frontends.server.dialect.token_texts import TokenLine
 from kvactors.actors.frontends.server.exchange.events import (
     CallArguments,
     CallBegun,
@@ -12,6 +14,7 @@ from kvactors.actors.frontends.server.exchange.events import (
     Event,
     Said,
     Thought,
+    TokenLogprob,
 )
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Tool
 
@@ -36,8 +39,10 @@ class Reader:
     """Reads one answer.
 
     `text` and `calls` are what was found so far; thoughts are no part of the text. What is no call
-    that can be read, though it looks like one, is text. `tools` are those that may be called, by
-    the names that the model uses; `thinking`: it begins with a thought.
+    that can be read, though it looks like one, is text. `marks` stand around calls and thoughts,
+    `parse` reads a call, `new_id` names it. `tools` are those that may be called, by
+    the names that the model uses; `thinking`: it begins with a thought. What tokens of the answer's
+    text were given with is told with it; of thoughts and calls it is not.
     """
 
     def __init__(
@@ -58,15 +63,19 @@ class Reader:
         self._new_id = new_id
         self._within: Literal["text", "thought", "call"] = "thought" if thinking else "text"
         self._held = ""
+        self._line = TokenLine()
 
-    def feed(self, text: str) -> Iterator[Event]:
-        """The events of some more text of the answer."""
+    def feed(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+        """The events of some more text of the answer; `logprobs` are those of more tokens of it,
+        whose text may come later."""
+        self._line.add(logprobs)
         self._held += text
         while (found := self._next_mark()) is not None:
             place, mark = found
             before, self._held = self._held[:place], self._held[place + len(mark) :]
             yield from self._part(before)
             self._within = self._after(mark)
+            self._line.pass_on(mark)
         if self._within != "call":
             certain = len(self._held) - self._doubtful()
             shown, self._held = self._held[:certain], self._held[certain:]
@@ -107,6 +116,7 @@ class Reader:
         return 0
 
     def _part(self, text: str) -> Iterator[Event]:
+        logprobs = self._line.pass_on(text)
         if self._within == "call":
             yield from self._call(text)
         elif self._within == "thought":
@@ -118,7 +128,7 @@ class Reader:
             said = text if self.text else text.lstrip()
             self.text += said
             if said:
-                yield Said(said)
+                yield Said(said, logprobs)
 
     def _call(self, text: str) -> Iterator[Event]:
         described = [_described(name, tool) for name, tool in self._tools.items()]

@@ -60,11 +60,12 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of the answer, its text and log-probability, and the likeliest at its place."""
+    """A token of the answer, its text and log-probability, and the likeliest at its place; the
+    first token of a prompt has none."""
 
     token: int
     text: str
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, str, float], ...] = ()
 
 

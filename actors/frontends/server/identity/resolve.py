@@ -51,7 +51,8 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
-    are the first `matched` messages said; `tell` comes before the others."""
+    are the first `matched` messages said; `tell` comes before the others. `fresh`: the agent is to
+    be made. `tools`: its tools are others than those that it was told of."""
 
     known: Known
     parent: str
@@ -62,6 +63,7 @@ class Plan:
     notes: str
     reuse: Reuse
     fresh: bool
+    tools: bool = False
 
 
 def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
@@ -136,17 +138,39 @@ class Resolver:
         place, known = found.place, found.known
         kept, tell = self._kept(json.loads(known.notes), conversation)
         matched = self._matched(conversation, place)
+        tools = dict(json.loads(known.tools))
+        others = bool(inquiry.goes_on) and not conversation.tools.items() <= tools.items()
+        if others:
+            known = replace(known, tools=json.dumps(tools | conversation.tools))
         again = matched == len(conversation.said) and not found.ends
         reuse = Reuse("again" if again else "goes on", kept, miss)
         notes = json.dumps(told)
         if found.goes_on:
             return Plan(
-                known, "", place.turns, matched, conversation, tell, notes, reuse, fresh=False
+                known,
+                "",
+                place.turns,
+                matched,
+                conversation,
+                tell,
+                notes,
+                reuse,
+                fresh=False,
+                tools=others,
             )
         mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
         reuse = reuse if again else replace(reuse, how="forked")
         return Plan(
-            mine, known.agent_id, place.turns, matched, conversation, tell, notes, reuse, fresh=True
+            mine,
+            known.agent_id,
+            place.turns,
+            matched,
+            conversation,
+            tell,
+            notes,
+            reuse,
+            fresh=True,
+            tools=others,
         )
 
     def _nearest(

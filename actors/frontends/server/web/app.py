@@ -9,9 +9,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from kvactors.actors.frontends.server.answering.completions import Completions
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
+from kvactors.actors.frontends.server.wire.completions import completion_routes
 from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
 from kvactors.actors.frontends.server.wire.messages import messages_routes
 from kvactors.actors.frontends.server.wire.models import Named, model_routes
@@ -40,6 +42,7 @@ def make_app(
     the API keys that count now, `limits` bound a request."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
+    app.include_router(completion_routes(Completions(service), named))
     store = ResponseStore(service.index.connection, service.on_index)
     app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))

@@ -7,12 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["serve_command"]
+__all__ = ["commands", "wait_for_signal"]
+
+commands = typer.Typer()
 
 PORT = 8017
 
 
-def serve_command(
+@commands.command("serve")
+def _serve(
+    *,
     model: Annotated[
         str, typer.Option("--model", help='"default", a model directory or a hub name.')
     ] = "default",

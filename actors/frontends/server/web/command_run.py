@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors.frontends.cli.console import err, out, printable, working
-from kvactors.actors.frontends.cli.key import stored_key
+from kvactors.actors.frontends.console.console import err, out, printable, working
+from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_rules
 from kvactors.actors.frontends.server.web.command import wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile

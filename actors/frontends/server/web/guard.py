@@ -31,7 +31,7 @@ class Limits:
 class Guard:
     """In front of an `app`. `hosts` are the names that it answers to (all, if empty), `origins`
     other sites that may call it, `keys` gives the API keys that count now, none if nobody needs
-    one. Sets `request.state.tenant`."""
+    one, `limits` bound a request. Sets `request.state.tenant`."""
 
     def __init__(
         self,

@@ -67,8 +67,8 @@ def ignored(body: Body, *more: str) -> list[str]:
 
 
 def meaning(request: Request, body: Body, *, but: tuple[str, ...] = ()) -> str:
-    """A hash that two requests share which ask the same: of path, API key and body, fields without
-    meaning (`but`) aside."""
+    """A hash that two requests share which ask the same: of the `request`'s path and API key, and
+    of its `body`, fields without meaning (`but`) aside."""
     content = {k: v for k, v in body.model_dump().items() if k not in ("metadata", "user", *but)}
     said = [request.url.path, _tenant(request), _named(request), content]
     return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True, default=str).encode())

@@ -174,7 +174,7 @@ def _tool_call(event: CallBegun, arguments: str) -> dict[str, Any]:
 
 
 def logprob_of(token: TokenLogprob) -> dict[str, Any]:
-    def one(text: str, logprob: float) -> dict[str, Any]:
+    def one(text: str, logprob: float | None) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     top = [one(text, logprob) for _, text, logprob in token.top]

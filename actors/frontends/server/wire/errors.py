@@ -80,7 +80,7 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
 
 
 def refused(param: str, message: str, status: int = 400) -> Failure:
-    """A request whose field `param` is wrong, as `message` says."""
+    """A request whose field `param` is wrong, as `message` says; answered with `status`."""
     return Failure(status, f"{param}: {message}", param)
 
 

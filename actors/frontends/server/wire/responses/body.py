@@ -89,6 +89,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
         ),
         form=_form((body.text or {}).get("format")),
         top_logprobs=(body.top_logprobs or 0) if wanted else None,
+        open_end=body.max_output_tokens is None,
         goes_on=past.goes_on,
     )
 
