@@ -223,7 +223,8 @@ class HotCaches:
             cache.limit_saved(same)
         else:
             start, closed = block_floor(cache.end), block_floor(end)
-            pieces = [piece for piece in cache.pieces if piece.end <= start]
+            # Where a rewind cut a piece of several blocks, its closed ones stay.
+            pieces = self._first(cache.pieces, start)
             ranges = _split(start, closed, cache.shared) if closed > start else []
             if end > closed:
                 ranges.append((closed, end))

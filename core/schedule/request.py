@@ -47,7 +47,8 @@ class Request:
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
-    of them is the answer. With a `guide` what is decoded keeps to a grammar. `form` is how its KV
+    of them is the answer. With a `guide` what is decoded keeps to a grammar. `told` are the tokens
+    that it draws first, whatever the model makes of them: what a puppet says. `form` is how its KV
     is kept, set by the engine.
     `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
     which it began to wait (WaitingTurns).
@@ -81,6 +82,7 @@ class Request:
     choices: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
     guide: Guide | None = None
+    told: tuple[int, ...] = ()
     arrival: int = 0
     passed_over: int = 0
     entered: int = 0
@@ -102,6 +104,10 @@ class Request:
     def decoded(self) -> int:
         """How many tokens were decoded in this turn."""
         return len(self.tokens) - self.prompt
+
+    def told_at(self, place: int) -> int | None:
+        """The token that this turn is told to draw behind `place` others; None: what it likes."""
+        return self.told[place] if place < len(self.told) else None
 
     @property
     def says_stop(self) -> bool:

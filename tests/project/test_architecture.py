@@ -55,8 +55,9 @@ actors/system: actors/agents actors/behaviours actors/errors actors/observe acto
     persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
     actors/workers core/conversation core/errors core/schedule
-actors/testing: actors/agents actors/runtime actors/system actors/workers core/errors core/testing
-    persistence/files persistence/store persistence/testing
+actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
+    core/conversation core/errors core/model core/schedule core/testing persistence/files
+    persistence/store persistence/testing
 bench: actors core/blas core/engine core/model core/quant core/schedule core/testing persistence
     persistence/testing
 actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing
@@ -75,7 +76,7 @@ bench/check: actors bench bench/table core/arena core/attention core/cache core/
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
 actors/frontends/console: core/errors persistence/files
-actors/frontends/server/exchange: core/schedule
+actors/frontends/server/exchange: core/errors core/schedule
 actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
     core/schedule
 actors/frontends/server/identity: actors/errors actors/frontends/server/exchange core/errors
@@ -86,9 +87,12 @@ actors/frontends/server/wire: actors/errors actors/frontends/server/exchange cor
     core/schedule
 actors/frontends/server/wire/responses: actors/errors actors/frontends/server/exchange
     actors/frontends/server/wire core/schedule
-actors/frontends/server/web: actors/frontends/console actors/frontends/server/answering
-    actors/frontends/server/identity actors/frontends/server/wire
-    actors/frontends/server/wire/responses actors/system core/errors
+actors/frontends/server/agents: actors/agents actors/errors actors/frontends/server/answering
+    actors/frontends/server/exchange actors/frontends/server/identity actors/frontends/server/wire
+    actors/system actors/turns core/conversation core/errors core/schedule core/trace
+actors/frontends/server/web: actors/frontends/console actors/frontends/server/agents
+    actors/frontends/server/answering actors/frontends/server/identity actors/frontends/server/page
+    actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
 actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
     actors/frontends/server/web actors/frontends/stress actors/observe actors/system actors/turns
     bench bench/check bench/table core/blas core/cache core/errors core/model core/schedule

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,15 +20,15 @@ import pytest
 
 WAIT = 120
 BLOCK = 256
+COMMAND = [sys.executable, "-m", "kvactors.actors.cli", "serve"]
 FULL = bool(os.environ.get("KVACTORS_FULL"))
 
 
 @contextmanager
 def serving(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process of its own, and where it is."""
-    command = [sys.executable, "-m", "kvactors.actors.cli", "serve", "--store", str(store)]
     with subprocess.Popen(
-        [*command, "--port", "0", *options],
+        [*COMMAND, "--store", str(store), "--port", "0", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -121,3 +122,18 @@ def wait_until_saved(url: str) -> None:
     """Return when nothing waits for the disk."""
     while httpx.get(f"{url}/health").json()["unsaved_bytes"]:
         time.sleep(0.02)
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [*COMMAND, "--store", str(tmp_path), "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+        )
+
+    assert ended.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr
+    assert ended.stderr.count("\n") <= 2

@@ -6,9 +6,9 @@ One thread of its own plans turns over the index; the event loop reads what come
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -20,6 +20,7 @@ from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains
@@ -121,6 +122,18 @@ class Service:
         """What `work` returns, done on the thread of the index."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
+    @asynccontextmanager
+    async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
+        """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
+        Raises AgentBusy, SystemStopped."""
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+        await self.on_index(lambda: self._claim(agent_id))
+        try:
+            yield
+        finally:
+            self._busy.discard(agent_id)
+
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
         self.closing = True
@@ -191,6 +204,11 @@ class Service:
         self._busy.add(plan.known.agent_id)
         return plan, agent
 
+    def _claim(self, agent_id: str) -> None:
+        if agent_id in self._busy:
+            raise AgentBusy(agent_id)
+        self._busy.add(agent_id)
+
     def _continuation(self, inquiry: Inquiry, plan: Plan) -> Continuation:
         """What the turn says behind what its agent knows already."""
         conversation = plan.conversation
@@ -230,7 +248,8 @@ class Service:
         for event in reader.end():
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.opened.answer_id)
-        ended = replace(_ended(reply, reader), stop=_stop_of(agent, stop))
+        thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
+        ended = replace(_ended(reply, reader, thought), stop=_stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
@@ -249,6 +268,9 @@ class Service:
             Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number))
             for number, hash_ in enumerate(hashes, plan.keep + 1)
         ]
+        if not plan.keep:
+            # Who begins alike finds it by this.
+            places.insert(0, Place(conversation.before, taken.agent.agent_id, 0, ""))
         texts = [canonical(m) for m in conversation.said[plan.matched :]]
         all_hashes = [conversation.before, *conversation.hashes]
 
@@ -331,7 +353,8 @@ def _stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
     return next((stop for stop in stops if hidden.startswith(stop)), None)
 
 
-def _ended(reply: Reply, reader: Reader) -> Ended:
+def _ended(reply: Reply, reader: Reader, thought: int) -> Ended:
     reason: Reason = "calls" if reader.calls else reply.finish_reason
-    usage = reply.usage
-    return Ended(reason, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens))
+    used = reply.usage
+    usage = Usage(used.prompt_tokens, used.reused_tokens, used.generated_tokens, thought)
+    return Ended(reason, usage)

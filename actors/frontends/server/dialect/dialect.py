@@ -18,6 +18,7 @@ from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["Dialect", "full_name"]
 
+_NOBODY = "kvactors probe role"
 _GENERIC_MARKS = ("<tool_call>", "</tool_call>")
 _TOOLS = """\
 # Tools
@@ -107,10 +108,13 @@ class Dialect:
 
     @cached_property
     def _roles(self) -> frozenset[str]:
-        """Roles that the template writes, of those that not all do."""
+        """Roles that the template writes, of those that not all do. One that knows of no tools and
+        writes any role at all has none for their results."""
         if not self._chat.has_template:
             return frozenset()
-        return frozenset(role for role in ("tool", "system") if self._chat.knows(role))
+        tools = self._native or not self._chat.knows(_NOBODY)
+        roles = ("system", "tool") if tools else ("system",)
+        return frozenset(role for role in roles if self._chat.knows(role))
 
     def _answer(self, text: str, calls: Sequence[Call]) -> str:
         """What the assistant said and called, as it would have written it."""

@@ -134,6 +134,8 @@ class Reader:
         described = [_described(name, tool) for name, tool in self._tools.items()]
         try:
             made = [_made(call) for call in self._parse(text.strip(), described)]
+            if not made:
+                raise ValueError("there is no call between the marks")
         except Exception:
             # Every parser fails in its own way.
             whole = f"{self._marks.call}{text}{self._marks.call_end}"

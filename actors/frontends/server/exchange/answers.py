@@ -5,8 +5,16 @@ from typing import Protocol
 
 from kvactors.actors.frontends.server.exchange.events import Event, Opened
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.core.errors import KvactorsError
 
-__all__ = ["Answer", "Answers"]
+__all__ = ["AgentBusy", "Answer", "Answers"]
+
+
+class AgentBusy(KvactorsError):
+    """The agent answers somebody else; nothing was done."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(f"agent {agent_id!r} is busy with another request: fork it, or come again")
 
 
 class Answer(Protocol):

@@ -3,12 +3,14 @@
 Compared is what was meant, never how it was rendered: an assistant's message with calls whose ids
 we gave out is the turn that made them, whatever became of its JSON or its text; thinking counts for
 nothing; spaces at either end neither. Messages are hashed one behind the other, so that a hash
-stands for the whole conversation up to there.
+stands for the whole conversation up to there. The results of calls that were made together are put
+in the order of the calls first.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import xxhash
@@ -16,7 +18,7 @@ import xxhash
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Tool
 from kvactors.actors.frontends.server.identity.rules import Rule, strip
 
-__all__ = ["GIVEN_ID", "beginning", "canonical", "chains", "tool_marks"]
+__all__ = ["GIVEN_ID", "beginning", "canonical", "chains", "in_order", "tool_marks"]
 
 # Ids of calls that we gave out: long enough that nobody guesses one.
 GIVEN_ID = re.compile(r"call_kv[0-9a-f]{24}$")
@@ -51,6 +53,18 @@ def chains(last: bytes, messages: Sequence[Message], rules: Iterable[Rule] = ())
         last = xxhash.xxh3_128_digest(last + said)
         found.append(last)
     return found
+
+
+def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation, with results of tools in the order of the calls that they answer."""
+    ordered, order = list[Message](), dict[str, int]()
+    for results, group in groupby(messages, lambda message: message.role == "tool"):
+        some = list(group)
+        if results:
+            some.sort(key=lambda message: order.get(message.call_id, len(order)))
+        order = {call.call_id: place for place, call in enumerate(some[-1].calls)}
+        ordered += some
+    return tuple(ordered)
 
 
 def tool_marks(tools: Iterable[Tool]) -> dict[str, str]:

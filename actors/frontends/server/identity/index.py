@@ -102,6 +102,11 @@ class Index:
         ).fetchone()
         return None if row is None else Known(*row)
 
+    def of_tenant(self, tenant: str) -> set[str]:
+        """The agents that an API key made."""
+        rows = self._db.execute("select agent from agents where tenant = ?", (tenant,))
+        return {agent for (agent,) in rows}
+
     def thread(self, tenant: str, thread: str) -> list[str]:
         """The agents of a client's own conversation, the last used first."""
         rows = self._db.execute(

@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.identity.canonical import (
     beginning,
     canonical,
     chains,
+    in_order,
     tool_marks,
 )
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
@@ -77,7 +78,7 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     before = goes_on or beginning(inquiry.client.tenant)
     if goes_on is None:
         (before,) = chains(before, [Message("system", system)], rules)
-    said = messages[first:]
+    said = in_order(messages[first:])
     hashes = tuple(chains(before, said))
     marks = tool_marks(inquiry.tools)
     return Conversation(system, said, before, hashes, dict(stripped.values), marks)
@@ -131,7 +132,7 @@ class Resolver:
         told = {"values": conversation.values, "tools": list(marks)}
         if found is None:
             mine = self._anew(client, marks, busy)
-            parent = self._relative(client, mine)
+            parent = self._relative(client, mine, conversation, busy)
             notes = json.dumps(told)
             reuse = Reuse("forked" if parent else "new", (), miss)
             return Plan(mine, parent, 0, 0, conversation, "", notes, reuse, fresh=True)
@@ -211,9 +212,16 @@ class Resolver:
         agent_id = client.agent if named else f"c-{secrets.token_hex(8)}"
         return Known(agent_id, client.tenant, _thread(client), json.dumps(tools), "{}", named)
 
-    def _relative(self, client: Client, mine: Known) -> str:
-        """Whom a new agent's prompt has most in common with, if the client says: the thread that
-        it comes from, or its own with another system prompt."""
+    def _relative(
+        self, client: Client, mine: Known, conversation: Conversation, busy: set[str]
+    ) -> str:
+        """Whom a new agent has most in common with: who begins with the same system prompt and
+        tools, or else, if the client says, the thread that it comes from or its own."""
+        for place in self._index.places([conversation.before]):
+            known = self._index.known(place.agent_id)
+            free = known is not None and place.agent_id not in busy | {mine.agent_id}
+            if known and free and json.loads(known.tools) == conversation.tools:
+                return place.agent_id
         for thread in (client.parent and f"thread:{client.parent}", _thread(client)):
             family = self._index.thread(client.tenant, thread) if thread else []
             if family := [agent for agent in family if agent != mine.agent_id]:

@@ -9,8 +9,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from kvactors.actors.frontends.server.agents.events import event_routes
+from kvactors.actors.frontends.server.agents.routes import agent_routes
 from kvactors.actors.frontends.server.answering.completions import Completions
 from kvactors.actors.frontends.server.answering.service import Service
+from kvactors.actors.frontends.server.page.routes import page_routes
 from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
 from kvactors.actors.frontends.server.wire.completions import completion_routes
@@ -46,6 +49,9 @@ def make_app(
     store = ResponseStore(service.index.connection, service.on_index)
     app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
+    app.include_router(agent_routes(service))
+    app.include_router(event_routes(service))
+    app.include_router(page_routes())
     app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
 
     async def failed(request: Request, error: Exception) -> Response:

@@ -20,6 +20,10 @@ from kvactors.actors.frontends.server.wire.errors import Failure, Shape
 __all__ = ["Guard", "Limits", "shape_of"]
 
 
+# What a browser, or a probe, asks for without a key: nothing there is anybody's.
+_OPEN = ("/", "/page/style.css", "/page/page.js", "/health")
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a request may have at most: bytes of its body, and of its headers."""
@@ -88,7 +92,7 @@ class Guard:
 
     def _tenant(self, request: Request) -> str:
         keys = self._keys()
-        if not keys or request.url.path == "/health":
+        if not keys or request.url.path in _OPEN:
             return ""
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         given = given or request.headers.get("x-api-key", "")

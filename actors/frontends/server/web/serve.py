@@ -1,6 +1,7 @@
 """`serve`: a server on a thread of its own, for a program or the command line."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,8 @@ class Server:
 
     def stop(self) -> None:
         """Take no more turns, let the running ones finish, and end; twice is as good as once."""
+        # At once: streams that have no end of their own would hold it up.
+        self.service.closing = True
         self._server.should_exit = True
         self._thread.join()
 
@@ -130,10 +133,17 @@ class Server:
         finally:
             self._ready.set()
 
+    def _listening(self) -> socket.socket:
+        host, port = self.settings.host, self.settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server((host, port), family=family, backlog=2048)
+        except OSError as error:
+            said = f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+            raise OSError(error.errno, said) from error
+
     async def _serve(self) -> None:
-        config = self._server.config
-        sockets = [await asyncio.to_thread(config.bind_socket)]
-        running = asyncio.create_task(self._server.serve(sockets=sockets))
+        running = asyncio.create_task(self._server.serve(sockets=[self._listening()]))
         while not (self._server.started or running.done()):
             await asyncio.sleep(0.005)
         self._ready.set()

@@ -1,5 +1,6 @@
 """Errors in the shape of the interface that was called."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +9,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from kvactors.actors.errors import AgentExists, AgentNotStored, SaveQueueFull, StorageError
+from kvactors.actors.errors import (
+    AgentExists,
+    AgentNotStored,
+    ExportRejected,
+    ImportRejected,
+    SaveQueueFull,
+    StorageError,
+)
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.core.errors import (
     AdmissionFull,
     ContextExceeded,
@@ -47,12 +56,17 @@ class Failure(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def json(self, shape: Shape) -> str:
+        """The same as text, for an event."""
+        return json.dumps(self.body(shape), ensure_ascii=False)
+
 
 _OPENAI = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
@@ -73,6 +87,8 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
     ((SystemStopped, EngineDied), 503, "unavailable"),
     (AgentNotStored, 404, "not_found"),
     (AgentExists, 409, "exists"),
+    (AgentBusy, 409, "busy"),
+    ((ExportRejected, ImportRejected), 400, None),
     (InvalidInput, 400, None),
     (TurnTimeout, 504, "timeout"),
     ((StorageError, KvactorsError), 500, None),
@@ -89,8 +105,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, Failure):
         return error
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        return refused(str(first["loc"][-1]), first["msg"])
+        return _invalid(error)
     if isinstance(error, HTTPException):
         return Failure(error.status_code, error.detail)
     for kind, status, code in _STATUS:
@@ -98,6 +113,13 @@ def failure_of(error: BaseException) -> Failure:
             later = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
             return Failure(status, str(error), None, code, later)
     return Failure(500, "the server failed; its log says how")
+
+
+def _invalid(error: RequestValidationError) -> Failure:
+    """400 with the first wrong field named, without what the client sent."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+    return refused(place, first["msg"])
 
 
 def failure_response(error: BaseException, shape: Shape) -> JSONResponse:
