@@ -58,7 +58,7 @@ actors: actors/agents actors/behaviours actors/errors actors/runtime actors/syst
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing
-bench: actors core/blas core/engine core/model core/schedule core/testing persistence
+bench: actors core/blas core/engine core/model core/quant core/schedule core/testing persistence
     persistence/testing
 actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing
     core/conversation core/errors core/schedule
@@ -68,8 +68,9 @@ bench/micro: actors actors/observe actors/runtime bench core/blas core/conversat
     core/model core/model/worlds core/testing core/trace persistence persistence/testing
 bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
     core/schedule core/testing persistence/commit persistence/store
-bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors core/model
-    core/quant core/schedule core/testing core/trace persistence
+bench/serve: actors actors/frontends/server/web bench core/model
+bench/table: actors actors/runtime bench bench/micro bench/serve core/arena core/engine core/errors
+    core/model core/schedule core/testing core/trace persistence
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule

@@ -120,6 +120,25 @@ def test_a_client_that_goes_away_ends_its_turn(
     assert sum(len(turn.token_ids) for turn in turns) < 1000
 
 
+def test_who_comes_back_while_its_turn_is_still_ended_gets_a_whole_answer(
+    server: Server, model: FaultyModel
+) -> None:
+    async def leave_and_come_back() -> str:
+        gate = model.hold()
+        url = f"{server.url}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            body = asked("hello", stream=True)
+            async with client.stream("POST", url, json=body):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            again = asyncio.create_task(client.post(url, json=body))
+            # Its request is at the server before this one.
+            await until(server, 1)
+            gate.set()
+            return (await again).text
+
+    assert asyncio.run(leave_and_come_back()).rstrip().endswith("[DONE]")
+
+
 def test_what_was_prefilled_for_a_client_that_went_is_there_when_it_comes_back(
     server: Server, model: FaultyModel
 ) -> None:
