@@ -4,61 +4,51 @@ One thread of its own plans turns over the index; the event loop reads what come
 """
 
 import asyncio
-import logging
 import secrets
-from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeVar
 
-import xxhash
-
-from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.server.answering.asked import (
+    continuation,
+    prompt_tokens,
+    sampling_of,
+)
 from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
 from kvactors.actors.frontends.server.answering.counts import Counts
+from kvactors.actors.frontends.server.answering.taken import (
+    Taken,
+    admission,
+    call_id,
+    ended_of,
+    log_opened,
+    mark_of,
+    opened_of,
+    places_of,
+    stop_of,
+)
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
-from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
-from kvactors.actors.frontends.server.exchange.events import Begun, Ended, Opened, Reason, Usage
-from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
-from kvactors.actors.frontends.server.identity.canonical import canonical, chains
+from kvactors.actors.frontends.server.exchange.events import Begun
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.actors.frontends.server.identity.canonical import canonical
 from kvactors.actors.frontends.server.identity.index import Index, Place
 from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
-from kvactors.actors.turns.prompt import Continuation
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import AsyncReplyStream
-from kvactors.actors.turns.ticket import Ticket
-from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
-from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Service"]
 
-logger = logging.getLogger(__name__)
-
-# Seconds that an opening turn is waited for, so that what fails at once is a status.
-OPENING = 1.0
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
-# What a template may put around a turn, in tokens.
-FRAME_TOKENS = 64
 _T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class _Taken:
-    """A turn on its way: by whom, and how it was planned."""
-
-    plan: Plan
-    agent: Agent
-    ticket: Ticket
-    reader: Reader
 
 
 class Service:
@@ -103,7 +93,7 @@ class Service:
 
     def count(self, inquiry: Inquiry) -> int:
         """Tokens of a prompt that begins anew."""
-        return len(self._prompt(inquiry))
+        return len(prompt_tokens(self.system.chat, self.dialect, inquiry))
 
     async def idle_agents(self, before: float) -> list[str]:
         """Agents without a name that were last used before a time, in seconds since 1970."""
@@ -156,13 +146,13 @@ class Service:
     # -- one turn ----------------------------------------------------------------------
 
     async def _take(self, inquiry: Inquiry, broadcast: Broadcast) -> None:
-        taken: _Taken | None = None
+        taken: Taken | None = None
         try:
             taken = await self._begin(inquiry)
-            await _admission(taken.ticket)
-            opened = _opened(taken)
+            await admission(taken.ticket)
+            opened = opened_of(taken)
             self.counts.taken(opened)
-            _log(opened)
+            log_opened(opened)
             broadcast.taken.set_result(opened)
             if broadcast.readers:
                 await self._read(inquiry, taken, broadcast)
@@ -186,13 +176,13 @@ class Service:
                 self._busy.discard(taken.agent.agent_id)
             self._keep(broadcast)
 
-    async def _give_up(self, inquiry: Inquiry, taken: _Taken) -> None:
+    async def _give_up(self, inquiry: Inquiry, taken: Taken) -> None:
         """End a turn; what was said and prefilled of it is known from here on."""
         taken.agent.end_turn(taken.ticket)
         with suppress(KvactorsError, asyncio.CancelledError):
             await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
 
-    async def _begin(self, inquiry: Inquiry) -> _Taken:
+    async def _begin(self, inquiry: Inquiry) -> Taken:
         plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
@@ -200,16 +190,18 @@ class Service:
             agent = await self._on_spawner(lambda: self.system.spawn(known.agent_id, from_=parent))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
-            reader = self.dialect.reader(inquiry, _call_id)
-            said = self._continuation(inquiry, plan)
+            reader = self.dialect.reader(inquiry, call_id)
+            said = continuation(self.dialect, inquiry, plan)
             # Long texts take their time: not that of the streams on the loop.
-            sampling = await self._on_spawner(lambda: self._sampling(inquiry, agent, said))
+            sampling = await self._on_spawner(
+                lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)
+            )
             sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
             ticket = agent.open_turn(TurnOptions(said, sampling))
         except BaseException:
             await self._let_go(plan)
             raise
-        return _Taken(plan, agent, ticket, reader)
+        return Taken(plan, agent, ticket, reader)
 
     async def _let_go(self, plan: Plan) -> None:
         """Nothing comes of a plan; who was made for it goes."""
@@ -233,30 +225,7 @@ class Service:
             raise AgentBusy(agent_id)
         self._busy.add(agent_id)
 
-    def _continuation(self, inquiry: Inquiry, plan: Plan) -> Continuation:
-        """What the turn says behind what its agent knows already."""
-        conversation = plan.conversation
-        new = conversation.said[plan.matched :]
-        tools = self.dialect.system("", inquiry.tools) if plan.tools else ""
-        if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
-            new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
-        system = self.dialect.system(conversation.system, inquiry.tools)
-        return Continuation(plan.keep, tuple(map(self.dialect.turn, new)), system)
-
-    def _sampling(self, inquiry: Inquiry, agent: Agent, said: Continuation) -> Sampling:
-        """How the answer is drawn, in the form that is asked for, and how long it may be."""
-        sampling = replace(inquiry.sampling, grammar=self.dialect.grammar(inquiry))
-        if not inquiry.open_end:
-            return sampling
-        chat, turns = self.system.chat, agent.transcript().turns[: said.keep]
-        system = said.system if said.system and not said.keep else ""
-        texts = [system, *(text for _, text in said.messages)]
-        used = sum(len(turn.token_ids) for turn in turns)
-        used += sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
-        left = self.system.info.spec.context - used
-        return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
-
-    async def _read(self, inquiry: Inquiry, taken: _Taken, broadcast: Broadcast) -> None:
+    async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
         ticket, reader = taken.ticket, taken.reader
         assert ticket.admitted is not None
@@ -273,28 +242,16 @@ class Service:
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
         thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
-        ended = replace(_ended(reply, reader, thought), stop=_stop_of(agent, stop))
+        ended = replace(ended_of(reply, reader, thought), stop=stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 
     async def _finish(
-        self, taken: _Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
+        self, taken: Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
     ) -> None:
         """Note where each message of the conversation stands in the agent's ledger."""
-        plan, conversation, reader = taken.plan, taken.plan.conversation, taken.reader
-        turns = taken.agent.transcript().turns
-        hashes = list(conversation.hashes[plan.matched :])
-        if reply.finish_reason != "cancelled":
-            before = conversation.hashes[-1] if conversation.hashes else conversation.before
-            answer = Message("assistant", reader.text, reader.calls)
-            hashes += chains(before, [answer])
-        places = [
-            Place(hash_, taken.agent.agent_id, number, _mark_of(turns, number))
-            for number, hash_ in enumerate(hashes, plan.keep + 1)
-        ]
-        if not plan.keep:
-            # Who begins alike finds it by this.
-            places.insert(0, Place(conversation.before, taken.agent.agent_id, 0, ""))
+        plan, conversation = taken.plan, taken.plan.conversation
+        places = places_of(taken, reply)
         texts = [canonical(m) for m in conversation.said[plan.matched :]]
         all_hashes = [conversation.before, *conversation.hashes]
 
@@ -330,77 +287,8 @@ class Service:
             turns = self.system.spawn(place.agent_id).transcript().turns
         except KvactorsError:
             return "no"
-        if not place.mark or _mark_of(turns, place.turns) != place.mark:
+        if not place.mark or mark_of(turns, place.turns) != place.mark:
             return "no"
         rest = turns[place.turns :]
         over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
         return "end" if over else "within"
-
-    def _prompt(self, inquiry: Inquiry) -> list[int]:
-        chat, first = self.system.chat, True
-        system = "\n\n".join(m.text for m in inquiry.messages if m.role == "system")
-        text = ""
-        for message in inquiry.messages:
-            if message.role == "system":
-                continue
-            role, said = self.dialect.turn(message)
-            if first:
-                opening = self.dialect.system(system, inquiry.tools)
-                text += chat.opening(role, said, system=opening, answer=True)
-            else:
-                text += chat.following(role, said, answer=True)
-            first = False
-        return chat.encode(text)
-
-
-async def _admission(ticket: Ticket) -> None:
-    """Wait a moment for a turn to begin, so that what fails at once is a status. Raises what it
-    failed with."""
-    assert ticket.admitted is not None
-    with suppress(TimeoutError):
-        async with asyncio.timeout(OPENING):
-            if await ticket.admitted is None:
-                await ticket.reply
-
-
-def _call_id() -> str:
-    return f"call_kv{secrets.token_hex(12)}"
-
-
-def _mark_of(turns: Sequence[Turn], number: int) -> str:
-    if not 0 < number <= len(turns):
-        return ""
-    hashed = xxhash.xxh3_64()
-    for turn in turns[:number]:
-        # Whose tokens they are counts: an agent may have been told another conversation since.
-        hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
-    return hashed.hexdigest()
-
-
-def _log(opened: Opened) -> None:
-    """How a turn was matched, without what was said."""
-    reuse, kept = opened.reuse, ", ".join(opened.reuse.kept) or "none"
-    missed = "differs" if reuse.miss else "goes on"
-    logger.info(
-        "%s: %s, %d tokens known, conversation %s, rules kept: %s",
-        opened.agent_id, reuse.how, opened.known, missed, kept,
-    )  # fmt: skip
-
-
-def _opened(taken: _Taken) -> Opened:
-    turns = taken.agent.transcript().turns[: taken.plan.keep]
-    known = sum(len(turn.token_ids) for turn in turns)
-    return Opened(taken.agent.agent_id, secrets.token_hex(12), known, taken.plan.reuse)
-
-
-def _stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
-    """The stop string that ended an agent's last answer."""
-    hidden = agent.transcript().turns[-1].hidden if stops else ""
-    return next((stop for stop in stops if hidden.startswith(stop)), None)
-
-
-def _ended(reply: Reply, reader: Reader, thought: int) -> Ended:
-    reason: Reason = "calls" if reader.calls else reply.finish_reason
-    used = reply.usage
-    usage = Usage(used.prompt_tokens, used.reused_tokens, used.generated_tokens, thought)
-    return Ended(reason, usage)
