@@ -171,7 +171,7 @@ def test_a_prompt_that_is_known_is_scored_from_its_beginning(
     loaded = load_grid()
     engine = make_engine(loaded)
     known = run(engine, make_request("a", [], prompt_of(300), Sampling(max_tokens=5)))["a"].tokens
-    sampling = Sampling(max_tokens=5, top_logprobs=2, prompt_logprobs=True)
+    sampling = Sampling(max_tokens=400, top_logprobs=2, prompt_logprobs=True)
     new = [7, 8, 9]
 
     scored = run(engine, make_request("a", known, new, sampling, turn=1))["a"]
@@ -187,7 +187,7 @@ def test_a_turn_that_gives_way_is_told_the_same(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     loaded = load_grid()
-    sampling = Sampling(max_tokens=150, top_logprobs=2, prompt_logprobs=True)
+    sampling = Sampling(max_tokens=400, top_logprobs=2, prompt_logprobs=True)
     prompts = prompts_of([200, 210, 190])
     alone: dict[str, Request] = {}
     for number, prompt in enumerate(prompts):
@@ -196,7 +196,7 @@ def test_a_turn_that_gives_way_is_told_the_same(
     request.form = loaded.form_of(request.prompt)
 
     least = make_engine(loaded).memory.least(request)
-    engine = make_engine(loaded, budget=int(2.4 * least))
+    engine = make_engine(loaded, budget=int(1.3 * least))
     together = run(engine, *(make_request(f"{n}", [], p, sampling) for n, p in enumerate(prompts)))
 
     assert engine.stats()["preemptions"]
@@ -218,7 +218,7 @@ def test_a_choice_has_them_too(loaded: LoadedModel, make_engine: MakeEngine) -> 
 
 def test_a_reply_and_its_pieces_carry_them(open_system: Callable[..., AgentSystem]) -> None:
     agent = open_system(tiny_llama(), store=False).spawn("a")
-    sampling = Sampling(max_tokens=12, top_logprobs=2, prompt_logprobs=True)
+    sampling = Sampling(max_tokens=400, top_logprobs=2, prompt_logprobs=True)
 
     stream = agent.stream([5, 6, 7, 8], sampling=sampling)
     pieces = list(stream)

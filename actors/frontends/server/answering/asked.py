@@ -18,7 +18,7 @@ FRAME_TOKENS = 64
 
 
 def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan) -> Continuation:
-    """What the turn of an `inquiry` says in a `dialect`, behind what its agent knows by a `plan`."""
+    """What the turn of an `inquiry` says in a `dialect`, behind what its agent has by a `plan`."""
     conversation = plan.conversation
     new = conversation.said[plan.matched :]
     tools = dialect.system("", inquiry.tools) if plan.tools else ""
