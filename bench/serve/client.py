@@ -155,7 +155,8 @@ async def fan_out(
     url: str, clients: Sequence[Client], asked: Sequence[Sequence[str]], decoded: int
 ) -> list[list[Answer]]:
     """The answers of each when the first of `clients` takes its turns, one after the other, and all
-    the others theirs from its first answer to its last; the parameters are those of `play`."""
+    the others theirs from its first answer to its last; `url`, `asked` and `decoded` are those of
+    `play`."""
     found = [list[Answer]() for _ in clients]
     await _turns(url, clients[0], asked[0][:1], decoded, into=found[0])
     main, *others = (

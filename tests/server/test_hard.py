@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
 
@@ -33,16 +35,24 @@ def server(model: FaultyModel) -> Iterator[Server]:
 class Planning:
     """Holds the planning of turns until `go_on` is set; `reached` once one is held."""
 
-    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
-        places = server.service.index.places
+        self.held = bug(Index, "places")(self._hold)
 
+    def _hold(self, places: Any) -> Any:
         def held(*args: Any) -> Any:
             self.reached.set()
             assert self.go_on.wait(WAIT)
             return places(*args)
 
-        monkeypatch.setattr(server.service.index, "places", held)
+        return held
+
+
+@pytest.fixture
+def planning() -> Iterator[Planning]:
+    held = Planning()
+    with seeded(held.held):
+        yield held
 
 
 def asked(text: str, **options: Any) -> dict[str, Any]:
@@ -72,10 +82,8 @@ def answered(server: Server) -> int:
 
 
 def test_a_request_that_is_resent_before_anybody_answers_says_who_does(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, planning: Planning
 ) -> None:
-    planning = Planning(server, monkeypatch)
-
     async def both() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=WAIT) as client:
             asking = asyncio.create_task(client.post(url(server), json=asked("hello")))
@@ -92,10 +100,8 @@ def test_a_request_that_is_resent_before_anybody_answers_says_who_does(
 
 
 def test_of_two_that_ask_the_same_one_leaves_before_anybody_answers(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, planning: Planning
 ) -> None:
-    planning = Planning(server, monkeypatch)
-
     async def one_leaves() -> httpx.Response:
         async with httpx.AsyncClient(timeout=WAIT) as client:
             asking = asyncio.create_task(client.post(url(server), json=asked("hello")))
@@ -117,9 +123,8 @@ def test_of_two_that_ask_the_same_one_leaves_before_anybody_answers(
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_before_anybody_answers_leaves_no_turn_behind(
-    server: Server, monkeypatch: pytest.MonkeyPatch, *, stream: bool, count: int
+    server: Server, planning: Planning, *, stream: bool, count: int
 ) -> None:
-    planning = Planning(server, monkeypatch)
     body = asked("hello", max_tokens=3000, stream=stream, n=count)
 
     async def leave() -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
+from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
 from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.schedule.sampling import Sampling
 
@@ -84,19 +86,21 @@ def test_an_agent_that_was_told_another_beginning_since_is_not_taken_for_the_old
     assert third.headers["x-kvactors-agent"] != agent.agent_id
 
 
-def test_of_a_beginning_that_many_share_one_is_looked_at(
-    server: Server, system: AgentSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_beginning_that_many_share_one_is_looked_at(server: Server) -> None:
     for _ in range(20):
         say(server, HELLO)
-    looked, spawn = list[str](), system.spawn
+    looked = list[str]()
 
-    def spawned(agent_id: str, **options: Any) -> Any:
-        looked.append(agent_id)
-        return spawn(agent_id, **options)
+    @bug(AgentRegistry, "spawn")
+    def counted(spawn: Any) -> Any:
+        def spawned(self: AgentRegistry, agent_id: str, **options: Any) -> Any:
+            looked.append(agent_id)
+            return spawn(self, agent_id, **options)
 
-    monkeypatch.setattr(system, "spawn", spawned)
-    answer = say(server, HELLO)
+        return spawned
+
+    with seeded(counted):
+        answer = say(server, HELLO)
 
     assert "again" in answer.headers["x-kvactors-reused"]
     assert len(looked) <= 3

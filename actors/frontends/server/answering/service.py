@@ -124,7 +124,13 @@ class Service:
         Raises AgentBusy, SystemStopped."""
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
-        await self.on_index(lambda: self._claim(agent_id))
+
+        def claim() -> None:
+            if agent_id in self._busy:
+                raise AgentBusy(agent_id)
+            self._busy.add(agent_id)
+
+        await self.on_index(claim)
         try:
             yield
         finally:
@@ -219,11 +225,6 @@ class Service:
                 plan = replace(plan, known=unnamed(plan.known))
         self._busy.add(plan.known.agent_id)
         return plan
-
-    def _claim(self, agent_id: str) -> None:
-        if agent_id in self._busy:
-            raise AgentBusy(agent_id)
-        self._busy.add(agent_id)
 
     async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
