@@ -68,17 +68,20 @@ class Service:
         self._rules = rules
         self._resolver = Resolver(index, rules, self._stands)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
-        # A fork waits for what its parent says just then; others must not wait behind it.
+        # A fork waits for what its parent says; others must not wait behind it.
         self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
         self._busy: set[str] = set()
         self._open: dict[str, Broadcast] = {}
         self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
         if key and key in self._open:
             self.counts.attached.inc()
             return await Reading(self._open[key]).wait()
+        while ending := self._ending.get(key):
+            await asyncio.wait({ending})  # Its client is back: what was prefilled is known then.
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
@@ -275,6 +278,8 @@ class Service:
         """Nobody reads any more: who asks now gets a turn of its own."""
         self._drop(broadcast)
         if broadcast.taken.done() and (task := self._tasks.get(broadcast)):
+            self._ending[broadcast.key] = task
+            task.add_done_callback(lambda _: self._ending.pop(broadcast.key, None))
             task.cancel()
 
     def _drop(self, broadcast: Broadcast) -> None:
