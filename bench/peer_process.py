@@ -4,11 +4,11 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["PeerFailed", "in_its_own_process"]
+__all__ = ["Act", "PeerFailed", "in_another_process", "in_its_own_process"]
 
 Source = Callable[[], Any]
 # What the peer does when it is asked.
@@ -20,10 +20,17 @@ class PeerFailed(RuntimeError):
     """The peer raised, or its process ended; with its own traceback."""
 
 
-@contextmanager
-def in_its_own_process(source: Source, make: Callable[..., Act], *arguments: Any) -> Iterator[Act]:
-    """`make(model, *arguments)` in a new process, with the model of `source`: what is yielded calls
+def in_its_own_process(
+    source: Source, make: Callable[..., Act], *arguments: Any
+) -> AbstractContextManager[Act]:
+    """`make(model, *arguments)` in a new process, with the model of `source`: what is given calls
     what it returned, there. All of it must be picklable."""
+    return in_another_process(_with_model, source, make, *arguments)
+
+
+@contextmanager
+def in_another_process(make: Callable[..., Act], *arguments: Any) -> Iterator[Act]:
+    """The same for `make(*arguments)`, without a model."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there,), daemon=True)
@@ -41,7 +48,7 @@ def in_its_own_process(source: Source, make: Callable[..., Act], *arguments: Any
         return found
 
     try:
-        ask(source, make, arguments)
+        ask(make, *arguments)
         yield ask
     finally:
         here.close()
@@ -66,7 +73,11 @@ def _serve(there: Connection) -> None:
                 there.send((True, traceback.format_exc()))
 
 
-def _build(source: Source, make: Callable[..., Act], arguments: tuple[Any, ...]) -> Act:
+def _build(make: Callable[..., Act], *arguments: Any) -> Act:
+    return make(*arguments)
+
+
+def _with_model(source: Source, make: Callable[..., Act], *arguments: Any) -> Act:
     from kvactors.core.model.load import load_model
     from kvactors.core.model.options import ModelOptions
 

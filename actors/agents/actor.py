@@ -36,7 +36,7 @@ from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
 from kvactors.core.model.info import ModelInfo
-from kvactors.core.schedule.events import Aborted, Finished, Tokens
+from kvactors.core.schedule.events import Aborted, Begun, Finished, Tokens
 from kvactors.core.schedule.request import Request
 
 __all__ = ["AgentActor"]
@@ -137,11 +137,17 @@ class AgentActor(SystemActor):
         late = f"the turn of {self.agent_id!r} was cancelled while its past was summarized"
         self._fail(running.cancelled.error or TurnFailed(late))
 
+    @handles(Begun)
+    def _on_begun(self, message: Begun) -> None:
+        running = self._running
+        if running is not None and running.serial == message.serial and running.gap is None:
+            running.ask.ticket.begin_prefill(message)
+
     @handles(Tokens)
     def _on_tokens(self, message: Tokens) -> None:
         running = self._running
         if running is not None and running.serial == message.serial:
-            running.ask.ticket.push(message.token_ids)
+            running.ask.ticket.push(message)
 
     @handles(Aborted)
     def _aborted(self, message: Aborted) -> None:
@@ -182,8 +188,12 @@ class AgentActor(SystemActor):
             self._fail(failure)
             return
         retokenized = retokenized_tokens(self.transcript, draft)
-        record = self.transcript.extend([*draft.turns, *answer], draft.keep, draft.system_prompt)
-        self.services.save(self.agent_id, record, ask.ticket, finished.exported)
+        if ask.turn.remembered:
+            turns = [*draft.turns, *answer]
+            record = self.transcript.extend(turns, draft.keep, draft.system_prompt)
+            self.services.save(self.agent_id, record, ask.ticket, finished.exported)
+        else:
+            ask.ticket.keep_nothing()
         self._end()
         text = answer[0].text if answer else ""
         log_answer(finished, text, with_text=self.services.log_text)

@@ -212,6 +212,16 @@ class Agent:
         tokens = tuple(token for turn in turns for token in turn.token_ids)
         return TranscriptView(tokens, "".join(turn.rendered for turn in turns), turns)
 
+    def open_turn(self, turn: TurnOptions) -> Ticket:
+        """Take a turn for who reads its tokens and futures off the ticket himself: front ends.
+        Raises as `ask` does at once."""
+        return self._send(turn, streamed=True)
+
+    def end_turn(self, ticket: Ticket) -> None:
+        """End the turn of a ticket at the next step; what was decoded and prefilled stays."""
+        if not ticket.reply.done:
+            self._cancel(ticket)
+
     def _cancel(self, ticket: Ticket | None) -> None:
         send(self._actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
 

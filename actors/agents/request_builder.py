@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.prompt import (
+    Continuation,
     NewText,
     PromptInput,
     WholeConversation,
@@ -15,7 +16,12 @@ from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.hashing import common_prefix, tokens_hash
-from kvactors.core.conversation.prefix_match import Draft, match_messages, match_text
+from kvactors.core.conversation.prefix_match import (
+    Draft,
+    continue_behind,
+    match_messages,
+    match_text,
+)
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
@@ -61,6 +67,8 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
         return match_messages(transcript, given.messages, given.threshold)
     if isinstance(given, WholeText):
         return match_text(transcript, given.text, given.threshold)
+    if isinstance(given, Continuation):
+        return continue_behind(transcript, given.keep, given.messages, given.system)
     if isinstance(given, NewText):
         turn = transcript.render(asked.role, given.text, answer=asked.answer)
     else:
@@ -110,7 +118,8 @@ def make_request(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
             f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
-    shared = [] if draft.keep or isolated else _shared_beginning(transcript, tokens)
+    alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
+    shared = [] if alone else _shared_beginning(transcript, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
@@ -125,6 +134,7 @@ def make_request(
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
         priority=asked.priority if asked.answer else asked.priority - 1,
+        passing=not asked.remembered,
         shared=len(shared),
         prompt_hash=tokens_hash(shared) if shared else "",
         choices=choices,

@@ -51,8 +51,7 @@ class AgentServices:
         """Have a ledger `record` of `agent_id` and new KV, `exported`, written; settles the
         `durable` and `cached` of the `ticket`."""
         if self.persistence is None:
-            ticket.durable.resolve(False)
-            ticket.cached.resolve(False)
+            ticket.keep_nothing()
             return
         nbytes = sum(part.nbytes for part in exported)
         save = Save(agent_id, (record,), self.model.fingerprint, tuple(exported))

@@ -20,6 +20,7 @@ from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.system.exchange import AgentExchange
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
+from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.messages_agent import CancelTurn
@@ -91,6 +92,7 @@ class Parts:
             lifecycle, self.host, self.behaviours, isolated=isolated, lane=lane, log_text=log_text
         )
         self.exchange = AgentExchange(lifecycle, self.host, self.agents)
+        self.roster = AgentRoster(lifecycle, self.host, self.agents)
         self.swap = ModelSwap(launch, lifecycle, self.host, self.agents)
         self.watching = Watching(lifecycle, self.host, self.agents)
 

@@ -35,6 +35,7 @@ from kvactors.actors.system.parameters import (
 from kvactors.actors.system.parts import Parts, offered
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.system.reports import read_stats
+from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.checks import stays_here
@@ -234,6 +235,7 @@ class AgentSystem:
     forget = offered("agents", AgentRegistry.forget)
     health = offered("lifecycle", Lifecycle.health)
     import_agent = offered("exchange", AgentExchange.import_agent)
+    known_agents = offered("roster", AgentRoster.known_agents)
     prefetch = offered("agents", AgentRegistry.prefetch)
     spawn = offered("agents", AgentRegistry.spawn)
     swap_model = offered("swap", ModelSwap.swap_model)

@@ -99,12 +99,12 @@ class Watching:
         if store is None or self._lifecycle.deterministic or not hasattr(socket, "AF_UNIX"):
             return
         try:
-            self.monitor = Monitor(socket_path(store), self._snapshot)
+            self.monitor = Monitor(socket_path(store), self.snapshot)
         except OSError as error:
             logger.info("`kvactors top` will not find this system: %s", error)
 
-    def _snapshot(self) -> dict[str, Any]:
-        """Raises SystemStopped."""
+    def snapshot(self) -> dict[str, Any]:
+        """How the system is, as JSON can hold it, without any text. Raises SystemStopped."""
         lifecycle, info = self._lifecycle, self._host.info
         known = {
             "model": info.name,

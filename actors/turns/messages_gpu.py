@@ -149,6 +149,9 @@ class Saved:
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
 
+    each: bool = False
+    """A mapping of the ids to HeldAgent instead: how much of each is in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadTurns:

@@ -40,6 +40,8 @@ class TurnOptions:
     """Of the new turn: user, or what `observe` was given."""
     answer: bool = True
     """Whether an answer is wanted; False: remember only."""
+    remembered: bool = True
+    """Whether the agent remembers it, on disk too; False: it leaves no trace."""
 
 
 def check_options(

@@ -13,6 +13,7 @@ from kvactors.core.model.info import ModelInfo
 from kvactors.core.numbers import number, whole
 
 __all__ = [
+    "Continuation",
     "Messages",
     "NewText",
     "NewTokenIds",
@@ -63,12 +64,23 @@ class WholeConversation:
     threshold: float
 
 
-PromptInput = NewText | NewTokenIds | WholeText | WholeConversation
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """(role, text) messages behind the first `keep` turns, by one who knows what those say; the
+    turns after them are forgotten. Without any the last answer is given anew. `system`: what a
+    conversation that keeps nothing begins with."""
+
+    keep: int
+    messages: tuple[Message, ...]
+    system: str | None = None
+
+
+PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuation
 
 
 def characters(given: PromptInput) -> int:
     """How much text is to be tokenized, at most."""
-    if isinstance(given, WholeConversation):
+    if isinstance(given, WholeConversation | Continuation):
         return sum(len(text) for _, text in given.messages)
     return 0 if isinstance(given, NewTokenIds) else len(given.text)
 

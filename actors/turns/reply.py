@@ -9,6 +9,8 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.prefix_match import MatchKind
 from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.logprobs import TokenLogprob
+from kvactors.core.schedule.request import Request
 from kvactors.core.trace import TurnEnded
 
 __all__ = [
@@ -55,7 +57,9 @@ class Reply:
 
     `cache` says where the agent's KV was when the turn began. `match` says how the whole
     conversation that was asked compared with the transcript; None for a turn that just appends.
-    `scores` has the total log-probability of every choice, where choices were given. `durable`
+    `scores` has the total log-probability of every choice, where choices were given. `logprobs`
+    are those of `token_ids`, where `Sampling.top_logprobs` asked for them, `prompt_logprobs` those
+    of the whole context before, where that was asked for too; its first token has none. `durable`
     resolves when the turn is in the ledger, `cached` when its KV is on disk, both synced: to
     True, or to False where nothing is kept.
     """
@@ -70,6 +74,8 @@ class Reply:
     durable: ReplyFuture[bool] = field(repr=False, compare=False)
     cached: ReplyFuture[bool] = field(repr=False, compare=False)
     scores: Mapping[str, float] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +133,12 @@ def make_reply(
         durable=ticket.durable,
         cached=ticket.cached,
         scores=dict(zip(request.sampling.choices, request.scores, strict=False)) or None,
+        logprobs=tuple(request.logprobs),
+        prompt_logprobs=_of_prompt(request),
     )
+
+
+def _of_prompt(request: Request) -> tuple[TokenLogprob, ...]:
+    if not request.sampling.prompt_logprobs:
+        return ()
+    return (TokenLogprob(request.tokens[0], None), *request.prompt_logprobs)

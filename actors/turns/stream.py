@@ -13,16 +13,20 @@ from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import BlockingCall, KvactorsError
+from kvactors.core.schedule.events import Tokens
+from kvactors.core.schedule.logprobs import TokenLogprob
 
 __all__ = ["AsyncReplyStream", "Piece", "ReplyStream", "TextPiece"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Some of a reply's text, and the tokens that were decoded since the last piece."""
+    """Some of a reply's text, and the tokens that were decoded since the last piece; with the
+    log-probability of each, where the turn asks for them."""
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 Piece = TextPiece
@@ -87,7 +91,7 @@ class ReplyStream:
             yield from pieces.add(tokens)
         yield from pieces.rest(self.reply.text)
 
-    def _next(self, queue: "SimpleQueue[tuple[int, ...] | None]") -> tuple[int, ...] | None:
+    def _next(self, queue: "SimpleQueue[Tokens | None]") -> Tokens | None:
         drive(lambda: not queue.empty())
         return queue.get()
 
@@ -186,24 +190,29 @@ class _Pieces:
         self._text: _Text | None = None
         self._shown = 0
         self._fresh: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
 
-    def add(self, tokens: Sequence[int]) -> Iterator[TextPiece]:
+    def add(self, tokens: Tokens) -> Iterator[TextPiece]:
         """The piece that further tokens complete, if they do."""
         # A turn that waited for a model swap is the new model's.
         assert self._ticket.chat is not None
         self._text = self._text or _Text(self._ticket.chat, self._stop)
-        self._fresh += tokens
-        stable = self._text.add(tokens)
+        self._fresh += tokens.token_ids
+        self._logprobs += tokens.logprobs
+        stable = self._text.add(tokens.token_ids)
         if len(stable) > self._shown:
-            piece = TextPiece(stable[self._shown :], tuple(self._fresh))
-            self._shown, self._fresh = len(stable), []
+            piece = self._piece(stable[self._shown :])
+            self._shown, self._fresh, self._logprobs = len(stable), [], []
             yield piece
 
     def rest(self, text: str) -> Iterator[TextPiece]:
         """What is left of the finished turn's text."""
         rest = text[self._shown :]
         if rest or self._fresh:
-            yield TextPiece(rest, tuple(self._fresh))
+            yield self._piece(rest)
+
+    def _piece(self, text: str) -> TextPiece:
+        return TextPiece(text, tuple(self._fresh), tuple(self._logprobs))
 
 
 class _Text:

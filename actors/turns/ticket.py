@@ -9,6 +9,7 @@ from typing import Any
 
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.events import Begun, Tokens
 
 __all__ = ["Ticket", "next_serial"]
 
@@ -26,7 +27,8 @@ class Ticket:
 
     `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
     the reply is settled, whoever settles it; `on_push` whenever there is something new in
-    `tokens`, whose last is None.
+    `tokens`, whose last is None. `admitted`, of a streamed turn, says how much of its prompt has
+    KV when it is known; None if the turn ended before.
     """
 
     agent_id: str
@@ -35,20 +37,32 @@ class Ticket:
     reply: ReplyFuture[Any] = field(default_factory=ReplyFuture)
     durable: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
-    tokens: "queue.SimpleQueue[tuple[int, ...] | None] | None" = None
+    tokens: "queue.SimpleQueue[Tokens | None] | None" = None
     chat: ChatFormat | None = None
+    admitted: ReplyFuture[Begun | None] | None = None
     on_end: "Callable[[Ticket], None] | None" = None
     on_push: Callable[[], None] | None = None
 
     @classmethod
     def begin(cls, agent_id: str, *, streamed: bool) -> "Ticket":
         """A new turn, asked for now."""
-        tokens = queue.SimpleQueue[tuple[int, ...] | None]() if streamed else None
-        return cls(agent_id, time.perf_counter(), tokens=tokens)
+        tokens = queue.SimpleQueue[Tokens | None]() if streamed else None
+        admitted = ReplyFuture[Begun | None]() if streamed else None
+        return cls(agent_id, time.perf_counter(), tokens=tokens, admitted=admitted)
 
-    def push(self, token_ids: tuple[int, ...]) -> None:
+    def begin_prefill(self, begun: Begun) -> None:
+        """A streamed turn was admitted: `begun` says how much of its prompt has KV."""
+        if self.admitted is not None:
+            self.admitted.resolve(begun)
+
+    def push(self, tokens: Tokens) -> None:
         """Pass tokens to a stream, if there is one."""
-        self._push(token_ids)
+        self._push(tokens)
+
+    def keep_nothing(self) -> None:
+        """Nothing of the turn will be on disk."""
+        self.durable.resolve(False)
+        self.cached.resolve(False)
 
     def resolve(self, value: Any) -> None:
         """The turn ended with a reply."""
@@ -66,9 +80,11 @@ class Ticket:
     def _end(self) -> None:
         if self.on_end is not None:
             self.on_end(self)
+        if self.admitted is not None:
+            self.admitted.resolve(None)
         self._push(None)
 
-    def _push(self, tokens: tuple[int, ...] | None) -> None:
+    def _push(self, tokens: Tokens | None) -> None:
         if self.tokens is not None:
             self.tokens.put(tokens)
             if self.on_push is not None:

@@ -9,7 +9,15 @@ from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.turns.messages_agent import TurnFinished
 from kvactors.actors.turns.messages_gpu import Restored
 from kvactors.actors.turns.messages_store import LoadKV
-from kvactors.core.schedule.events import Aborted, Event, Finished, KVNeeded, Progress, Tokens
+from kvactors.core.schedule.events import (
+    Aborted,
+    Begun,
+    Event,
+    Finished,
+    KVNeeded,
+    Progress,
+    Tokens,
+)
 from kvactors.core.trace import Fault, RestoreBegan, RestoreEnded, Tracer
 
 __all__ = ["EngineReports", "OnProgress"]
@@ -38,6 +46,7 @@ class EngineReports:
         self._tracer = tracer
         self._on_progress = on_progress
         self._tellers: Mapping[type, Callable[[Any], object]] = {
+            Begun: self._pass_on,
             Tokens: self._pass_on,
             Aborted: self._pass_on,
             Finished: self._finished,
@@ -62,7 +71,7 @@ class EngineReports:
             fault = Fault(time.perf_counter(), "device", "", type(error).__name__)
             self._tracer.tell(fault)
 
-    def _pass_on(self, event: Tokens | Aborted) -> None:
+    def _pass_on(self, event: Begun | Tokens | Aborted) -> None:
         self._to_agent(event.agent_id, event)
 
     def _finished(self, event: Finished) -> None:

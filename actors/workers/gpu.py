@@ -33,7 +33,7 @@ from kvactors.actors.turns.messages_gpu import (
 from kvactors.actors.workers.engine_reports import EngineReports, OnProgress
 from kvactors.actors.workers.engine_slot import EngineSlot
 from kvactors.actors.workers.health import Vitals
-from kvactors.core.engine.status import in_memory
+from kvactors.core.engine.status import held, in_memory
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Aborted
@@ -184,8 +184,10 @@ class GpuActor(SystemActor):
         return encode_floats(message.layer, message.floats)
 
     @handles(ReadStats)
-    def _read_stats(self, _message: ReadStats) -> Any:
-        return self._slot.engine.stats(), in_memory(self._slot.engine.memory)
+    def _read_stats(self, message: ReadStats) -> Any:
+        engine = self._slot.engine
+        agents = held(engine.memory) if message.each else in_memory(engine.memory)
+        return engine.stats(), agents
 
     @handles(ReadTurns)
     def _read_turns(self, _message: ReadTurns) -> Any:

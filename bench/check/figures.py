@@ -2,8 +2,8 @@
 so little, so none is met or missed here; a figure that is no positive number is invalid."""
 
 from kvactors.bench.check.finding import Answer
+from kvactors.bench.regime import Regime, run
 from kvactors.bench.setup import Scale, Setup
-from kvactors.bench.table.regime import Regime, run
 from kvactors.bench.table.suite import REGIMES
 
 __all__ = ["LINES", "SMALL", "figure", "line"]

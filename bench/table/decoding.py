@@ -14,8 +14,8 @@ from kvactors.actors import Agent, AgentSystem, Sampling
 from kvactors.bench import peers
 from kvactors.bench.busy_threads import busy_threads
 from kvactors.bench.peer_process import in_its_own_process
+from kvactors.bench.regime import ANYWHERE, FLOAT_THERE, Regime, Side, Sides
 from kvactors.bench.setup import ENDLESS, Setup, answer
-from kvactors.bench.table.regime import ANYWHERE, FLOAT_THERE, Regime, Side, Sides
 
 __all__ = ["REGIMES", "deep_llama", "hot_agents", "step", "token_times"]
 

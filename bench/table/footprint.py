@@ -16,9 +16,7 @@ from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor
 from kvactors.bench import disk, peers
 from kvactors.bench.micro import memory, storage
 from kvactors.bench.peer_process import in_its_own_process
-from kvactors.bench.setup import ENDLESS, Setup
-from kvactors.bench.table.decoding import hot_agents
-from kvactors.bench.table.regime import (
+from kvactors.bench.regime import (
     ANYWHERE,
     FLOAT_THERE,
     NOTHING_DECODED,
@@ -26,6 +24,8 @@ from kvactors.bench.table.regime import (
     Side,
     Sides,
 )
+from kvactors.bench.setup import ENDLESS, Setup
+from kvactors.bench.table.decoding import hot_agents
 
 __all__ = ["REGIMES"]
 

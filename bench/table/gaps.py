@@ -13,9 +13,9 @@ import numpy as np
 
 from kvactors.actors import Agent
 from kvactors.bench.disk import raw_write
+from kvactors.bench.regime import NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.setup import ENDLESS, FIRST, Setup, answer
 from kvactors.bench.table.decoding import hot_agents, step
-from kvactors.bench.table.regime import NOTHING_DECODED, Regime, Side, Sides
 
 __all__ = ["REGIMES"]
 

@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import Any
 
 from kvactors.actors import Agent, AgentSystem, Grammar
+from kvactors.bench.regime import ANYWHERE, Regime, Side, Sides
 from kvactors.bench.setup import ENDLESS, Setup
 from kvactors.bench.table.decoding import hot_agents
-from kvactors.bench.table.regime import ANYWHERE, Regime, Side, Sides
 
 __all__ = ["REGIMES"]
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from kvactors.actors import AgentSystem
 from kvactors.bench import peers
 from kvactors.bench.disk import drop_from_cache, raw_read, raw_write
+from kvactors.bench.regime import Regime, Side, Sides
 from kvactors.bench.setup import FIRST, Setup, answer
-from kvactors.bench.table.regime import Regime, Side, Sides
 
 __all__ = ["REGIMES", "Memories", "remembering"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from kvactors.actors import AgentSystem, Reply, Sampling
 from kvactors.bench import peer_servers
 from kvactors.bench.peer_process import in_its_own_process
+from kvactors.bench.regime import FLOAT_THERE, Regime, Side, Sides
 from kvactors.bench.setup import Setup, answer
-from kvactors.bench.table.regime import FLOAT_THERE, Regime, Side, Sides
 
 __all__ = ["REGIMES"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvactors.bench import peers
 from kvactors.bench.peer_process import in_its_own_process
+from kvactors.bench.regime import FLOAT_THERE, Regime, Side, Sides
 from kvactors.bench.setup import Setup, answer
-from kvactors.bench.table.regime import FLOAT_THERE, Regime, Side, Sides
 
 __all__ = ["REGIMES", "first_token"]
 

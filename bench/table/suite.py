@@ -6,13 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvactors.bench.random_model import DESCRIPTION, random_llama
+from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import print_table
+from kvactors.bench.serve import speed, traces
 from kvactors.bench.setup import Scale, Setup, endless
 from kvactors.bench.table import decoding, footprint, gaps, guided, latency, many_agents, prefill
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.table.figures import Figures, draw
 from kvactors.bench.table.growth import grow
-from kvactors.bench.table.regime import Outcome, Regime, run
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["REGIMES", "choose", "run_suite"]
@@ -25,6 +26,8 @@ REGIMES: tuple[Regime, ...] = (
     *latency.REGIMES,
     *gaps.REGIMES,
     *many_agents.REGIMES,
+    *speed.REGIMES,
+    *traces.REGIMES,
 )
 COLUMNS = ("regime", "ours", "theirs", "unit", "ratio", "quartiles", "target", "met")
 

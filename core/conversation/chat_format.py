@@ -32,6 +32,7 @@ USUAL_ROLES = ("system", "user", "assistant")
 
 _ASK = "kvactors probe question"
 _ANSWER = "kvactors probe answer"
+_SYSTEM = "kvactors probe system"
 
 
 class ChatFormat:
@@ -66,6 +67,11 @@ class ChatFormat:
                 return list(self.tokenizer.encode(text, add_special_tokens=False))
             except TypeError:
                 return list(self.tokenizer.encode(text))
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text by itself: with what the tokenizer begins texts with, if it does."""
+        with self._lock:
+            return list(self.tokenizer.encode(text))
 
     def encode_rest(self, text: str) -> list[int]:
         """Token ids of a text that goes on in the middle of a line.
@@ -149,6 +155,42 @@ class ChatFormat:
 
         return _heard(role, text, render)
 
+    def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
+        """The system prompt that the template itself makes of a `system` prompt and of `tools`,
+        in the form that chat templates take; None if it writes nothing of them."""
+        question = self._probe[0]
+        probe = [{"role": "system", "content": _SYSTEM}, question]
+        asked = [{"role": "system", "content": system}, question]
+        try:
+            head, _, tail = self._render(probe, answer=True).partition(_SYSTEM)
+            whole = self._render(asked, answer=True, tools=list(tools))
+        except TemplateError:
+            return None
+        if not (tail and whole.startswith(head) and whole.endswith(tail)):
+            return None
+        written = whole[len(head) : len(whole) - len(tail)]
+        return None if written == system else written
+
+    def with_calls(self, text: str, calls: Sequence[dict[str, Any]]) -> str | None:
+        """What the template makes of an answer with `text` and tool `calls`, in the form that chat
+        templates take; None if it writes nothing of them."""
+        asked = self._probe[:1]
+        answer = {"role": "assistant", "content": text, "tool_calls": list(calls)}
+        try:
+            before = self._render(asked, answer=True)
+            whole = self._render([*asked, answer], answer=False)
+        except TemplateError:
+            return None
+        written = whole[len(before) :].removesuffix(self._closing)
+        return written if whole.startswith(before) and written != text else None
+
+    def knows(self, role: str) -> bool:
+        """Whether the template writes what a later message of this role says."""
+        try:
+            return _ASK in self.following(role, _ASK, answer=True)
+        except TemplateError:
+            return False
+
     def closing_after(self, tokens: Sequence[int], *, answered: bool) -> str:
         """Closing text that a finished answer still lacks, given its last token.
 
@@ -184,14 +226,17 @@ class ChatFormat:
             self._closing = self._closing.rstrip()
             self._suffix(self._history, [*self._probe, self._probe[0]], answer=True)
 
-    def _render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
+    def _render(self, messages: list[Any], *, answer: bool, **more: Any) -> str:
         if not self.has_template:
             return _plainly(messages) + ("Assistant:\n" if answer else "")
         with self._lock:
             try:
                 return str(
                     self.tokenizer.apply_chat_template(
-                        messages, tokenize=False, add_generation_prompt=answer, **self._kwargs
+                        messages,
+                        tokenize=False,
+                        add_generation_prompt=answer,
+                        **{**self._kwargs, **more},
                     )
                 )
             except Exception as error:

@@ -22,7 +22,15 @@ from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["THRESHOLD", "Draft", "MatchKind", "Message", "match_messages", "match_text"]
+__all__ = [
+    "THRESHOLD",
+    "Draft",
+    "MatchKind",
+    "Message",
+    "continue_behind",
+    "match_messages",
+    "match_text",
+]
 
 MatchKind = Literal["exact", "extend", "diverge"]
 Message = tuple[str, str]
@@ -117,6 +125,31 @@ def match_messages(
     while len(target.turns) < len(said):
         target.turns.append(_merged(target, said, None))
     return Draft(same, tuple(target.turns[same:]), kind, system)
+
+
+def continue_behind(
+    transcript: Transcript, keep: int, messages: Sequence[Message], system: str | None
+) -> Draft:
+    """`messages` behind the first `keep` turns of the transcript, whatever those say; what comes
+    after them is forgotten. `system` stands where nothing is kept. Raises InvalidInput if there
+    are fewer turns, or nothing to answer."""
+    turns = transcript.turns
+    if keep > len(turns):
+        raise InvalidInput(f"{keep} turns are to be kept, and the agent remembers {len(turns)}")
+    target = Transcript(transcript.chat, transcript.tokenizer_id, system)
+    if keep:
+        target.system_prompt = transcript.system_prompt
+    target.turns = turns[:keep]
+    said = [*((turn.role, turn.text) for turn in target.turns), *messages]
+    if not said or said[-1][0] == "assistant":
+        raise InvalidInput("there is nothing to answer: end with the message to answer")
+    if keep and not _leads_on(transcript, said, keep):
+        keep -= 1
+        target.turns.pop()
+    while len(target.turns) < len(said):
+        target.turns.append(_merged(target, said, None))
+    kind: MatchKind = "extend" if keep == len(turns) else "diverge"
+    return Draft(keep, tuple(target.turns[keep:]), kind, target.system_prompt)
 
 
 def _system_and_rest(

@@ -249,6 +249,6 @@ class Admission:
         if request.preempted:
             return
         self.note_cache(request)
-        request.kept = min(cache.end, request.target)
+        request.kept = 0 if request.scoring else min(cache.end, request.target)
         request.admitted_at = self._clock()
         self.counts[_COUNTED[request.cache_state]] += 1

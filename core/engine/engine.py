@@ -19,7 +19,7 @@ from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
-from kvactors.core.schedule.events import Aborted, Event, Finished, KVNeeded
+from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
 from kvactors.core.trace import Tracer
@@ -88,6 +88,7 @@ class Engine:
                 self._events.append(admitted)
             else:
                 self.execution.begin(admitted)
+                self._events += _begun(admitted)
         running.set_lean(lean=self.memory.tight)
         prefilling = [request for request in running.prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, running.answering)
@@ -233,3 +234,10 @@ class Engine:
         self.memory.leave(request)
         self._admission.ended(request)
         self._events.append(Aborted(request.agent_id, request.serial, error))
+
+
+def _begun(request: Request) -> list[Event]:
+    """What whoever reads a turn as it comes hears when it is admitted: how much of it is known."""
+    if not request.stream or request.preempted:
+        return []
+    return [Begun(request.agent_id, request.serial, request.prompt, request.kept)]

@@ -68,7 +68,7 @@ class Execution:
     def begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        request.cached = min(cache.end, request.target)
+        request.cached = 0 if request.scoring else min(cache.end, request.target)
         # A turn that begins again may have lost some of what it began with.
         request.kept = min(request.kept, request.cached)
         self._running.prefills[request] = None
@@ -159,7 +159,8 @@ class Execution:
             return
         request.first_token_at = self._clock()
         if request.stream:
-            yield Tokens(request.agent_id, request.serial, tuple(request.generated))
+            generated, logprobs = tuple(request.generated), tuple(request.logprobs)
+            yield Tokens(request.agent_id, request.serial, generated, logprobs)
         yield Ended(request, "stop")
 
     def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
@@ -199,9 +200,10 @@ class Execution:
         if request.decoded == 0:
             request.first_token_at = self._clock()
         request.tokens.append(item.token)
+        request.logprobs += item.logprobs
         request.cached = len(request.tokens) - 1
         if request.stream:
-            yield Tokens(request.agent_id, request.serial, (item.token,))
+            yield Tokens(request.agent_id, request.serial, (item.token,), item.logprobs)
         if request.says_stop:
             yield Ended(request, "stop")
         elif request.decoded >= request.sampling.max_tokens:

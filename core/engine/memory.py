@@ -124,6 +124,7 @@ class Memory:
         began with and a chunk that is no longer than it must be; while it decodes, the copy that
         is kept when it ends, and a step; while a choice is scored, that."""
         space, bytes_of = self.workspace[request.form.index], request.form.bytes_of
+        space = space.scored if request.scoring else space
         target, most, choice = request.target, request.most_tokens, request.longest_choice
         row = bytes_of(self.running.extent(target + choice))
         begun = row + bytes_of(request.prompt - request.fresh)

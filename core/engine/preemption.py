@@ -33,6 +33,7 @@ class Preemption:
             return chunks
         tokens, request = chunks[0].tokens, chunks[0].request
         space = self._memory.workspace[request.form.index]
+        space = space.scored if request.scoring else space
         least = space.chunk(min(tokens, space.least_chunk), 1, request.target)
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._running.prefills:

@@ -12,13 +12,16 @@ import mlx.core as mx
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import Piece
+from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule import scoring
 from kvactors.core.schedule.drawing import draw_rows
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw_choice, draw_key
 from kvactors.core.schedule.scheduler import Chunk
 
-__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena", "relieve_cache"]
+__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena"]
 
 # Most tokens that a row has room for beyond its prompt.
 SPARE_TOKENS = 256
@@ -26,19 +29,18 @@ SPARE_TOKENS = 256
 LATE_LAUNCHES = 4
 # Slabs of rows of different lengths.
 MOST_SLABS = 3
-# Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
-CACHE_KEPT = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """What one step gave one row: a token, or the error of its own sampler; `replaced`: another
-    one was drawn, and fed."""
+    one was drawn, and fed. With its log-probability, if the turn asks for that."""
 
     request: Request
     token: int
     error: Exception | None = None
     replaced: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def new_arena(loaded: LoadedModel) -> Arena:
@@ -46,12 +48,6 @@ def new_arena(loaded: LoadedModel) -> Arena:
     policy = loaded.policy
     slabs = 1 if policy.reproducible else MOST_SLABS
     return Arena(loaded.spec, policy, max_slabs=slabs, extent_step=policy.extent_step)
-
-
-def relieve_cache() -> None:
-    """Give freed buffers back to the system when many have piled up."""
-    if mx.get_cache_memory() > CACHE_KEPT:
-        mx.clear_cache()
 
 
 class PrefillBatch:
@@ -91,13 +87,13 @@ class PrefillBatch:
         for request in self.requests:
             new = request.tokens[request.cached : request.cached + sizes[id(request)]]
             rows.append(new + [new[-1]] * (width - len(new)))
-        self.arena.forward(self._model, mx.array(rows))
+        scoring.score_prompts(self.requests, self.arena.forward(self._model, mx.array(rows)))
         self.arena.evaluate()
         for row, request in enumerate(self.requests):
             request.cached += sizes[id(request)]
             self.arena.cut(row, request.cached)
             request.check()
-        relieve_cache()
+        mlx_limit.relieve_cache()
         return width * len(rows)
 
     def score_choice(self, request: Request) -> None:
@@ -113,7 +109,7 @@ class PrefillBatch:
         """Draw one of the scored choices: it becomes the request's answer."""
         key = draw_key(request.sampling, request.agent_id, request.turn, len(request.tokens))
         choice = request.choices[draw_choice(request.scores, request.sampling, key)]
-        self._feed(request, choice)
+        scoring.score_taken(request, self._feed(request, choice), choice)
         self.arena.evaluate()
         request.tokens += choice
         request.cached += len(choice)
@@ -140,11 +136,13 @@ class PrefillBatch:
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A step that was launched and not read: `tokens` [rows] of `requests`, None for one that has
-    left since, and the errors of rows whose own sampler failed."""
+    left since, the errors of rows whose own sampler failed, and what is `looked` up of rows whose
+    turns ask for log-probabilities."""
 
     tokens: mx.array
     requests: list[Request | None]
     errors: dict[int, Exception]
+    looked: dict[int, scoring.Looked]
 
 
 class DecodeBatch:
@@ -239,9 +237,11 @@ class DecodeBatch:
     def _draw(self, fed: mx.array, logits: mx.array, flight: Flight | None) -> None:
         """Draw the tokens of the step that was launched behind `flight`."""
         ahead = set(map(id, flight.requests)) if flight else set()
+        own = scoring.own_logprobs(self.requests, logits)
         tokens, errors = draw_rows(self.requests, logits, fed, ahead)
-        self._flight = Flight(tokens, list(self.requests), errors)
-        mx.async_eval(tokens)  # type: ignore[no-untyped-call]
+        looked = scoring.look_up(own, tokens)
+        self._flight = Flight(tokens, list(self.requests), errors, looked)
+        mx.async_eval(tokens, [places.arrays for places in looked.values()])  # type: ignore[no-untyped-call]
 
     def _take_back(self, request: Request) -> None:
         """The row was fed a token that its turn did not take: it is fed another one next."""
@@ -275,21 +275,22 @@ def _read(flight: Flight | None) -> list[Decoded]:
         return []
     read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
     return [
-        _take(request, token, flight.errors.get(index))
+        _take(flight, index, request, token)
         for index, (request, token) in enumerate(zip(flight.requests, read, strict=True))
         if request is not None
     ]
 
 
-def _take(request: Request, token: int, error: Exception | None) -> Decoded:
+def _take(flight: Flight, index: int, request: Request, token: int) -> Decoded:
     """A token that was drawn, or the one that the turn's grammar takes in its place."""
-    if request.guide is None or error is not None:
-        return Decoded(request, token, error)
-    try:
-        taken = request.guide.take(token)
-    except Exception as failure:
-        return Decoded(request, token, failure)
-    return Decoded(request, taken, replaced=taken != token)
+    taken, error = token, flight.errors.get(index)
+    if request.guide is not None and error is None:
+        try:
+            taken = request.guide.take(token)
+        except Exception as failure:
+            error = failure
+    logprobs = scoring.read_logprob(flight.looked.get(index), taken)
+    return Decoded(request, taken, error, taken != token, logprobs)
 
 
 def _leave(arena: Arena, requests: list[Request], request: Request) -> None:

@@ -92,7 +92,7 @@ class RunningBatches:
         if batch is None:
             batch = PrefillBatch(self._forms[requests[0].form.index])
             for request in requests:
-                cache = self._hot.get(request.agent_id)
+                cache = None if request.scoring else self._hot.get(request.agent_id)
                 batch.add(request, cache.pieces if cache else (), spare=spare)
                 self.prefills[request] = batch
         return batch

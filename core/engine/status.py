@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvactors.core.engine.memory import Memory
     from kvactors.core.engine.running import RunningBatches
 
-__all__ = ["RunningTurn", "count", "in_memory", "turns"]
+__all__ = ["HeldAgent", "RunningTurn", "count", "held", "in_memory", "turns"]
 
 # Waiting turns that are named; there may be a hundred thousand.
 MOST_WAITING = 32
@@ -25,6 +25,16 @@ class RunningTurn:
     phase: Literal["waiting", "restoring", "prefill", "decode"]
     done: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAgent:
+    """An agent whose KV is in memory: of how many `tokens`, in how many bytes. What several share
+    counts for each."""
+
+    tier: Literal["active", "hot"]
+    tokens: int
+    nbytes: int
 
 
 def turns(
@@ -54,6 +64,19 @@ def _prefilling(request: Request) -> RunningTurn:
 def in_memory(memory: "Memory") -> frozenset[str]:
     """The agents whose KV is in memory, in whole or in part: active or hot."""
     return frozenset(memory.hot).union(request.agent_id for request in memory.running.active)
+
+
+def held(memory: "Memory") -> dict[str, HeldAgent]:
+    """Every agent whose KV is in memory, by id."""
+    found = dict[str, HeldAgent]()
+    for agent_id in memory.hot:
+        if (cache := memory.hot.get(agent_id)) is not None:
+            size = sum(piece.nbytes for piece in cache.pieces)
+            found[agent_id] = HeldAgent("hot", cache.end, size)
+    for request in memory.running.active:
+        size = request.form.bytes_of(request.cached)
+        found[request.agent_id] = HeldAgent("active", request.cached, size)
+    return found
 
 
 def count(memory: "Memory", waiting: int) -> dict[str, int]:

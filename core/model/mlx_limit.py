@@ -11,7 +11,10 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-__all__ = ["allow", "allowances", "reached", "withdraw"]
+__all__ = ["allow", "allowances", "reached", "relieve_cache", "withdraw"]
+
+# Freed buffers that MLX may keep for reuse after a prefill chunk, in bytes.
+CACHE_KEPT = 256 * 2**20
 
 _lock = threading.Lock()
 _allowed: WeakKeyDictionary[object, int] = WeakKeyDictionary()
@@ -55,3 +58,9 @@ def withdraw(engine: object) -> None:
             mx.set_memory_limit(max(_allowed.values()))
         elif _usual:
             mx.set_memory_limit(_usual.pop())
+
+
+def relieve_cache() -> None:
+    """Give freed buffers back to the system when many have piled up. GPU thread."""
+    if mx.get_cache_memory() > CACHE_KEPT:
+        mx.clear_cache()

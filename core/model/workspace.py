@@ -95,6 +95,11 @@ class WorkSpace:
         unpacked = _DECODE_SAFETY * _peak(loaded, 1, keys) / keys
         return replace(space, unpacked=max(space.decoded, unpacked), many=LEAST_KEYS // max(heads))
 
+    @property
+    def scored(self) -> "WorkSpace":
+        """That of chunks whose tokens' logits are all looked at."""
+        return replace(self, token=self.token + self.logits)
+
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
         keys = _padded(keys, self.step)

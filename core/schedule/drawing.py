@@ -29,7 +29,7 @@ def draw_rows(
     logits = _within_grammars(requests, logits, ahead, errors)
     chosen = mx.argmax(logits, axis=-1)
     if all(request.sampling.greedy for request in requests):
-        return chosen, errors
+        return _told(requests, chosen, ahead), errors
     rows = []
     for row, request in enumerate(requests):
         if request.sampling.greedy or row in errors:
@@ -40,7 +40,22 @@ def draw_rows(
         except Exception as error:
             errors[row] = error
             rows.append(chosen[row])
-    return mx.stack([row.astype(mx.uint32) for row in rows]), errors
+    drawn = mx.stack([row.astype(mx.uint32) for row in rows])
+    return _told(requests, drawn, ahead), errors
+
+
+def _told(requests: Sequence[Request], drawn: "mx.array", ahead: Collection[int]) -> "mx.array":
+    """The tokens that were `drawn` [rows], but for rows that are told what to draw next."""
+    import mlx.core as mx
+
+    told = {}
+    for row, request in enumerate(requests):
+        token = request.told_at(request.decoded + (id(request) in ahead))
+        if token is not None:
+            told[row] = token
+    if told:
+        drawn[mx.array(list(told))] = mx.array(list(told.values()), dtype=drawn.dtype)
+    return drawn
 
 
 def _draw(request: Request, logits: "mx.array", fed: "mx.array", *, ahead: bool) -> "mx.array":

@@ -3,18 +3,30 @@
 from dataclasses import dataclass
 
 from kvactors.core.cache.segment import Segment
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
 
-__all__ = ["Aborted", "Event", "Finished", "KVNeeded", "Progress", "Tokens"]
+__all__ = ["Aborted", "Begun", "Event", "Finished", "KVNeeded", "Progress", "Tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A streamed turn was admitted: of its `prompt` tokens `kept` have KV already."""
+
+    agent_id: str
+    serial: int
+    prompt: int
+    kept: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """New tokens of a running turn."""
+    """New tokens of a running turn, and of each its log-probability if the turn asks for them."""
 
     agent_id: str
     serial: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +64,4 @@ class Progress:
     total: int
 
 
-Event = Tokens | Finished | Aborted | KVNeeded | Progress
+Event = Begun | Tokens | Finished | Aborted | KVNeeded | Progress

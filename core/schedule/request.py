@@ -1,10 +1,11 @@
 """Request: one record per running sequence, from admission to its last token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvactors.core.cache.spec import NO_FORM, KVForm
 from kvactors.core.schedule.guide import Guide
+from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Request", "StopMatcher"]
@@ -46,10 +47,13 @@ class Request:
     is their hash. `preempted` counts how often the turn had to give its row up, the last time
     after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
-    of them is the answer. With a `guide` what is decoded keeps to a grammar. `form` is how its KV
+    of them is the answer. With a `guide` what is decoded keeps to a grammar. `told` are the tokens
+    that it draws first, whatever the model makes of them: what a puppet says. `form` is how its KV
     is kept, set by the engine.
     `passed_over` counts admissions, then plans, that went by; `entered` is the admission after
     which it began to wait (WaitingTurns).
+    `logprobs` are those of `generated`, `prompt_logprobs` those of the prompt but for its first
+    token, where `sampling` asks for them.
     """
 
     agent_id: str
@@ -78,6 +82,7 @@ class Request:
     choices: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
     guide: Guide | None = None
+    told: tuple[int, ...] = ()
     arrival: int = 0
     passed_over: int = 0
     entered: int = 0
@@ -87,6 +92,8 @@ class Request:
     restore_seconds: float = 0.0
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def generated(self) -> list[int]:
@@ -97,6 +104,10 @@ class Request:
     def decoded(self) -> int:
         """How many tokens were decoded in this turn."""
         return len(self.tokens) - self.prompt
+
+    def told_at(self, place: int) -> int | None:
+        """The token that this turn is told to draw behind `place` others; None: what it likes."""
+        return self.told[place] if place < len(self.told) else None
 
     @property
     def says_stop(self) -> bool:
@@ -128,6 +139,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens still to prefill."""
         return max(0, self.target - self.cached)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still wanted: it begins with no KV then."""
+        return self.sampling.prompt_logprobs and len(self.prompt_logprobs) < self.prompt - 1
 
     def check(self) -> None:
         """Prove `kept <= cached <= submitted`."""

@@ -9,6 +9,7 @@ import xxhash
 from kvactors.core.errors import InvalidSampling
 from kvactors.core.numbers import number, whole
 from kvactors.core.schedule.grammar import Grammar
+from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -33,7 +34,10 @@ class Sampling:
 
     `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
     `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
-    the random key, so that a draw does not depend on who shares the batch; `stop` strings
+    the random key, so that a draw does not depend on who shares the batch. With
+    `top_logprobs` the reply has each token's log-probability by the model's own logits, and
+    so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
+    came before the answer as well, which is computed from its beginning for that. `stop` strings
     end the turn and are cut from the reply's text. With `choices` the answer is one of these
     texts, drawn by what the model gives each as a whole, its end of turn included; then only
     `temperature` and `seed` apply. With a `grammar` the answer has its form, whole within
@@ -47,6 +51,8 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     grammar: Grammar | None = None
@@ -64,6 +70,11 @@ class Sampling:
             raise InvalidSampling("an answer has a grammar or choices, not both")
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
+        if self.top_logprobs is not None:
+            most = _whole("top_logprobs", self.top_logprobs, 0, MOST_LIKELIEST)
+            object.__setattr__(self, "top_logprobs", most)
+        elif self.prompt_logprobs:
+            raise InvalidSampling("prompt_logprobs needs top_logprobs: 0 for the tokens' own")
         if len(set(self.choices)) < len(self.choices) or len(self.choices) > MOST_CHOICES:
             raise InvalidSampling(
                 f"choices must be different, {MOST_CHOICES} at most, not {self.choices!r}"
@@ -86,12 +97,14 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _whole(name: str, value: object, least: int | None) -> int:
+def _whole(name: str, value: object, least: int | None, most: int | None = None) -> int:
     found = whole(value)
     if found is None:
         raise InvalidSampling(f"{name} must be an int, not {value!r}")
     if least is not None and found < least:
         raise InvalidSampling(f"{name} must be at least {least}, not {found}")
+    if most is not None and found > most:
+        raise InvalidSampling(f"{name} must be at most {most}, not {found}")
     return found
 
 

@@ -152,7 +152,12 @@ class Scheduler:
         return max(target, unwatched) if short or self._waited_enough(first) else target
 
     def _due(self, request: Request) -> int:
-        """Tokens to the next place where a chunk must end."""
+        """Tokens to the next place where a chunk must end. One whose logits are all wanted is no
+        longer than a block."""
+        due = self._next_end(request)
+        return min(due, _BLOCK) if request.scoring else due
+
+    def _next_end(self, request: Request) -> int:
         config, cached = self.config, request.cached
         fixed = config.checkpointed or config.reproducible
         if fixed and cached < request.shared < request.target:
@@ -195,4 +200,5 @@ def _longest(cached: int) -> int:
 
 def _may_share(request: Request) -> bool:
     """Whether a request may begin in a batch with others: one that has begun has its own."""
-    return request.cached == request.kept and not request.suspect and not request.generated
+    alone = request.suspect or request.scoring
+    return request.cached == request.kept and not alone and not request.generated

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.files.naming import check_fingerprint, encode_agent_id
+from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders
 from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.store.parts import StoreParts
 
-__all__ = ["StoreCounts", "StoredAgent", "count", "describe"]
+__all__ = ["Glance", "Listing", "StoreCounts", "StoredAgent", "count", "describe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,22 @@ class StoredAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """What is known of an agent without reading a file of it. Sizes in bytes."""
+
+    folder: str
+    """Its directory's name: the encoded id."""
+    ledger_bytes: int
+    """0 without a ledger."""
+    kv_tokens: int
+    """Under the model that was asked for."""
+    kv_bytes: int
+    """Of these; what several share is counted for each."""
+    last_used: float
+    """Epoch seconds of the newest file."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreCounts:
     """What a store holds of the agents that are not in memory, and in all."""
 
@@ -49,6 +69,46 @@ class StoreCounts:
     """Of all KV, under any model: what max_disk bounds."""
     written_bytes: int = 0
     """Since the store was opened."""
+
+
+class Listing:
+    """What `store` has, at a glance: `folders` lists the directories of all agents, `touch` sweeps
+    one before its files are read. Each of them raises StoreClosed where the store is."""
+
+    def __init__(
+        self, store: StoreParts, folders: Callable[[], list[str]], touch: Callable[[str], str]
+    ) -> None:
+        self._store = store
+        self._folders = folders
+        self._touch = touch
+
+    def glances(self, fingerprint: str, agent_ids: Iterable[str] = ()) -> list[Glance]:
+        """Of these agents, or of all, under a model's fingerprint. Raises InvalidFingerprint,
+        OSError."""
+        check_fingerprint(fingerprint)
+        folders = self._folders()
+        asked = set(map(encode_agent_id, agent_ids)) or folders
+        return [self._glance(fingerprint, folder) for folder in folders if folder in asked]
+
+    def read(self, folder: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+        """Whose a folder is, and the records of its ledger. Raises LedgerUnreadable, NewerFormat,
+        OSError."""
+        ledgers, encoded = self._store.ledgers, self._touch(folder)
+        found = ledgers.load(encoded)
+        if found is None:
+            return folder, ()
+        return found.agent_id, ledgers.records(found, ledgers.path(encoded))
+
+    def _glance(self, fingerprint: str, folder: str) -> Glance:
+        ledger = self._store.ledgers.path(folder)
+        usage = self._store.kv.disk.get(Key(folder, fingerprint))
+        size, used = 0, 0.0
+        with suppress(FileNotFoundError):
+            status = ledger.stat()
+            size, used = status.st_size, status.st_mtime
+        if usage is None:
+            return Glance(folder, size, 0, 0, used)
+        return Glance(folder, size, usage.tokens, usage.size, max(used, usage.last_used))
 
 
 def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCounts:

@@ -30,7 +30,13 @@ from kvactors.persistence.kv.folders import KvFolders
 from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.store.fork import fork
 from kvactors.persistence.store.group import Done, Failed, OnEvicted, Reports, commit_group, nobody
-from kvactors.persistence.store.listing import StoreCounts, StoredAgent, count, describe
+from kvactors.persistence.store.listing import (
+    Listing,
+    StoreCounts,
+    StoredAgent,
+    count,
+    describe,
+)
 from kvactors.persistence.store.opening import make_folder, open_folders
 from kvactors.persistence.store.parts import StoreParts
 from kvactors.persistence.store.recovery import sweep_agent
@@ -77,6 +83,7 @@ class Store:
         self._kv = KvFolders(self._files, self.root / "kv", sealing, share=share_segments)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
         self._parts = StoreParts(self._ledgers, self._kv, DiskLimit(self._kv, max_disk))
+        self.listing = Listing(self._parts, self.agent_folders, self._touch)
         try:
             make_folder(self._files, self.root)
             self._lock = StoreLock(self.root, self._files)

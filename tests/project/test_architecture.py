@@ -55,9 +55,10 @@ actors/system: actors/agents actors/behaviours actors/errors actors/observe acto
     persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
     actors/workers core/conversation core/errors core/schedule
-actors/testing: actors/agents actors/runtime actors/system actors/workers core/errors core/testing
-    persistence/files persistence/store persistence/testing
-bench: actors core/blas core/engine core/model core/schedule core/testing persistence
+actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
+    core/conversation core/errors core/model core/schedule core/testing persistence/files
+    persistence/store persistence/testing
+bench: actors core/blas core/engine core/model core/quant core/schedule core/testing persistence
     persistence/testing
 actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing
     core/conversation core/errors core/schedule
@@ -67,16 +68,37 @@ bench/micro: actors actors/observe actors/runtime bench core/blas core/conversat
     core/model core/model/worlds core/testing core/trace persistence persistence/testing
 bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
     core/schedule core/testing persistence/commit persistence/store
-bench/table: actors actors/runtime bench bench/micro core/arena core/engine core/errors core/model
-    core/quant core/schedule core/testing core/trace persistence
+bench/serve: actors actors/frontends/server/web bench core/model
+bench/table: actors actors/runtime bench bench/micro bench/serve core/arena core/engine core/errors
+    core/model core/schedule core/testing core/trace persistence
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
-actors/frontends/cli: actors/agents actors/errors actors/frontends/demo actors/frontends/stress
-    actors/observe actors/system actors/turns bench bench/check bench/table core/blas core/cache
-    core/errors core/model core/schedule persistence/errors persistence/files persistence/formats
-    persistence/store
+actors/frontends/console: core/errors persistence/files
+actors/frontends/server/exchange: core/errors core/schedule
+actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
+    core/schedule
+actors/frontends/server/identity: actors/errors actors/frontends/server/exchange core/conversation
+    core/errors persistence/files
+actors/frontends/server/answering: actors/agents actors/errors actors/frontends/server/dialect
+    actors/frontends/server/exchange actors/frontends/server/identity actors/system actors/turns
+    core/conversation core/errors core/schedule persistence/files
+actors/frontends/server/wire: actors/errors actors/frontends/server/exchange core/errors
+    core/schedule
+actors/frontends/server/wire/responses: actors/errors actors/frontends/server/exchange
+    actors/frontends/server/identity actors/frontends/server/wire core/schedule
+actors/frontends/server/agents: actors/agents actors/errors actors/frontends/server/answering
+    actors/frontends/server/exchange actors/frontends/server/identity actors/frontends/server/wire
+    actors/system actors/turns core/conversation core/errors core/schedule core/trace
+actors/frontends/server/web: actors/frontends/console actors/frontends/server/agents
+    actors/frontends/server/answering actors/frontends/server/identity actors/frontends/server/page
+    actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
+    persistence/files
+actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
+    actors/frontends/server/web actors/frontends/stress actors/observe actors/system actors/turns
+    bench bench/check bench/table core/blas core/cache core/errors core/model core/schedule
+    persistence/errors persistence/files persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import pytest
 
+from kvactors.bench.regime import CannotRun, Regime, Side, Sides, run
 from kvactors.bench.report import origin
 from kvactors.bench.setup import QUICK, TABLE, Setup
 from kvactors.bench.table.curves import CURVES, Curve
 from kvactors.bench.table.figures import Figures
 from kvactors.bench.table.figures import draw as draw_ratios
 from kvactors.bench.table.growth import Growth, draw
-from kvactors.bench.table.regime import CannotRun, Regime, Side, Sides, run
 from kvactors.bench.table.suite import REGIMES, run_suite
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.testing.models import tiny_llama

@@ -6,8 +6,8 @@ import pytest
 from bench_models import echoing_peer, endless_grid, failing_peer
 
 from kvactors.bench.peer_process import PeerFailed, in_its_own_process
+from kvactors.bench.regime import NOTHING_DECODED, Regime, run
 from kvactors.bench.setup import Scale, Setup
-from kvactors.bench.table.regime import NOTHING_DECODED, Regime, run
 from kvactors.bench.table.suite import REGIMES
 
 TINY = Scale(runs=2, shrink=1024, fewer=16, decoded=3)

@@ -20,6 +20,7 @@ from kvactors.core import errors
 PAGES = (
     "README.md",
     *(f"{folder}/README.md" for folder in (*FOLDERS, "tests")),
+    "actors/frontends/server/README.md",
     ".github/CHANGELOG.md",
     ".github/CONTRIBUTING.md",
 )

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
+from kvactors.actors.frontends.server.web.command import commands as serving
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["app", "main"]
@@ -29,7 +30,7 @@ class _Commands(TyperGroup):
         except BrokenPipeError:
             raise  # The reader, such as `head`, has seen enough: typer ends quietly.
         except (KvactorsError, OSError) as error:
-            from kvactors.actors.frontends.cli.console import complain
+            from kvactors.actors.frontends.console.console import complain
 
             complain(error)
             raise typer.Exit(FAILED) from error
@@ -131,8 +132,8 @@ def stress_part(agents: int, seconds: float, seed: int, faults: str, folder: Pat
 @app.command("demo-tell", hidden=True)
 def demo_tell(agents: int, store: Path, model: str, trace: Path | None = None) -> None:
     """First process of the demo."""
-    from kvactors.actors.frontends.cli.console import err, progress
-    from kvactors.actors.frontends.cli.key import stored_key
+    from kvactors.actors.frontends.console.console import err, progress
+    from kvactors.actors.frontends.console.key import stored_key
     from kvactors.actors.frontends.demo.phases import tell
 
     forgotten = tell(agents, store, model, stored_key(), progress, trace)
@@ -143,8 +144,8 @@ def demo_tell(agents: int, store: Path, model: str, trace: Path | None = None) -
 @app.command("demo-ask", hidden=True)
 def demo_ask(agents: int, store: Path, model: str, trace: Path | None = None) -> None:
     """Second process of the demo; prints its entries as JSON."""
-    from kvactors.actors.frontends.cli.console import progress
-    from kvactors.actors.frontends.cli.key import stored_key
+    from kvactors.actors.frontends.console.console import progress
+    from kvactors.actors.frontends.console.key import stored_key
     from kvactors.actors.frontends.demo.phases import ask
 
     typer.echo(ask(agents, store, model, stored_key(), progress, trace))
@@ -173,6 +174,7 @@ def chat(
 
 
 app.add_typer(commands)
+app.add_typer(serving)
 
 
 @app.command()

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.filesize import decimal
 from rich.text import Text
 
-from kvactors.actors.frontends.cli.console import out, print_json, printable
 from kvactors.actors.frontends.cli.store import no_agent, opened
+from kvactors.actors.frontends.console.console import out, print_json, printable
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["clean_store", "remove_agent", "verify_store"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.frontends.cli.console import (
+from kvactors.actors.frontends.console.console import (
     PrefillBar,
     complain,
     err,
@@ -17,7 +17,7 @@ from kvactors.actors.frontends.cli.console import (
     unechoed,
     working,
 )
-from kvactors.actors.frontends.cli.key import stored_key
+from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream

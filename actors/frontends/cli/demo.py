@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from kvactors.actors.frontends.cli.console import complain, err, out, printable
+from kvactors.actors.frontends.console.console import complain, err, out, printable
 from kvactors.actors.observe.chrome_trace import Trace, merge, write
 from kvactors.core.errors import InvalidConfig
 

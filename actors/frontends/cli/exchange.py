@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from kvactors.actors.errors import ImportRejected
-from kvactors.actors.frontends.cli.console import out, printable, stepping, working
-from kvactors.actors.frontends.cli.key import stored_key
 from kvactors.actors.frontends.cli.store import opened
+from kvactors.actors.frontends.console.console import out, printable, stepping, working
+from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import export_stored
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.checks import check_id

@@ -6,7 +6,7 @@ import sys
 from rich.filesize import decimal
 from rich.table import Table
 
-from kvactors.actors.frontends.cli.console import out, printable, working
+from kvactors.actors.frontends.console.console import out, printable, working
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core import blas
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec, Side

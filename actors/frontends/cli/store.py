@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from kvactors.actors.frontends.cli.console import out, print_json, printable
-from kvactors.actors.frontends.cli.key import stored_key
+from kvactors.actors.frontends.console.console import out, print_json, printable
+from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidAgentId, InvalidConfig
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat

@@ -17,7 +17,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from kvactors.actors.frontends.cli.console import err, out
+from kvactors.actors.frontends.console.console import err, out
 from kvactors.actors.frontends.stress.table import as_markdown
 from kvactors.core.errors import InvalidConfig
 

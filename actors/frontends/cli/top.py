@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvactors.actors.frontends.cli.console import out, printable
+from kvactors.actors.frontends.console.console import out, printable
 from kvactors.actors.observe.monitor import socket_path
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import SystemStopped

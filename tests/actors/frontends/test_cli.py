@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.cli.chat import Chat
-from kvactors.actors.frontends.cli.console import PrefillBar, printable
+from kvactors.actors.frontends.console.console import PrefillBar, printable
 from kvactors.core.testing.models import tiny_llama
 from kvactors.persistence.store.store import Store
 

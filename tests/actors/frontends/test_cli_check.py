@@ -17,8 +17,8 @@ from kvactors.bench.check.exactness import Judge, forked
 from kvactors.bench.check.figures import SMALL, figure
 from kvactors.bench.check.finding import look
 from kvactors.bench.check.kinds import KINDS, Kind
+from kvactors.bench.regime import Regime, Side, Sides
 from kvactors.bench.setup import Setup
-from kvactors.bench.table.regime import Regime, Side, Sides
 from kvactors.core.arena import kv_layer
 from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.arena.pieces import Piece

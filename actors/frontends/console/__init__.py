@@ -1,0 +1,1 @@
+"""Where commands write, and the key that they read. The main thread."""

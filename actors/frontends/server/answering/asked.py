@@ -1,0 +1,63 @@
+"""What an inquiry asks, in the words of the model: turns, drawing, tokens."""
+
+from dataclasses import replace
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.actors.frontends.server.identity.resolve import Plan
+from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.turns.prompt import Continuation
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["continuation", "prompt_tokens", "sampling_of"]
+
+# What a template may put around a turn, in tokens.
+FRAME_TOKENS = 64
+
+
+def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan) -> Continuation:
+    """What the turn of an `inquiry` says in a `dialect`, behind what its agent has by a `plan`."""
+    conversation = plan.conversation
+    new = conversation.said[plan.matched :]
+    tools = dialect.system("", inquiry.tools) if plan.tools else ""
+    if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
+        new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
+    system = dialect.system(conversation.system, inquiry.tools)
+    return Continuation(plan.keep, tuple(map(dialect.turn, new)), system)
+
+
+def sampling_of(
+    system: AgentSystem, dialect: Dialect, inquiry: Inquiry, agent: Agent, said: Continuation
+) -> Sampling:
+    """How the answer of an `agent` of `system` to an `inquiry` is drawn, in the form that is asked
+    for in this `dialect`, and how long it may be behind what is `said`."""
+    sampling = replace(inquiry.sampling, grammar=dialect.grammar(inquiry))
+    if not inquiry.open_end:
+        return sampling
+    chat, turns = system.chat, agent.transcript().turns[: said.keep]
+    opening = said.system if said.system and not said.keep else ""
+    texts = [opening, *(text for _, text in said.messages)]
+    used = sum(len(turn.token_ids) for turn in turns)
+    used += sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
+    left = system.info.spec.context - used
+    return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
+
+
+def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> list[int]:
+    """The tokens of an `inquiry` that begins anew, in the words of `chat` and `dialect`."""
+    first = True
+    system = "\n\n".join(m.text for m in inquiry.messages if m.role == "system")
+    text = ""
+    for message in inquiry.messages:
+        if message.role == "system":
+            continue
+        role, said = dialect.turn(message)
+        if first:
+            opening = dialect.system(system, inquiry.tools)
+            text += chat.opening(role, said, system=opening, answer=True)
+        else:
+            text += chat.following(role, said, answer=True)
+        first = False
+    return chat.encode(text)

@@ -1,0 +1,104 @@
+"""Completions: texts that the model goes on with. Each is a turn of an agent that remembers nothing
+and is forgotten at the end, also when the client goes away. The event
+loop's thread alone."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+
+import xxhash
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.errors import AgentNotStored
+from kvactors.actors.frontends.server.answering.service import Service
+from kvactors.actors.frontends.server.dialect.token_texts import TokenLine, TokenTexts
+from kvactors.actors.frontends.server.exchange.completion import Completed, Completion, Continued
+from kvactors.actors.frontends.server.exchange.events import Usage
+from kvactors.actors.turns.options import TurnOptions
+from kvactors.actors.turns.prompt import NewTokenIds, check_prompt
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.stream import AsyncReplyStream
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.errors import AdmissionFull, SystemStopped
+
+__all__ = ["Completions"]
+
+
+class Completions:
+    """Those of a `service`: on its system, and as many at once as it may have turns."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._system = service.system
+        self._open: set[str] = set()
+
+    async def complete(self, asked: Completion) -> AsyncGenerator[Continued | Completed, None]:
+        """As `kvactors.actors.frontends.server.exchange.completion.Completes.complete`."""
+        if self._service.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+        if len(self._open) >= self._service.most:
+            raise AdmissionFull(f"{len(self._open)} texts are open; {self._service.most} may be")
+        agent_id = self._name(asked)
+        self._open.add(agent_id)
+        try:
+            prompt = await asyncio.to_thread(self._prompt, asked)
+            agent = await asyncio.to_thread(self._system.spawn, agent_id)
+            async for told in self._told(asked, prompt, agent):
+                yield told
+        finally:
+            # Its turn, if it still runs, ends with it.
+            work = asyncio.to_thread(self._system.forget, agent_id)
+            forgetting = asyncio.ensure_future(work)
+            forgetting.add_done_callback(lambda _: self._open.discard(agent_id))
+            with suppress(SystemStopped, AgentNotStored):
+                await asyncio.shield(forgetting)
+
+    def _name(self, asked: Completion) -> str:
+        """Of the agent: the same for the same prompt, since draws depend on it."""
+        digest = xxhash.xxh3_64_hexdigest(repr(asked.prompt).encode("utf-8", "surrogatepass"))
+        names = (f"text-{digest}-{number}" for number in itertools.count())
+        return next(name for name in names if name not in self._open)
+
+    def _prompt(self, asked: Completion) -> NewTokenIds:
+        prompt, system = asked.prompt, self._system
+        ids = system.chat.encode_whole(prompt) if isinstance(prompt, str) else prompt
+        given = check_prompt(system.info, ids, messages=None, match=False, threshold=0)
+        assert isinstance(given, NewTokenIds)
+        return given
+
+    async def _told(
+        self, asked: Completion, prompt: NewTokenIds, agent: Agent
+    ) -> AsyncIterator[Continued | Completed]:
+        chat, sampling = self._system.chat, asked.sampling
+        turn = TurnOptions(prompt, sampling, answer=asked.answer, remembered=False)
+        ticket = agent.open_turn(turn)
+        if asked.echo:
+            # Log-probabilities of a prompt are known at its end: what is said waits for them.
+            scored = (await _reply(ticket)).prompt_logprobs if sampling.prompt_logprobs else ()
+            said = TokenTexts(chat, ends=True).tell(scored)
+            text = asked.prompt if isinstance(asked.prompt, str) else chat.decode(asked.prompt)
+            yield Continued(text, said)
+        texts, line = TokenTexts(chat), TokenLine()
+        stream = AsyncReplyStream(ticket, sampling.stop, lambda: agent.end_turn(ticket))
+        async for piece in stream:
+            line.add(texts.tell(piece.logprobs))
+            yield Continued(piece.text, line.pass_on(piece.text))
+        reply = await _reply(ticket)
+        if not asked.answer or reply.finish_reason == "length" or reply.token_ids[-1] in chat.eos:
+            # No stop string: what is left said nothing.
+            yield Continued("", line.rest())
+        yield _completed(asked, reply)
+
+
+async def _reply(ticket: Ticket) -> Reply:
+    reply: Reply = await ticket.reply
+    return reply
+
+
+def _completed(asked: Completion, reply: Reply) -> Completed:
+    usage = reply.usage
+    length = not asked.answer or reply.finish_reason == "length"
+    return Completed(
+        length, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens)
+    )

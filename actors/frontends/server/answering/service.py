@@ -1,0 +1,300 @@
+"""Service: takes the turns that clients ask for, and keeps what it learns about who knows what.
+
+One thread of its own plans turns over the index; the event loop reads what comes of them.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from kvactors.actors.frontends.server.answering.asked import (
+    continuation,
+    prompt_tokens,
+    sampling_of,
+)
+from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
+from kvactors.actors.frontends.server.answering.counts import Counts
+from kvactors.actors.frontends.server.answering.taken import (
+    Taken,
+    admission,
+    call_id,
+    ended_of,
+    log_opened,
+    mark_of,
+    opened_of,
+    places_of,
+    stop_of,
+)
+from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
+from kvactors.actors.frontends.server.exchange.events import Begun
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.actors.frontends.server.identity.canonical import canonical
+from kvactors.actors.frontends.server.identity.index import Index, Place
+from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
+from kvactors.actors.frontends.server.identity.rules import Rule
+from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.turns.options import TurnOptions
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.stream import AsyncReplyStream
+from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
+
+__all__ = ["Service"]
+
+# Seconds that a finished answer is kept whose reader left before its end.
+KEPT = 300.0
+_T = TypeVar("_T")
+
+
+class Service:
+    """Turns for clients of one running `system`, found through `index` by `rules`. At most `most`
+    are open at once."""
+
+    def __init__(
+        self, system: AgentSystem, index: Index, rules: Sequence[Rule], *, most: int = 10_000
+    ) -> None:
+        self.system = system
+        self.index = index
+        self.most = most
+        self.closing = False
+        self.dialect = Dialect(system.chat)
+        self.counts = Counts()
+        self.counts.open.set_function(lambda: len(self._tasks))
+        self._rules = rules
+        self._resolver = Resolver(index, rules, self._stands)
+        self._planner = ThreadPoolExecutor(1, "kvactors-index")
+        # A fork waits for what its parent says; others must not wait behind it.
+        self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
+        self._busy: set[str] = set()
+        self._open: dict[str, Broadcast] = {}
+        self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+
+    async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
+        """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
+        if key and key in self._open:
+            self.counts.attached.inc()
+            return await Reading(self._open[key]).wait()
+        while ending := self._ending.get(key):
+            await asyncio.wait({ending})  # Its client is back: what was prefilled is known then.
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+        if len(self._tasks) >= self.most:
+            raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
+        broadcast = Broadcast(key or secrets.token_hex(8), self._abandon, self._drop)
+        self._open[broadcast.key] = broadcast
+        reading = Reading(broadcast)
+        task = asyncio.create_task(self._take(inquiry, broadcast))
+        self._tasks[broadcast] = task
+        task.add_done_callback(lambda _: self._tasks.pop(broadcast))
+        return await reading.wait()
+
+    def count(self, inquiry: Inquiry) -> int:
+        """Tokens of a prompt that begins anew."""
+        return len(prompt_tokens(self.system.chat, self.dialect, inquiry))
+
+    async def idle_agents(self, before: float) -> list[str]:
+        """Agents without a name that were last used before a time, in seconds since 1970."""
+        return await self.on_index(lambda: self.index.idle(before))
+
+    async def forget(self, agent_id: str) -> bool:
+        """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
+
+        def work() -> bool:
+            if agent_id in self._busy:
+                return False
+            self.index.forget(agent_id)
+            self.system.forget(agent_id)
+            return True
+
+        return await self.on_index(work)
+
+    async def on_index(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, done on the thread of the index."""
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
+
+    async def _on_spawner(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
+
+    @asynccontextmanager
+    async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
+        """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
+        Raises AgentBusy, SystemStopped."""
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+
+        def claim() -> None:
+            if agent_id in self._busy:
+                raise AgentBusy(agent_id)
+            self._busy.add(agent_id)
+
+        await self.on_index(claim)
+        try:
+            yield
+        finally:
+            self._busy.discard(agent_id)
+
+    async def close(self, seconds: float) -> None:
+        """Take no more turns; let running ones finish for so many seconds, then end them."""
+        self.closing = True
+        running = list(self._tasks.values())
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._spawner.shutdown(wait=False, cancel_futures=True)
+        self._planner.shutdown()
+        self.index.close()
+
+    # -- one turn ----------------------------------------------------------------------
+
+    async def _take(self, inquiry: Inquiry, broadcast: Broadcast) -> None:
+        taken: Taken | None = None
+        try:
+            taken = await self._begin(inquiry)
+            await admission(taken.ticket)
+            opened = opened_of(taken)
+            self.counts.taken(opened)
+            log_opened(opened)
+            broadcast.taken.set_result(opened)
+            if broadcast.readers:
+                await self._read(inquiry, taken, broadcast)
+                broadcast.end()
+            else:
+                # Who asked left meanwhile. Nothing is cut off while an agent is being made.
+                await self._give_up(inquiry, taken)
+        except BaseException as error:
+            self._drop(broadcast)
+            try:
+                if taken is not None:
+                    await self._give_up(inquiry, taken)
+                    if not broadcast.taken.done():
+                        await self._let_go(taken.plan)
+            finally:
+                broadcast.fail(error)
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+        finally:
+            if taken is not None:
+                self._busy.discard(taken.agent.agent_id)
+            self._keep(broadcast)
+
+    async def _give_up(self, inquiry: Inquiry, taken: Taken) -> None:
+        """End a turn; what was said and prefilled of it is known from here on."""
+        taken.agent.end_turn(taken.ticket)
+        with suppress(KvactorsError, asyncio.CancelledError):
+            await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
+
+    async def _begin(self, inquiry: Inquiry) -> Taken:
+        plan = await self.on_index(lambda: self._plan(inquiry))
+        known = plan.known
+        try:
+            parent = plan.parent or None
+            agent = await self._on_spawner(lambda: self.system.spawn(known.agent_id, from_=parent))
+            if plan.fresh or plan.tools:
+                await self.on_index(lambda: self.index.begin(known))
+            reader = self.dialect.reader(inquiry, call_id)
+            said = continuation(self.dialect, inquiry, plan)
+            # Long texts take their time: not that of the streams on the loop.
+            sampling = await self._on_spawner(
+                lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)
+            )
+            sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
+            ticket = agent.open_turn(TurnOptions(said, sampling))
+        except BaseException:
+            await self._let_go(plan)
+            raise
+        return Taken(plan, agent, ticket, reader)
+
+    async def _let_go(self, plan: Plan) -> None:
+        """Nothing comes of a plan; who was made for it goes."""
+        self._busy.discard(plan.known.agent_id)
+        if plan.fresh:
+            with suppress(KvactorsError, asyncio.CancelledError):
+                await self.forget(plan.known.agent_id)
+
+    def _plan(self, inquiry: Inquiry) -> Plan:
+        plan = self._resolver.plan(inquiry, self._busy)
+        if plan.fresh and not plan.parent and plan.known.named:
+            agent = self.system.spawn(plan.known.agent_id)
+            if agent.transcript().turns:
+                # Nobody's that clients made: what it remembers stays.
+                plan = replace(plan, known=unnamed(plan.known))
+        self._busy.add(plan.known.agent_id)
+        return plan
+
+    async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
+        """Pass on what comes, and note who knows it before its end is told."""
+        ticket, reader = taken.ticket, taken.reader
+        assert ticket.admitted is not None
+        begun = await ticket.admitted
+        if begun is not None:
+            broadcast.add(Begun(begun.prompt, begun.kept))
+        stop, agent = inquiry.sampling.stop, taken.agent
+        texts = TokenTexts(self.system.chat)
+        async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
+            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
+                broadcast.add(event)
+        reply: Reply = await ticket.reply
+        for event in reader.end():
+            broadcast.add(event)
+        await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
+        thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
+        ended = replace(ended_of(reply, reader, thought), stop=stop_of(agent, stop))
+        self.counts.ended(ended, reply.timing.first_token)
+        broadcast.add(ended)
+
+    async def _finish(
+        self, taken: Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
+    ) -> None:
+        """Note where each message of the conversation stands in the agent's ledger."""
+        plan, conversation = taken.plan, taken.plan.conversation
+        places = places_of(taken, reply)
+        texts = [canonical(m) for m in conversation.said[plan.matched :]]
+        all_hashes = [conversation.before, *conversation.hashes]
+
+        def note() -> None:
+            agent_id = taken.agent.agent_id
+            self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
+            self.index.note_said(all_hashes[plan.matched :], texts)
+
+        await self.on_index(note)
+
+    def _keep(self, broadcast: Broadcast) -> None:
+        """Keep a complete answer until a reader has had its end, for who asks again."""
+        if broadcast.complete:
+            later = asyncio.get_running_loop().call_later(KEPT, self._drop, broadcast)
+            broadcast.on_dropped = later.cancel
+        else:
+            self._drop(broadcast)
+
+    def _abandon(self, broadcast: Broadcast) -> None:
+        """Nobody reads any more: who asks now gets a turn of its own."""
+        self._drop(broadcast)
+        if broadcast.taken.done() and (task := self._tasks.get(broadcast)):
+            self._ending[broadcast.key] = task
+            task.add_done_callback(lambda _: self._ending.pop(broadcast.key, None))
+            task.cancel()
+
+    def _drop(self, broadcast: Broadcast) -> None:
+        if self._open.get(broadcast.key) is broadcast:
+            del self._open[broadcast.key]
+        broadcast.on_dropped()
+
+    def _stands(self, place: Place) -> Literal["no", "within", "end"]:
+        """What an agent's ledger says of a place; a cancelled answer after it counts for none."""
+        try:
+            turns = self.system.spawn(place.agent_id).transcript().turns
+        except KvactorsError:
+            return "no"
+        if not place.mark or mark_of(turns, place.turns) != place.mark:
+            return "no"
+        rest = turns[place.turns :]
+        over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
+        return "end" if over else "within"

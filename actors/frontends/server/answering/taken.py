@@ -1,0 +1,122 @@
+"""A turn that was taken, and what is told of it."""
+
+import asyncio
+import logging
+import secrets
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import xxhash
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.server.dialect.reader import Reader
+from kvactors.actors.frontends.server.exchange.events import Ended, Opened, Reason, Usage
+from kvactors.actors.frontends.server.exchange.inquiry import Message
+from kvactors.actors.frontends.server.identity.canonical import chains
+from kvactors.actors.frontends.server.identity.index import Place
+from kvactors.actors.frontends.server.identity.resolve import Plan
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.conversation.turn import Turn
+
+__all__ = [
+    "Taken",
+    "admission",
+    "call_id",
+    "ended_of",
+    "log_opened",
+    "mark_of",
+    "opened_of",
+    "places_of",
+    "stop_of",
+]
+
+logger = logging.getLogger(__name__)
+
+# Seconds that an opening turn is waited for, so that what fails at once is a status.
+OPENING = 1.0
+
+
+@dataclass(slots=True)
+class Taken:
+    """A turn on its way: by whom, and how it was planned."""
+
+    plan: Plan
+    agent: Agent
+    ticket: Ticket
+    reader: Reader
+
+
+async def admission(ticket: Ticket) -> None:
+    """Wait a moment for a turn to begin, so that what fails at once is a status. Raises what it
+    failed with."""
+    assert ticket.admitted is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(OPENING):
+            if await ticket.admitted is None:
+                await ticket.reply
+
+
+def call_id() -> str:
+    """An id that nobody guesses."""
+    return f"call_kv{secrets.token_hex(12)}"
+
+
+def mark_of(turns: Sequence[Turn], number: int) -> str:
+    """The hash of the first `number` turns, "" where there are fewer."""
+    if not 0 < number <= len(turns):
+        return ""
+    hashed = xxhash.xxh3_64()
+    for turn in turns[:number]:
+        # Whose tokens they are counts: an agent may have been told another conversation since.
+        hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
+    return hashed.hexdigest()
+
+
+def log_opened(opened: Opened) -> None:
+    """How a turn was matched, without what was said."""
+    reuse, kept = opened.reuse, ", ".join(opened.reuse.kept) or "none"
+    missed = "differs" if reuse.miss else "goes on"
+    logger.info(
+        "%s: %s, %d tokens known, conversation %s, rules kept: %s",
+        opened.agent_id, reuse.how, opened.known, missed, kept,
+    )  # fmt: skip
+
+
+def opened_of(taken: Taken) -> Opened:
+    """Who takes it, and what is known."""
+    turns = taken.agent.transcript().turns[: taken.plan.keep]
+    known = sum(len(turn.token_ids) for turn in turns)
+    return Opened(taken.agent.agent_id, secrets.token_hex(12), known, taken.plan.reuse)
+
+
+def stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
+    """The stop string that ended an agent's last answer."""
+    hidden = agent.transcript().turns[-1].hidden if stops else ""
+    return next((stop for stop in stops if hidden.startswith(stop)), None)
+
+
+def ended_of(reply: Reply, reader: Reader, thought: int) -> Ended:
+    """The end of a turn, of its `reply` and `reader`; `thought` tokens were no answer."""
+    reason: Reason = "calls" if reader.calls else reply.finish_reason
+    used = reply.usage
+    usage = Usage(used.prompt_tokens, used.reused_tokens, used.generated_tokens, thought)
+    return Ended(reason, usage)
+
+
+def places_of(taken: Taken, reply: Reply) -> list[Place]:
+    """Where each message of a turn's conversation stands in its agent's ledger."""
+    plan, conversation = taken.plan, taken.plan.conversation
+    agent_id, turns = taken.agent.agent_id, taken.agent.transcript().turns
+    hashes = list(conversation.hashes[plan.matched :])
+    if reply.finish_reason != "cancelled":
+        before = conversation.hashes[-1] if conversation.hashes else conversation.before
+        hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
+    # Who begins alike finds the first by its beginning.
+    first = [] if plan.keep else [Place(conversation.before, agent_id, 0, "")]
+    return first + [
+        Place(hash_, agent_id, number, mark_of(turns, number))
+        for number, hash_ in enumerate(hashes, plan.keep + 1)
+    ]

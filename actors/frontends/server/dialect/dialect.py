@@ -1,0 +1,165 @@
+"""Dialect: what of an inquiry becomes a model's text, and what of its text becomes events.
+
+The template's own form is taken where it has one: for tools, calls, results. Where it has none a
+generic one stands, that of Hermes, which most models have seen: tools as JSON in the system prompt,
+calls as JSON between two tags, results between two others in a user's turn.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from kvactors.actors.frontends.server.dialect.forms import grammar_of
+from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
+from kvactors.actors.frontends.server.exchange.inquiry import Call, Inquiry, Message, Tool
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.grammar import Grammar
+
+__all__ = ["Dialect", "full_name"]
+
+_NOBODY = "kvactors probe role"
+_GENERIC_MARKS = ("<tool_call>", "</tool_call>")
+_TOOLS = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class Dialect:
+    """That of one model, by its tokenizer and template, `chat`."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+
+    def system(self, text: str, tools: Sequence[Tool]) -> str | None:
+        """The system prompt that says `text` and names the `tools`; None for none."""
+        if not tools:
+            return text or None
+        described = [_described(tool) for tool in tools]
+        if self._native and (written := self._chat.with_tools(text, described)) is not None:
+            return written
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
+        return "\n\n".join(part for part in (text, _TOOLS.format(listed)) if part)
+
+    def turn(self, message: Message) -> tuple[str, str]:
+        """The role and text of a turn that says a message."""
+        role, text = message.role, message.text
+        if role == "assistant":
+            return role, self._answer(text, message.calls) if message.calls else text
+        if role in self._roles or role == "user":
+            return role, text
+        if role == "tool":
+            return "user", f"<tool_response>\n{text}\n</tool_response>"
+        return "user", f"<system>\n{text}\n</system>"
+
+    def reader(self, inquiry: Inquiry, new_id: Callable[[], str]) -> Reader:
+        """Who reads the answer to an inquiry; `new_id` makes the id of a call."""
+        marks = Marks(
+            *(self.call_marks if inquiry.tools and inquiry.choice.mode != "none" else ("", "")),
+            *self._think_marks,
+        )
+        names = {full_name(tool): tool for tool in inquiry.tools}
+        return Reader(marks, self._parse, names, new_id, thinking=self._opens_thinking)
+
+    def grammar(self, inquiry: Inquiry) -> Grammar | None:
+        """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
+        names = {full_name(tool): tool for tool in inquiry.tools}
+        return grammar_of(inquiry, names, self.call_marks)
+
+    @property
+    def call_marks(self) -> tuple[str, str]:
+        """What a call begins and ends with."""
+        tokenizer = self._chat.tokenizer
+        if not self._native:
+            return _GENERIC_MARKS
+        return str(tokenizer.tool_call_start), str(tokenizer.tool_call_end or "")
+
+    @property
+    def _native(self) -> bool:
+        return bool(getattr(self._chat.tokenizer, "has_tool_calling", False))
+
+    @property
+    def _think_marks(self) -> tuple[str, str]:
+        tokenizer = self._chat.tokenizer
+        if not getattr(tokenizer, "has_thinking", False):
+            return "", ""
+        return str(tokenizer.think_start), str(tokenizer.think_end)
+
+    @cached_property
+    def _opens_thinking(self) -> bool:
+        """Whether the template itself begins to think where an answer begins."""
+        start, end = self._think_marks
+        if not start or not self._chat.has_template:
+            return False
+        asked = self._chat.opening("user", "?", system=None, answer=True)
+        return asked.rfind(start) > asked.rfind(end)
+
+    @cached_property
+    def _roles(self) -> frozenset[str]:
+        """Roles that the template writes, of those that not all do. One that knows of no tools and
+        writes any role at all has none for their results."""
+        if not self._chat.has_template:
+            return frozenset()
+        tools = self._native or not self._chat.knows(_NOBODY)
+        roles = ("system", "tool") if tools else ("system",)
+        return frozenset(role for role in roles if self._chat.knows(role))
+
+    def _answer(self, text: str, calls: Sequence[Call]) -> str:
+        """What the assistant said and called, as it would have written it."""
+        asked = [(full_name(call), _arguments(call)) for call in calls]
+        if self._native:
+            native = [
+                {"type": "function", "function": {"name": name, "arguments": arguments}}
+                for name, arguments in asked
+            ]
+            if (written := self._chat.with_calls(text, native)) is not None:
+                return written
+        start, end = _GENERIC_MARKS
+        written = "\n".join(
+            f"{start}\n{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}\n{end}"
+            for n, a in asked
+        )
+        return f"{text}\n{written}" if text else written
+
+    def _parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The calls that a text between the marks makes. Raises whatever the parser does."""
+        try:
+            found = json.loads(text)
+        except ValueError:
+            if not self._native:
+                raise
+            found = self._chat.tokenizer.tool_parser(text, tools)
+        return list(found) if isinstance(found, list) else [found]
+
+
+def full_name(named: Tool | Call) -> str:
+    """The name that the model calls a tool by: with its namespace, if it has one."""
+    return f"{named.namespace}__{named.name}" if named.namespace else named.name
+
+
+def _described(tool: Tool) -> dict[str, Any]:
+    function = {
+        "name": full_name(tool),
+        "description": tool.description,
+        "parameters": dict(tool.parameters) or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}
+
+
+def _arguments(call: Call) -> Any:
+    try:
+        return json.loads(call.arguments or "{}")
+    except ValueError:
+        return call.arguments

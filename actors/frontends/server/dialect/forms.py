@@ -1,0 +1,84 @@
+"""The grammar of an answer: JSON where a form is asked for, calls where tools must be called."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Tool
+from kvactors.core.errors import InvalidGrammar, InvalidInput
+from kvactors.core.schedule.grammar import Grammar
+
+__all__ = ["grammar_of"]
+
+# Text without a call: no mark begins in it.
+_TEXT = r"/([^<]|<[^<\/a-zA-Z|])*/"
+
+
+def grammar_of(
+    inquiry: Inquiry, names: Mapping[str, Tool], marks: tuple[str, str]
+) -> Grammar | None:
+    """What the answer to an `inquiry` must look like, if that is said: its tools by the `names`
+    that the model uses, calls between `marks`. Raises InvalidInput for a tool that is not there,
+    InvalidGrammar for a schema that cannot be held to."""
+    choice, form = inquiry.choice, inquiry.form
+    if choice.name and choice.name not in {tool.name for tool in names.values()}:
+        raise InvalidInput(f"tool_choice: there is no tool {choice.name!r}")
+    if not names or choice.mode == "none":
+        return _json(form.schema) if form else None
+    wanted = {n: tool for n, tool in names.items() if choice.name in ("", tool.name)}
+    if choice.mode == "required":
+        return _lark("calls", wanted, marks, parallel=inquiry.parallel)
+    if form is not None:
+        said = json.dumps(form.schema or {"type": "object"})
+        return _lark(f"%json {said} | calls", wanted, marks, parallel=inquiry.parallel)
+    if any(tool.strict for tool in names.values()):
+        return _lark(f"{_TEXT} | {_TEXT} calls", wanted, marks, parallel=inquiry.parallel)
+    return None
+
+
+def _json(schema: Mapping[str, Any] | None) -> Grammar:
+    return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
+
+
+def _lark(
+    start: str, names: Mapping[str, Tool], marks: tuple[str, str], *, parallel: bool
+) -> Grammar:
+    """Calls of these tools, as JSON between the marks. A schema that cannot be held to is any
+    object, unless its tool is strict."""
+    kinds = [_call(name, tool, _held(tool)) for name, tool in names.items()]
+    begin, end = (json.dumps(mark) for mark in (f"{marks[0]}\n", f"\n{marks[1]}"))
+    more = '("\\n" call)*' if parallel else ""
+    return Grammar.lark(
+        f"start: {start}\ncalls: call {more}\n"
+        f"call: {begin} body {end}\nbody: {' | '.join(_rule(kinds))}\n" + _rules(kinds)
+    )
+
+
+def _rule(kinds: Sequence[str]) -> list[str]:
+    return [f"kind{number}" for number in range(len(kinds))]
+
+
+def _rules(kinds: Sequence[str]) -> str:
+    return "".join(f"kind{number}: %json {kind}\n" for number, kind in enumerate(kinds))
+
+
+def _held(tool: Tool) -> Mapping[str, Any]:
+    schema = dict(tool.parameters) or {"type": "object"}
+    try:
+        Grammar.json_schema(schema)
+    except InvalidGrammar:
+        if tool.strict:
+            raise
+        return {"type": "object"}
+    return schema
+
+
+def _call(name: str, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    return json.dumps(
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+    )

@@ -1,0 +1,171 @@
+"""Reader: an answer's text, as it comes, becomes thoughts, words and calls. One thread at a
+time."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvactors.actors.frontends.server.dialect.token_texts import TokenLine
+from kvactors.actors.frontends.server.exchange.events import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Event,
+    Said,
+    Thought,
+    TokenLogprob,
+)
+from kvactors.actors.frontends.server.exchange.inquiry import Call, Tool
+
+__all__ = ["Marks", "Parse", "Reader"]
+
+Parse = Callable[[str, Sequence[Mapping[str, Any]]], list[Mapping[str, Any]]]
+"""The calls that a text between marks makes, each with name and arguments, given the tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and after calls and thoughts; "" where there are none. A call without an
+    end goes to the end of the answer."""
+
+    call: str = ""
+    call_end: str = ""
+    think: str = ""
+    think_end: str = ""
+
+
+class Reader:
+    """Reads one answer.
+
+    `text` and `calls` are what was found so far; thoughts are no part of the text. What is no call
+    that can be read, though it looks like one, is text. `marks` stand around calls and thoughts,
+    `parse` reads a call, `new_id` names it. `tools` are those that may be called, by
+    the names that the model uses; `thinking`: it begins with a thought. What tokens of the answer's
+    text were given with is told with it; of thoughts and calls it is not.
+    """
+
+    def __init__(
+        self,
+        marks: Marks,
+        parse: Parse,
+        tools: Mapping[str, Tool],
+        new_id: Callable[[], str],
+        *,
+        thinking: bool = False,
+    ) -> None:
+        self.text = ""
+        self.thoughts = ""
+        self.calls: tuple[Call, ...] = ()
+        self._marks = marks
+        self._parse = parse
+        self._tools = tools
+        self._new_id = new_id
+        self._within: Literal["text", "thought", "call"] = "thought" if thinking else "text"
+        self._held = ""
+        self._line = TokenLine()
+
+    def feed(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+        """The events of some more text of the answer; `logprobs` are those of more tokens of it,
+        whose text may come later."""
+        self._line.add(logprobs)
+        self._held += text
+        while (found := self._next_mark()) is not None:
+            place, mark = found
+            before, self._held = self._held[:place], self._held[place + len(mark) :]
+            yield from self._part(before)
+            self._within = self._after(mark)
+            self._line.pass_on(mark)
+        if self._within != "call":
+            certain = len(self._held) - self._doubtful()
+            shown, self._held = self._held[:certain], self._held[certain:]
+            yield from self._part(shown)
+
+    def end(self) -> Iterator[Event]:
+        """Those of its end."""
+        rest, self._held = self._held, ""
+        if self._within == "call" and self._marks.call_end:
+            # It was cut: what is there is no call.
+            self._within, rest = "text", self._marks.call + rest
+        yield from self._part(rest)
+
+    def _marks_here(self) -> dict[str, Literal["text", "thought", "call"]]:
+        """What may come next, and what is within it."""
+        marks = self._marks
+        here: dict[str, Literal["text", "thought", "call"]] = {
+            "text": {marks.call: "call", marks.think: "thought"},
+            "thought": {marks.think_end: "text"},
+            "call": {marks.call_end: "text"},
+        }[self._within]  # type: ignore[assignment]
+        here.pop("", None)
+        return here
+
+    def _next_mark(self) -> tuple[int, str] | None:
+        places = [(self._held.find(mark), mark) for mark in self._marks_here()]
+        return min((found for found in places if found[0] >= 0), default=None)
+
+    def _after(self, mark: str) -> Literal["text", "thought", "call"]:
+        return self._marks_here()[mark]
+
+    def _doubtful(self) -> int:
+        """How many characters at the end may be the beginning of a mark."""
+        longest = max((len(mark) - 1 for mark in self._marks_here()), default=0)
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(mark.startswith(self._held[-length:]) for mark in self._marks_here()):
+                return length
+        return 0
+
+    def _part(self, text: str) -> Iterator[Event]:
+        logprobs = self._line.pass_on(text)
+        if self._within == "call":
+            yield from self._call(text)
+        elif self._within == "thought":
+            self.thoughts += text
+            if text:
+                yield Thought(text)
+        elif self.text or text.strip():
+            # Blank lines around thoughts and calls are nobody's words.
+            said = text if self.text else text.lstrip()
+            self.text += said
+            if said:
+                yield Said(said, logprobs)
+
+    def _call(self, text: str) -> Iterator[Event]:
+        described = [_described(name, tool) for name, tool in self._tools.items()]
+        try:
+            made = [_made(call) for call in self._parse(text.strip(), described)]
+            if not made:
+                raise ValueError("there is no call between the marks")
+        except Exception:
+            # Every parser fails in its own way.
+            whole = f"{self._marks.call}{text}{self._marks.call_end}"
+            self.text += whole
+            yield Said(whole)
+            return
+        for name, arguments in made:
+            tool = self._tools.get(name)
+            call = Call(
+                self._new_id(),
+                tool.name if tool else name,
+                arguments,
+                tool.namespace if tool else "",
+            )
+            index, self.calls = len(self.calls), (*self.calls, call)
+            yield CallBegun(index, call.call_id, call.name, call.namespace)
+            yield CallArguments(index, arguments)
+            yield CallEnded(index, arguments)
+
+
+def _made(call: Mapping[str, Any]) -> tuple[str, str]:
+    """A call's name, and its arguments as text."""
+    name, arguments = call["name"], call.get("arguments", {})
+    if not isinstance(name, str):
+        raise TypeError(f"a call's name is text, not {name!r}")
+    if isinstance(arguments, str):
+        json.loads(arguments)
+        return name, arguments
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _described(name: str, tool: Tool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": dict(tool.parameters)}}

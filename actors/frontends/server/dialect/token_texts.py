@@ -1,0 +1,87 @@
+"""What tokens say, one by one: for log-probabilities, whose clients want each token's text. Any
+thread."""
+
+from collections import deque
+from collections.abc import Iterable
+from functools import lru_cache
+
+from kvactors.actors.frontends.server.exchange.events import TokenLogprob
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.logprobs import TokenLogprob as Scored
+
+__all__ = ["TokenLine", "TokenTexts"]
+
+# Alternatives whose text is kept.
+KEPT = 65_536
+INCOMPLETE = "\ufffd"
+
+
+class TokenTexts:
+    """The texts of the tokens of one answer or prompt, in order, by the tokenizer of `chat`.
+
+    They add up to the whole text, so a character of several tokens stands at the last of them. End
+    tokens say nothing, unless `ends`.
+    """
+
+    def __init__(self, chat: ChatFormat, *, ends: bool = False) -> None:
+        self._chat = chat
+        self._silent = frozenset[int]() if ends else chat.eos
+        self._shown: list[int] = []
+        self._fresh: list[int] = []
+
+    def tell(self, tokens: Iterable[Scored]) -> tuple[TokenLogprob, ...]:
+        """The next tokens, with their texts and those of the likeliest at their places."""
+        return tuple(map(self._tell, tokens))
+
+    def _tell(self, given: Scored) -> TokenLogprob:
+        top = tuple((token, _alone(self._chat, token), logprob) for token, logprob in given.top)
+        return TokenLogprob(given.token, self._add(given.token), given.logprob, top)
+
+    def _add(self, token: int) -> str:
+        """What the next token adds to the text."""
+        if token in self._silent:
+            return ""
+        self._fresh.append(token)
+        # Some decoders strip a space at the beginning of what they are given.
+        before = self._chat.decode(self._shown)
+        after = self._chat.decode([*self._shown, *self._fresh])
+        if after.endswith(INCOMPLETE):
+            return ""
+        self._shown, self._fresh = self._fresh, []
+        return after[len(before) :]
+
+
+class TokenLine:
+    """Tokens in line until their text is passed on, which may be later or never."""
+
+    def __init__(self) -> None:
+        self._line: deque[tuple[int, TokenLogprob]] = deque()
+        self._end = self._place = 0
+
+    def add(self, tokens: Iterable[TokenLogprob]) -> None:
+        """Put the next tokens in line."""
+        for token in tokens:
+            self._line.append((self._end, token))
+            self._end += len(token.text)
+
+    def pass_on(self, text: str) -> tuple[TokenLogprob, ...]:
+        """The tokens that begin in what comes next of the text."""
+        self._place += len(text)
+        passed = []
+        while self._line and self._line[0][0] < self._place:
+            passed.append(self._line.popleft()[1])
+        return tuple(passed)
+
+    def rest(self) -> tuple[TokenLogprob, ...]:
+        """Those that are left: they said nothing, or their text was cut."""
+        left = tuple(token for _, token in self._line)
+        self._line.clear()
+        return left
+
+
+@lru_cache(KEPT)
+def _alone(chat: ChatFormat, token: int) -> str:
+    """What a token says in the middle of a line."""
+    before = chat.encode("a")
+    start, text = chat.decode(before), chat.decode([*before, token])
+    return text[len(start) :] if text.startswith(start) else chat.decode([token])

@@ -1,0 +1,1 @@
+"""What is asked and answered, whatever the interface: plain records. Any thread."""

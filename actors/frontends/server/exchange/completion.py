@@ -1,0 +1,46 @@
+"""Completion: a text that the model goes on with, without a conversation. Pure: any thread."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Completed", "Completes", "Completion", "Continued"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What is asked. `prompt` is text, or token ids as they are; `echo`: it is told as well.
+    `answer` False wants nothing more than that."""
+
+    prompt: str | tuple[int, ...]
+    sampling: Sampling
+    echo: bool = False
+    answer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """Some more text, and the tokens since the last, if log-probabilities are wanted."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Nothing follows. `length`: it was cut, and did not end by itself."""
+
+    length: bool
+    usage: Usage
+
+
+class Completes(Protocol):
+    """Goes on with texts."""
+
+    def complete(self, asked: Completion) -> AsyncGenerator[Continued | Completed, None]:
+        """What comes of it, piece by piece; leaving it early (`aclose`) ends it, and
+        nothing stays of it in any case. Raises what `Agent.ask` does."""
+        ...

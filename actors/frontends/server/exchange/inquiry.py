@@ -1,0 +1,105 @@
+"""Inquiry: what a client asks, whichever of the interfaces it speaks.
+
+A module of `wire` makes one of a request's body; `answering` takes it as a turn of an agent. System
+prompts are the messages with the role "system" at the beginning; later ones stand where they were
+said. Pure: any thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Call", "Client", "Form", "Inquiry", "Message", "Role", "Tool", "ToolChoice"]
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call: `arguments` is the text of a JSON object."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `calls` are the assistant's; `call_id` says which of them a
+    "tool" message answers, `name` which tool. `thinking` is what the assistant thought; it is
+    never compared."""
+
+    role: Role
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    thinking: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema. A `strict` one is only
+    ever called with arguments that the schema allows."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools are to be called; "required" with a `name` is that one."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the answer's text must be: any JSON object, or JSON of a `schema`."""
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks, as far as the request says. `tenant` names the API key, "" without keys: no tenant
+    learns of another. `agent` is the agent that it names itself, `thread` the conversation by the
+    client's own header, `parent` the one that it came from, `cache_key` the body's
+    `prompt_cache_key`."""
+
+    tenant: str = ""
+    agent: str = ""
+    thread: str = ""
+    parent: str = ""
+    cache_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """All that a turn is asked with.
+
+    `top_logprobs`: how many alternatives the client wants to see for each token, None for no
+    log-probabilities. `open_end`: the client set no limit, so that an answer may have as many
+    tokens as the context leaves, up to those of `sampling`. `goes_on` names an answer given before,
+    by the id that `Opened.answer_id` had: `messages` are then only what follows it. `remembered`
+    False leaves no agent behind.
+    """
+
+    messages: tuple[Message, ...]
+    client: Client = Client()
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    parallel: bool = True
+    sampling: Sampling = field(default_factory=Sampling)
+    form: Form | None = None
+    top_logprobs: int | None = None
+    open_end: bool = False
+    goes_on: str = ""
+    remembered: bool = True

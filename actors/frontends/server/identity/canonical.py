@@ -1,0 +1,89 @@
+"""What two messages must have in common to be the same one. Pure: any thread.
+
+Compared is what was meant, never how it was rendered: an assistant's message with calls whose ids
+we gave out is the turn that made them, whatever became of its JSON or its text; thinking counts for
+nothing; spaces at either end neither. Messages are hashed one behind the other, so that a hash
+stands for the whole conversation up to there. The results of calls that were made together are put
+in the order of the calls first.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import xxhash
+
+from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Tool
+from kvactors.actors.frontends.server.identity.rules import Rule, strip
+
+__all__ = ["GIVEN_ID", "beginning", "canonical", "chains", "in_order", "tool_marks"]
+
+# Ids of calls that we gave out: long enough that nobody guesses one.
+GIVEN_ID = re.compile(r"call_kv[0-9a-f]{24}$")
+
+
+def canonical(message: Message, rules: Iterable[Rule] = ()) -> str:
+    """What of a `message` is compared; `rules` take parts out of a system prompt."""
+    text = message.text.strip()
+    if message.role == "system":
+        text = strip(message.text, rules).text.strip()
+    said: list[Any] = [message.role, text]
+    if message.calls and all(GIVEN_ID.match(call.call_id) for call in message.calls):
+        said = ["assistant", [call.call_id for call in message.calls]]
+    elif message.calls:
+        said.append([_call(call) for call in message.calls])
+    if message.role == "tool":
+        said.append(message.call_id)
+    return json.dumps(said, ensure_ascii=False)
+
+
+def beginning(tenant: str) -> bytes:
+    """The hash of the empty conversation of a `tenant`."""
+    return xxhash.xxh3_128_digest(tenant.encode())
+
+
+def chains(last: bytes, messages: Sequence[Message], rules: Iterable[Rule] = ()) -> list[bytes]:
+    """A hash of the conversation up to each of `messages`, that one included, behind the one whose
+    hash is `last`; `rules` as in `canonical`."""
+    found = list[bytes]()
+    for message in messages:
+        said = canonical(message, rules).encode("utf-8", "surrogatepass")
+        last = xxhash.xxh3_128_digest(last + said)
+        found.append(last)
+    return found
+
+
+def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation, with results of tools in the order of the calls that they answer."""
+    ordered, order = list[Message](), dict[str, int]()
+    for results, group in groupby(messages, lambda message: message.role == "tool"):
+        some = list(group)
+        if results:
+            some.sort(key=lambda message: order.get(message.call_id, len(order)))
+        order = {call.call_id: place for place, call in enumerate(some[-1].calls)}
+        ordered += some
+    return tuple(ordered)
+
+
+def tool_marks(tools: Iterable[Tool]) -> dict[str, str]:
+    """A hash of each tool by its name: the order of tools, and of keys in them, is none of it."""
+    return {
+        f"{tool.namespace}/{tool.name}": xxhash.xxh3_64_hexdigest(
+            _sorted([tool.description, tool.parameters, tool.strict]).encode()
+        )
+        for tool in tools
+    }
+
+
+def _call(call: Call) -> list[str]:
+    try:
+        arguments = _sorted(json.loads(call.arguments or "{}"))
+    except ValueError:
+        arguments = call.arguments
+    return [call.namespace, call.name, arguments]
+
+
+def _sorted(value: Sequence[Any] | Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

@@ -1,0 +1,195 @@
+"""Which agent knows which conversation: hashes on disk, beside the ledgers. One thread at a time.
+
+A place says that an agent's first `turns` turns are a conversation, by its hash. The index is
+derived: what it lost costs a prefill, never a turn. It holds no text unless `texts` says so, and
+then only for the report of a miss.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvactors.actors.frontends.server.identity.sealed import Sealed
+
+__all__ = ["Index", "Known", "Place"]
+
+_TABLES = """
+create table if not exists agents(
+    agent text primary key, tenant text not null, thread text not null, tools text not null,
+    notes text not null, named integer not null, used real not null);
+create index if not exists threads on agents(tenant, thread);
+create table if not exists places(
+    chain blob not null, agent text not null, turns integer not null, mark text not null,
+    primary key(chain, agent)) without rowid;
+create index if not exists places_of on places(agent, turns);
+create table if not exists said(chain blob primary key, parent blob not null, text text not null)
+    without rowid;
+create index if not exists said_behind on said(parent);
+create table if not exists answers(
+    answer text primary key, tenant text not null, chain blob not null, agent text not null,
+    made real not null) without rowid;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The first `turns` turns of an agent are the conversation of the hash `chain`. `mark` is the
+    hash of these turns' tokens. `last`: none of the agent's places is behind it."""
+
+    chain: bytes
+    agent_id: str
+    turns: int
+    mark: str
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent that clients made: its `tools` by name, what notes it was told, by rule, as JSON
+    both."""
+
+    agent_id: str
+    tenant: str
+    thread: str
+    tools: str
+    notes: str
+    named: bool
+
+
+class Index:
+    """Of one store, in the file `path`, or in memory; `texts`: keep what was said for the report
+    of a miss, `sealed` if the store is; `clock` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        texts: bool = True,
+        sealed: Sealed = Sealed(),  # noqa: B008 - immutable
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.sealed = sealed
+        self._texts = texts
+        self._clock = clock
+        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
+        if path is not None:
+            path.chmod(0o600)
+        self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The open file, for what else is kept in it; on the thread of the index alone."""
+        return self._db
+
+    def close(self) -> None:
+        """Close the file; twice is as good as once."""
+        self._db.close()
+
+    # -- reading -----------------------------------------------------------------------
+
+    def places(self, chains: Sequence[bytes]) -> list[Place]:
+        """All places of conversations `chains`, the longest first."""
+        order = {chain: number for number, chain in enumerate(chains)}
+        found = []
+        for part in range(0, len(chains), 500):
+            some = chains[part : part + 500]
+            found += self._db.execute(
+                "select chain, agent, turns, mark,"
+                " turns = (select max(turns) from places as all_ where all_.agent = places.agent)"
+                " from places"
+                f" where chain in ({','.join('?' * len(some))})",
+                some,
+            ).fetchall()
+        places = [Place(*row) for row in found]
+        return sorted(places, key=lambda place: -order[place.chain])
+
+    def known(self, agent_id: str) -> Known | None:
+        """An agent of this id, if a client made it."""
+        row = self._db.execute(
+            "select agent, tenant, thread, tools, notes, named from agents where agent = ?",
+            (agent_id,),
+        ).fetchone()
+        return None if row is None else Known(*row)
+
+    def of_tenant(self, tenant: str) -> set[str]:
+        """The agents that an API key made."""
+        rows = self._db.execute("select agent from agents where tenant = ?", (tenant,))
+        return {agent for (agent,) in rows}
+
+    def thread(self, tenant: str, thread: str) -> list[str]:
+        """The agents of a client's own conversation, the last used first."""
+        rows = self._db.execute(
+            "select agent from agents where tenant = ? and thread = ? order by used desc",
+            (tenant, thread),
+        )
+        return [agent for (agent,) in rows]
+
+    def answer(self, tenant: str, answer_id: str) -> bytes | None:
+        """The conversation that ends with an answer, by the answer's id."""
+        row = self._db.execute(
+            "select chain from answers where answer = ? and tenant = ?", (answer_id, tenant)
+        ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def said_behind(self, chain: bytes) -> list[str]:
+        """What was said next in conversations that begin with that of `chain`."""
+        rows = self._db.execute("select text from said where parent = ? limit 8", (chain,))
+        return [self.sealed.read(text) for (text,) in rows]
+
+    def idle(self, before: float) -> list[str]:
+        """Agents without a name of their own that were last used before a time, oldest first."""
+        rows = self._db.execute(
+            "select agent from agents where not named and used < ? order by used", (before,)
+        )
+        return [agent for (agent,) in rows]
+
+    # -- writing -----------------------------------------------------------------------
+
+    def begin(self, known: Known) -> None:
+        """An agent is made for a client; nothing is known of it yet."""
+        with self._db:
+            self._db.execute(
+                "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?)",
+                (known.agent_id, known.tenant, known.thread, known.tools, known.notes, known.named,
+                 self._clock()),
+            )  # fmt: skip
+
+    def note(
+        self, agent_id: str, keep: int, places: Iterable[Place], notes: str, answer_id: str = ""
+    ) -> None:
+        """`agent_id` took a turn behind its first `keep` turns, and has these `places` now, the
+        last its end; it was told `notes`. `answer_id` names what it answered there."""
+        places, now = list(places), self._clock()
+        with self._db:
+            self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
+            self._db.executemany(
+                "insert or replace into places values (?, ?, ?, ?)",
+                [(p.chain, agent_id, p.turns, p.mark) for p in places],
+            )
+            self._db.execute(
+                "update agents set notes = ?, used = ? where agent = ?", (notes, now, agent_id)
+            )
+            if answer_id and places:
+                tenant = "(select tenant from agents where agent = ?)"
+                self._db.execute(
+                    f"insert or replace into answers values (?, {tenant}, ?, ?, ?)",
+                    (answer_id, agent_id, places[-1].chain, agent_id, now),
+                )
+
+    def note_said(self, chains: Sequence[bytes], texts: Sequence[str]) -> None:
+        """`texts` were said, each behind the ones before it; `chains` are one more."""
+        if self._texts:
+            with self._db:
+                self._db.executemany(
+                    "insert or ignore into said values (?, ?, ?)",
+                    zip(chains[1:], chains, map(self.sealed.write, texts), strict=False),
+                )
+
+    def forget(self, agent_id: str) -> None:
+        """The agent is no more."""
+        with self._db:
+            for table in ("places", "agents", "answers"):
+                self._db.execute(f"delete from {table} where agent = ?", (agent_id,))
+            self._db.execute("delete from said where chain not in (select chain from places)")

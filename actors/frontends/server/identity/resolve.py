@@ -1,0 +1,282 @@
+"""Who takes a turn: the agent that the conversation goes on, or a fork of the nearest one.
+
+A request that extends an agent's conversation is its next turn. One that branches off forks the
+agent at that turn, so that both stay warm, and so does one that comes while the agent is busy. The
+index proposes, the ledger decides: a place counts only if the agent's last turn there is the one
+that it was. On the thread of the index.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvactors.actors.errors import AgentNotStored
+from kvactors.actors.frontends.server.exchange.events import Reuse
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
+from kvactors.actors.frontends.server.identity.canonical import (
+    beginning,
+    canonical,
+    chains,
+    in_order,
+    tool_marks,
+)
+from kvactors.actors.frontends.server.identity.index import Index, Known, Place
+from kvactors.actors.frontends.server.identity.rules import Rule, strip
+from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.errors import InvalidInput
+
+__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read", "unnamed"]
+
+# Of a differing place, on both sides.
+_SHOWN = 10
+
+
+Stands = Callable[[Place], Literal["no", "within", "end"]]
+"""Whether a place is where it was: not, within what its agent remembers, or at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What an inquiry says, as it is compared: `said`, without the `system` prompt in front.
+    `before` is the hash of all that comes before it, `hashes` has one for each message of it."""
+
+    system: str
+    said: tuple[Message, ...]
+    before: bytes
+    hashes: tuple[bytes, ...]
+    values: dict[str, str]
+    tools: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
+    are the first `matched` messages said; `tell` comes before the others. `fresh`: the agent is to
+    be made. `tools`: its tools are others than those that it was told of."""
+
+    known: Known
+    parent: str
+    keep: int
+    matched: int
+    conversation: Conversation
+    tell: str
+    notes: str
+    reuse: Reuse
+    fresh: bool
+    tools: bool = False
+
+
+def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
+    """The conversation of an `inquiry`, compared by `rules`, behind that of the hash `goes_on`."""
+    messages = inquiry.messages
+    first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+    # Behind what is known already none of them comes first.
+    first = 0 if goes_on else first
+    system = "\n\n".join(message.text for message in messages[:first])
+    stripped = strip(system, rules)
+    before = goes_on or beginning(inquiry.client.tenant)
+    if goes_on is None:
+        (before,) = chains(before, [Message("system", system)], rules)
+    said = in_order(messages[first:])
+    hashes = tuple(chains(before, said))
+    marks = tool_marks(inquiry.tools)
+    return Conversation(system, said, before, hashes, dict(stripped.values), marks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A place and its agent, which `ends` there, and may go on itself."""
+
+    place: Place
+    known: Known
+    ends: bool
+    goes_on: bool
+
+
+class Resolver:
+    """Plans turns over an `index`, by `rules`; `stands` asks the ledger."""
+
+    def __init__(self, index: Index, rules: Sequence[Rule], stands: Stands) -> None:
+        self._index = index
+        self._rules = rules
+        self._stands = stands
+
+    def plan(self, inquiry: Inquiry, busy: Iterable[str]) -> Plan:
+        """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput, and
+        AgentNotStored for an answer to go on that nobody knows."""
+        client = inquiry.client
+        goes_on = None
+        if inquiry.goes_on:
+            goes_on = self._index.answer(client.tenant, inquiry.goes_on)
+            if goes_on is None:
+                raise AgentNotStored(f"no answer {inquiry.goes_on!r} is known here")
+        conversation = read(inquiry, self._rules, goes_on)
+        if not conversation.said and goes_on is None:
+            raise InvalidInput("there is nothing to answer: no message but system prompts")
+        found = self._nearest(inquiry, conversation, set(busy))
+        if goes_on is not None and found is None:
+            raise AgentNotStored(f"who gave the answer {inquiry.goes_on!r} no longer knows it")
+        return self._decide(inquiry, conversation, found, set(busy))
+
+    def _decide(
+        self,
+        inquiry: Inquiry,
+        conversation: Conversation,
+        found: "_Found | None",
+        busy: set[str],
+    ) -> Plan:
+        client, marks = inquiry.client, conversation.tools
+        place = found.place if found else None
+        miss = "" if found and found.ends else self._miss(conversation, place)
+        told = {"values": conversation.values, "tools": list(marks)}
+        if found is None:
+            mine = self._anew(client, marks, busy)
+            parent = self._relative(client, mine, conversation, busy)
+            notes = json.dumps(told)
+            reuse = Reuse("forked" if parent else "new", (), miss)
+            return Plan(mine, parent, 0, 0, conversation, "", notes, reuse, fresh=True)
+        place, known = found.place, found.known
+        kept, tell = self._kept(json.loads(known.notes), conversation)
+        matched = self._matched(conversation, place)
+        tools = dict(json.loads(known.tools))
+        others = bool(inquiry.goes_on) and not conversation.tools.items() <= tools.items()
+        if others:
+            known = replace(known, tools=json.dumps(tools | conversation.tools))
+        again = matched == len(conversation.said) and not found.ends
+        reuse = Reuse("again" if again else "goes on", kept, miss)
+        notes = json.dumps(told)
+        if found.goes_on:
+            return Plan(
+                known,
+                "",
+                place.turns,
+                matched,
+                conversation,
+                tell,
+                notes,
+                reuse,
+                fresh=False,
+                tools=others,
+            )
+        mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
+        reuse = reuse if again else replace(reuse, how="forked")
+        return Plan(
+            mine,
+            known.agent_id,
+            place.turns,
+            matched,
+            conversation,
+            tell,
+            notes,
+            reuse,
+            fresh=True,
+            tools=others,
+        )
+
+    def _nearest(
+        self, inquiry: Inquiry, conversation: Conversation, busy: set[str]
+    ) -> "_Found | None":
+        """The longest place that counts: of the client's own thread, else of any; of those that
+        are as long, one whose agent goes on there."""
+        client, thread = inquiry.client, _thread(inquiry.client)
+        own = {client.agent, *(self._index.thread(client.tenant, thread) if thread else ())}
+        places = self._index.places([conversation.before, *conversation.hashes])
+        best: _Found | None = None
+        for place in sorted(places, key=lambda place: place.agent_id not in own):
+            if best is not None and (best.place.chain != place.chain or best.goes_on):
+                break
+            if best is not None and not place.last:
+                # No better than the best; of a beginning that many share there are very many.
+                continue
+            known = self._index.known(place.agent_id)
+            if known is None or known.tenant != client.tenant:
+                continue
+            # Fewer tools than it was told of are no other beginning.
+            told = json.loads(known.tools).items()
+            if not inquiry.goes_on and not conversation.tools.items() <= told:
+                continue
+            if (stands := self._stands(place)) != "no":
+                ends = stands == "end"
+                named = client.agent == known.agent_id
+                free = (named or known.thread == thread) and known.agent_id not in busy
+                found = _Found(place, known, ends, goes_on=ends and free)
+                best = found if best is None or found.goes_on else best
+        return best
+
+    def _matched(self, conversation: Conversation, place: Place) -> int:
+        return (conversation.before, *conversation.hashes).index(place.chain)
+
+    def _anew(
+        self, client: Client, tools: dict[str, str], busy: set[str], *, forked: bool = False
+    ) -> Known:
+        """A new agent for a client: under the name that it asks for, if that is free."""
+        taken = forked or client.agent in busy or self._index.known(client.agent) is not None
+        named = bool(client.agent) and not taken
+        mine = Known(client.agent, client.tenant, _thread(client), json.dumps(tools), "{}", True)
+        return mine if named else unnamed(mine)
+
+    def _relative(
+        self, client: Client, mine: Known, conversation: Conversation, busy: set[str]
+    ) -> str:
+        """Whom a new agent has most in common with: who begins with the same system prompt and
+        tools, or else, if the client says, the thread that it comes from or its own."""
+        for place in self._index.places([conversation.before]):
+            known = self._index.known(place.agent_id)
+            free = known is not None and place.agent_id not in busy | {mine.agent_id}
+            if known and free and json.loads(known.tools) == conversation.tools:
+                return place.agent_id
+        for thread in (client.parent and f"thread:{client.parent}", _thread(client)):
+            family = self._index.thread(client.tenant, thread) if thread else []
+            if family := [agent for agent in family if agent != mine.agent_id]:
+                return family[0]
+        return ""
+
+    def _kept(
+        self, told: dict[str, dict[str, str]], conversation: Conversation
+    ) -> tuple[tuple[str, ...], str]:
+        """The rules by which the ledger's own text stands, and what is to be told instead."""
+        before = told.get("values", {})
+        changed = {
+            name: value for name, value in conversation.values.items() if before.get(name) != value
+        }
+        rules = {rule.name: rule for rule in self._rules}
+        notes = [
+            rules[name].tell.format(value)
+            for name, value in changed.items()
+            if name in rules and rules[name].action == "note"
+        ]
+        names = list(told.get("tools", ()))
+        kept = list(changed)
+        if list(conversation.tools) != names:
+            kept.append("tool-order" if set(conversation.tools) == set(names) else "fewer-tools")
+        return tuple(kept), "\n".join(notes)
+
+    def _miss(self, conversation: Conversation, place: Place | None) -> str:
+        """Where the conversation leaves what is known, with some characters of both sides."""
+        if place is None:
+            matched, last = 0, conversation.before
+        else:
+            matched, last = self._matched(conversation, place), place.chain
+        if matched == len(conversation.said):
+            return ""
+        ours = canonical(conversation.said[matched])
+        best = ""
+        for theirs in self._index.said_behind(last):
+            at = common_prefix(ours, theirs)
+            if at < min(len(ours), len(theirs)):
+                shown = f"{ours[at : at + _SHOWN]!r} instead of {theirs[at : at + _SHOWN]!r}"
+                best = f"message {matched}, character {at}: {shown}"
+        return best
+
+
+def unnamed(known: Known) -> Known:
+    """The same client's agent, under a name that nobody asked for."""
+    return replace(known, agent_id=f"c-{secrets.token_hex(8)}", named=False)
+
+
+def _thread(client: Client) -> str:
+    """The client's own conversation, by the first thing that names it."""
+    kinds = {"agent": client.agent, "thread": client.thread, "cache": client.cache_key}
+    return next((f"{kind}:{value}" for kind, value in kinds.items() if value), "")

@@ -1,0 +1,1 @@
+"""The page at `/`: three static files, and nothing of another host. Any thread."""

@@ -1,0 +1,1 @@
+"""The ASGI application and who may call it. The event loop's thread."""

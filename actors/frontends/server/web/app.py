@@ -1,0 +1,81 @@
+"""The application: its routes, and errors in the shape of the interface that was called."""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from kvactors.actors.frontends.server.agents.events import event_routes
+from kvactors.actors.frontends.server.agents.routes import agent_routes
+from kvactors.actors.frontends.server.answering.completions import Completions
+from kvactors.actors.frontends.server.answering.service import Service
+from kvactors.actors.frontends.server.page.routes import page_routes
+from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
+from kvactors.actors.frontends.server.wire.chat import chat_routes
+from kvactors.actors.frontends.server.wire.completions import completion_routes
+from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
+from kvactors.actors.frontends.server.wire.messages import messages_routes
+from kvactors.actors.frontends.server.wire.models import Named, model_routes
+from kvactors.actors.frontends.server.wire.responses.routes import responses_routes
+from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
+from kvactors.core.errors import KvactorsError
+
+__all__ = ["LOOPBACK", "make_app"]
+
+logger = logging.getLogger(__name__)
+
+OWN_HEADERS = tuple(f"X-Kvactors-{name}" for name in ("Agent", "Reused", "Kept", "Miss", "Ignored"))
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def make_app(
+    service: Service,
+    named: Named,
+    *,
+    hosts: Collection[str] = LOOPBACK,
+    origins: Collection[str] = (),
+    keys: Callable[[], Collection[str]] = tuple,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> FastAPI:
+    """The ASGI application over a `service` of the models `named`. `hosts` are names that it
+    answers to (all, if there are none), `origins` other sites whose pages may call it, `keys` gives
+    the API keys that count now, `limits` bound a request."""
+    app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
+    app.include_router(chat_routes(service, named))
+    app.include_router(completion_routes(Completions(service), named))
+    index = service.index
+    store = ResponseStore(index.connection, service.on_index, sealed=index.sealed)
+    app.include_router(responses_routes(service, named, store))
+    app.include_router(messages_routes(service, named))
+    app.include_router(agent_routes(service))
+    app.include_router(event_routes(service))
+    app.include_router(page_routes())
+    app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
+
+    async def failed(request: Request, error: Exception) -> Response:
+        failure = failure_of(error)
+        service.counts.failed(failure.status)
+        if failure.status == 500:
+            logger.error("%s failed", request.url.path, exc_info=error)
+        return failure_response(failure, shape_of(request.url.path))
+
+    for kind in (Exception, Failure, HTTPException, RequestValidationError, KvactorsError):
+        app.add_exception_handler(kind, failed)
+    app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
+    if origins:
+        # In front of the guard: a browser asks without a key whether it may call at all.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=list(OWN_HEADERS),
+        )  # fmt: skip
+    return app
+
+
+def _health(service: Service) -> tuple[bool, dict[str, Any]]:
+    health = service.system.health()
+    return health.state in ("ok", "stalled") and not service.closing, asdict(health)

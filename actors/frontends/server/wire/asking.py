@@ -1,0 +1,186 @@
+"""What every interface does with a request: read it, name what is ignored, wait for its answer."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import xxhash
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from kvactors.actors.frontends.server.exchange.events import Opened
+from kvactors.actors.frontends.server.exchange.inquiry import Client
+from kvactors.actors.frontends.server.wire.errors import Failure, refused
+
+__all__ = [
+    "PING_SECONDS",
+    "Body",
+    "client_of",
+    "ignored",
+    "meaning",
+    "read_body",
+    "reuse_headers",
+    "streamed",
+    "while_there",
+]
+
+# Seconds between two signs of life: clients show a stall after 20.
+PING_SECONDS = 10
+# Seconds that a reader may leave its stream unread.
+SEND_SECONDS = 120
+MOST_NESTED = 64
+# Characters of a header of ours.
+MOST_SHOWN = 1000
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_T = TypeVar("_T")
+_B = TypeVar("_B", bound="Body")
+
+
+class Body(BaseModel):
+    """A request's body. Fields that it does not know are kept aside, and named as ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=False)
+
+
+async def read_body(request: Request, kind: type[_B]) -> _B:
+    """The JSON body of a `request` as a record of this `kind`. Raises Failure 400 with the field
+    named."""
+    try:
+        raw = await request.body()
+        content = json.loads(raw)
+        if _SURROGATE.search(raw):
+            content = _well_formed(content)
+    except (ValueError, RecursionError) as error:
+        raise Failure(400, f"the body is no JSON: {error}") from error
+    if _depth(content) > MOST_NESTED:
+        raise Failure(400, f"the body is nested deeper than {MOST_NESTED}")
+    if not isinstance(content, dict):
+        raise Failure(400, f"the body is a JSON object, not {type(content).__name__}")
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise refused(place, first["msg"]) from error
+
+
+def _well_formed(content: Any) -> Any:
+    """`content` with U+FFFD for halves of characters: clients cut texts within one."""
+    text = json.dumps(content, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(text.decode("utf-16", "replace"))
+
+
+def ignored(body: Body, *more: str) -> list[str]:
+    """The fields of a `body` that change nothing: unknown ones that are set, and `more`."""
+    return [name for name, value in (body.model_extra or {}).items() if value] + list(more)
+
+
+def meaning(request: Request, body: Body, *, but: tuple[str, ...] = ()) -> str:
+    """A hash that two requests share which ask the same: of the `request`'s path and API key, and
+    of its `body`, fields without meaning (`but`) aside."""
+    content = {k: v for k, v in body.model_dump().items() if k not in ("metadata", "user", *but)}
+    said = [request.url.path, _tenant(request), _named(request), content]
+    return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True, default=str).encode())
+
+
+def client_of(request: Request, cache_key: str | None = None) -> Client:
+    """Who asks, by the headers of a `request` and its body's `cache_key`."""
+    header = request.headers.get
+    first = next((found for name in _THREADS if (found := header(name))), "")
+    if agent := header("x-claude-code-agent-id"):
+        first = f"{first}/{agent}"
+    parent = next((found for name in _PARENTS if (found := header(name))), "")
+    return Client(_tenant(request), _named(request), first, parent, cache_key or "")
+
+
+# A client's own name for the conversation; the first that is there (Codex: never its session id).
+_THREADS = ("thread-id", "x-claude-code-session-id", "x-session-id", "x-session-affinity")
+_PARENTS = (
+    "x-codex-parent-thread-id",
+    "x-claude-code-parent-agent-id",
+    "x-parent-session-id",
+)
+
+
+def reuse_headers(opened: Opened, fields: list[str]) -> dict[str, str]:
+    """What an answer says of itself: who gives it, how many tokens of the conversation are known,
+    and which `fields` are ignored."""
+    reuse = opened.reuse
+    headers = {
+        "X-Kvactors-Agent": opened.agent_id,
+        "X-Kvactors-Reused": f"{opened.known} tokens, {reuse.how}",
+        "X-Kvactors-Kept": ", ".join(reuse.kept),
+        "X-Kvactors-Miss": reuse.miss,
+        "X-Kvactors-Ignored": ", ".join(fields),
+    }
+    return {name: _printable(value) for name, value in headers.items() if value}
+
+
+def streamed(
+    events: AsyncIterator[ServerSentEvent],
+    ping: Callable[[], ServerSentEvent],
+    headers: Mapping[str, str],
+    *,
+    every: float = PING_SECONDS,
+) -> EventSourceResponse:
+    """A stream of `events` under `headers`, with a `ping` every so many seconds from the first
+    on."""
+    return EventSourceResponse(
+        events,
+        headers=dict(headers),
+        ping=every,
+        ping_message_factory=ping,
+        send_timeout=SEND_SECONDS,
+        sep="\n",
+    )
+
+
+async def while_there(request: Request, work: Awaitable[_T]) -> _T:
+    """What `work` returns, unless the client of the `request` goes away before."""
+    task = asyncio.ensure_future(work)
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watching = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            raise Failure(499, "the client has gone away")
+        return task.result()
+    finally:
+        watching.cancel()
+
+
+def _printable(text: str) -> str:
+    """What of a text may stand in a header: clients chose parts of it."""
+    shown = "".join(c if " " <= c <= "~" else "?" for c in text[:MOST_SHOWN])
+    return shown + ("..." if len(text) > MOST_SHOWN else "")
+
+
+def _tenant(request: Request) -> str:
+    return str(getattr(request.state, "tenant", ""))
+
+
+def _named(request: Request) -> str:
+    return request.headers.get("x-kvactors-agent", "")
+
+
+def _depth(value: Any) -> int:
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        one, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(one, dict):
+            waiting += [(inner, depth + 1) for inner in one.values()]
+        elif isinstance(one, list):
+            waiting += [(inner, depth + 1) for inner in one]
+    return deepest

@@ -1,0 +1,176 @@
+"""What a chat completion asks: its body as an Inquiry."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import Request
+from pydantic import Field
+
+from kvactors.actors.frontends.server.exchange.inquiry import (
+    Call,
+    Form,
+    Inquiry,
+    Message,
+    Role,
+    Tool,
+    ToolChoice,
+)
+from kvactors.actors.frontends.server.wire.asking import Body, client_of
+from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "text_of"]
+
+MOST_TOKENS = 4096
+MOST_ANSWERS = 16
+
+
+class ChatBody(Body):
+    """A chat completion's body; what is not here is ignored."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str = ""
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    prompt_cache_key: str | None = None
+    promptCacheKey: str | None = None
+
+
+def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
+    """What a chat completion's `body` asks. Raises Failure."""
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    sampling = Sampling(
+        max_tokens=body.max_completion_tokens or body.max_tokens or MOST_TOKENS,
+        temperature=body.temperature if body.temperature is not None else 1.0,
+        top_p=body.top_p if body.top_p is not None else 1.0,
+        seed=body.seed if body.seed is not None else 0,
+        stop=tuple(text for text in stop if text),
+    )
+    return Inquiry(
+        tuple(_message(i, message) for i, message in enumerate(body.messages)),
+        client_of(request, body.prompt_cache_key or body.promptCacheKey),
+        tuple(_tool(i, tool) for i, tool in enumerate(body.tools or ())),
+        _tool_choice(body.tool_choice),
+        parallel=body.parallel_tool_calls is not False,
+        sampling=sampling,
+        open_end=body.max_completion_tokens is None and body.max_tokens is None,
+        form=_form(body.response_format),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+def _message(index: int, message: Mapping[str, Any]) -> Message:
+    where = f"messages.{index}"
+    role = _ROLES.get(str(message.get("role")))
+    if role is None:
+        raise refused(f"{where}.role", f"one of {', '.join(_ROLES)}, not {message.get('role')!r}")
+    text = text_of(message.get("content"), f"{where}.content")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise refused(f"{where}.tool_calls", "a list of calls")
+    return Message(
+        role,
+        text,
+        tuple(_call(f"{where}.tool_calls.{i}", call) for i, call in enumerate(calls)),
+        str(message.get("tool_call_id") or ""),
+        str(message.get("name") or ""),
+        str(message.get("reasoning_content") or message.get("reasoning") or ""),
+    )
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of a message's content: a string, parts of text, or nothing. Raises Failure."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise refused(where, "text or a list of text parts")
+    return "".join(_part(f"{where}.{i}", part) for i, part in enumerate(content))
+
+
+def _part(where: str, part: Any) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind == "refusal":
+        return str(part.get("refusal", ""))
+    raise refused(where, f"only text is understood here, not {kind}")
+
+
+def _call(where: str, call: Any) -> Call:
+    try:
+        function = call["function"]
+        return Call(str(call.get("id", "")), str(function["name"]), str(function["arguments"]))
+    except (TypeError, KeyError, AttributeError):
+        raise refused(where, "a function call with name and arguments") from None
+
+
+def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
+    where, function = f"tools.{index}", tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise refused(
+            f"{where}.type", f"only function tools are understood, not {tool.get('type')}"
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise refused(f"{where}.function.name", "a tool needs a name")
+    schema = function.get("parameters") or {}
+    if not isinstance(schema, dict):
+        raise refused(f"{where}.function.parameters", "a JSON schema is needed")
+    strict = bool(function.get("strict"))
+    return Tool(name, str(function.get("description") or ""), schema, strict)
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise refused("tool_choice", "name the function, or say auto, none or required")
+        return ToolChoice("required", name)
+    modes: dict[str | None, Literal["auto", "none", "required"]] = {
+        None: "auto",
+        "auto": "auto",
+        "none": "none",
+        "required": "required",
+    }
+    if choice not in modes:
+        raise refused("tool_choice", f"auto, none, required or a function, not {choice!r}")
+    return ToolChoice(modes[choice])
+
+
+def _form(asked: Mapping[str, Any] | None) -> Form | None:
+    kind = (asked or {}).get("type", "text")
+    if asked is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Form()
+    if kind == "json_schema":
+        named = asked.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if not isinstance(schema, dict):
+            raise refused("response_format.json_schema.schema", "a JSON schema is needed")
+        return Form(schema)
+    raise refused("response_format.type", f"text, json_object or json_schema, not {kind!r}")

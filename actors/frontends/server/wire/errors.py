@@ -1,0 +1,128 @@
+"""Errors in the shape of the interface that was called."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from kvactors.actors.errors import (
+    AgentExists,
+    AgentNotStored,
+    ExportRejected,
+    ImportRejected,
+    SaveQueueFull,
+    StorageError,
+)
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy
+from kvactors.core.errors import (
+    AdmissionFull,
+    ContextExceeded,
+    EngineDied,
+    InvalidInput,
+    KvactorsError,
+    MailboxFull,
+    MemoryExceeded,
+    SystemStopped,
+    TurnTimeout,
+)
+
+__all__ = ["Failure", "Shape", "failure_of", "failure_response", "refused"]
+
+Shape = Literal["openai", "anthropic", "plain"]
+RETRY_SECONDS = 5
+
+
+@dataclass(eq=False)
+class Failure(Exception):
+    """A request that fails with a `status`: `param` is the field that is wrong, `code` what
+    programs look at."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self, shape: Shape) -> dict[str, Any]:
+        """What is answered, in the `shape` of the interface."""
+        if shape == "anthropic":
+            kind = _ANTHROPIC.get(self.status, "api_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        kind = _OPENAI.get(self.status, "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def json(self, shape: Shape) -> str:
+        """The same as text, for an event."""
+        return json.dumps(self.body(shape), ensure_ascii=False)
+
+
+_OPENAI = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# The first that an error is an instance of.
+_STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | None], ...] = (
+    (ContextExceeded, 400, "context_length_exceeded"),
+    (MemoryExceeded, 400, "context_length_exceeded"),
+    ((AdmissionFull, MailboxFull, SaveQueueFull), 429, "rate_limit_exceeded"),
+    ((SystemStopped, EngineDied), 503, "unavailable"),
+    (AgentNotStored, 404, "not_found"),
+    (AgentExists, 409, "exists"),
+    (AgentBusy, 409, "busy"),
+    ((ExportRejected, ImportRejected), 400, None),
+    (InvalidInput, 400, None),
+    (TurnTimeout, 504, "timeout"),
+    ((StorageError, KvactorsError), 500, None),
+)
+
+
+def refused(param: str, message: str, status: int = 400) -> Failure:
+    """A request whose field `param` is wrong, as `message` says; answered with `status`."""
+    return Failure(status, f"{param}: {message}", param)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an `error` of a turn is answered with."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return Failure(error.status_code, error.detail)
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            later = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
+            return Failure(status, str(error), None, code, later)
+    return Failure(500, "the server failed; its log says how")
+
+
+def _invalid(error: RequestValidationError) -> Failure:
+    """400 with the first wrong field named, without what the client sent."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+    return refused(place, first["msg"])
+
+
+def failure_response(error: BaseException, shape: Shape) -> JSONResponse:
+    """An answer that says what an `error` was, in this `shape`."""
+    failure = failure_of(error)
+    return JSONResponse(failure.body(shape), failure.status, dict(failure.headers))

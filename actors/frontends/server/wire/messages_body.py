@@ -1,0 +1,168 @@
+"""What a request to the Messages interface asks: its body as an Inquiry."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from fastapi import Request
+from pydantic import Field
+
+from kvactors.actors.frontends.server.exchange.inquiry import (
+    Call,
+    Form,
+    Inquiry,
+    Message,
+    Tool,
+    ToolChoice,
+)
+from kvactors.actors.frontends.server.wire.asking import Body, client_of
+from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped_tools"]
+
+
+class CountBody(Body):
+    """What tokens are counted of."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str = ""
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    """A request for a message; what is not here is ignored."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    output_config: dict[str, Any] | None = None
+
+
+def inquiry_of(request: Request, body: CountBody) -> Inquiry:
+    """What a `body` asks. Raises Failure."""
+    system = _text(body.system, "system")
+    messages = [Message("system", system)] if system else []
+    for index, message in enumerate(body.messages):
+        messages += _messages(f"messages.{index}", message)
+    tools = tuple(
+        _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if "name" in tool
+    )
+    sampling, form = Sampling(), None
+    if isinstance(body, MessagesBody):
+        sampling, form = _sampling(body), _form(body.output_config)
+    choice = body.tool_choice or {}
+    return Inquiry(
+        tuple(messages),
+        client_of(request),
+        tuple(tool for tool in tools if tool.name),
+        _tool_choice(choice),
+        parallel=not choice.get("disable_parallel_tool_use"),
+        sampling=sampling,
+        form=form,
+    )
+
+
+def skipped_tools(body: CountBody) -> list[str]:
+    """Tools of kinds that only Anthropic's own servers run."""
+    return [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
+
+
+def _sampling(body: MessagesBody) -> Sampling:
+    return Sampling(
+        max_tokens=body.max_tokens,
+        temperature=body.temperature if body.temperature is not None else 1.0,
+        top_p=body.top_p if body.top_p is not None else 1.0,
+        top_k=body.top_k or 0,
+        stop=tuple(text for text in body.stop_sequences or () if text),
+    )
+
+
+def _form(config: Mapping[str, Any] | None) -> Form | None:
+    asked = (config or {}).get("format")
+    if asked is None:
+        return None
+    if not isinstance(asked, dict) or asked.get("type") != "json_schema":
+        raise refused("output_config.format.type", "json_schema is expected")
+    if not isinstance(asked.get("schema"), dict):
+        raise refused("output_config.format.schema", "a JSON schema is needed")
+    return Form(asked["schema"])
+
+
+def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
+    """One message of theirs: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise refused(f"{where}.role", f"user, assistant or system, not {role!r}")
+    if content is None or isinstance(content, str):
+        yield Message(role, content or "")
+        return
+    if not isinstance(content, list):
+        raise refused(f"{where}.content", "text or a list of blocks")
+    text, thinking = "", ""
+    calls = list[Call]()
+    for index, block in enumerate(content):
+        place = f"{where}.content.{index}"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text" and isinstance(block.get("text"), str):
+            text += block["text"]
+        elif kind == "thinking":
+            thinking += str(block.get("thinking") or "")
+        elif kind == "redacted_thinking":
+            continue
+        elif kind == "tool_use":
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            calls.append(Call(str(block.get("id", "")), str(block.get("name", "")), arguments))
+        elif kind == "tool_result":
+            result = _text(block.get("content"), f"{place}.content")
+            yield Message("tool", result, call_id=str(block.get("tool_use_id", "")))
+        else:
+            raise refused(f"{place}.type", f"only text and tools are understood here, not {kind}")
+    if text or calls or role == "assistant":
+        yield Message(role, text, tuple(calls), thinking=thinking)
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise refused(where, "text or a list of text blocks")
+    for index, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise refused(f"{where}.{index}", f"only text is understood here, not {kind}")
+    return "\n\n".join(block["text"] for block in content)
+
+
+def _is_custom(tool: Mapping[str, Any]) -> bool:
+    return bool(tool.get("type", "custom") == "custom")
+
+
+def _tool(where: str, tool: Mapping[str, Any]) -> Tool:
+    if not _is_custom(tool):
+        return Tool("")
+    if not isinstance(tool["name"], str) or not tool["name"]:
+        raise refused(f"{where}.name", "a tool needs a name")
+    schema = tool.get("input_schema") or {}
+    if not isinstance(schema, dict):
+        raise refused(f"{where}.input_schema", "a JSON schema is needed")
+    strict = bool(tool.get("strict"))
+    return Tool(tool["name"], str(tool.get("description") or ""), schema, strict)
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> ToolChoice:
+    modes: dict[str, Literal["auto", "none", "required"]] = {
+        "auto": "auto",
+        "none": "none",
+        "any": "required",
+        "tool": "required",
+    }
+    kind = choice.get("type", "auto")
+    if kind not in modes:
+        raise refused("tool_choice.type", f"auto, any, tool or none, not {kind!r}")
+    return ToolChoice(modes[kind], str(choice.get("name", "")) if kind == "tool" else "")

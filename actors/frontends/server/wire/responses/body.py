@@ -1,0 +1,180 @@
+"""What a response is asked with: its body as an Inquiry.
+
+`instructions` are the system prompt. Behind a previous response they replace those that stood
+there: where they differ they are told at the end of what is known, which moves nothing; where there
+are none, those stand.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import Request
+from pydantic import Field
+
+from kvactors.actors.frontends.server.exchange.inquiry import (
+    Form,
+    Inquiry,
+    Message,
+    Tool,
+    ToolChoice,
+)
+from kvactors.actors.frontends.server.wire.asking import Body, client_of
+from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS
+from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = ["Past", "ResponseBody", "inquiry_of", "skipped"]
+
+_REPLACED = "From here on these instructions stand in place of the earlier ones:\n\n{}"
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponseBody(Body):
+    """A response's body; what is not here is ignored."""
+
+    input: str | list[Any] | None = None
+    model: str = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_cache_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What comes before a request: the answer that it `goes_on` and the instructions that stand
+    there, or the `items` of a conversation."""
+
+    goes_on: str = ""
+    instructions: str = ""
+    items: tuple[Item, ...] = ()
+
+
+def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
+    """What the `body` of a `request` asks behind its `past`. Raises Failure."""
+    said = [
+        *messages_of(past.items, "conversation.items"),
+        *messages_of(listed(body.input, "input"), "input"),
+    ]
+    if not said:
+        raise refused("input", "there is nothing to answer: give text, or a list of items")
+    choice, allowed = _tool_choice(body.tool_choice)
+    tools = (one for i, tool in enumerate(body.tools or ()) for one in _tools(f"tools.{i}", tool))
+    wanted = _LOGPROBS in (body.include or ())
+    return Inquiry(
+        (*_instructions(body, past), *said),
+        client_of(request, body.prompt_cache_key),
+        tuple(tool for tool in tools if allowed is None or tool.name in allowed),
+        choice,
+        parallel=body.parallel_tool_calls is not False,
+        sampling=Sampling(
+            max_tokens=body.max_output_tokens or MOST_TOKENS,
+            temperature=body.temperature if body.temperature is not None else 1.0,
+            top_p=body.top_p if body.top_p is not None else 1.0,
+        ),
+        form=_form((body.text or {}).get("format")),
+        top_logprobs=(body.top_logprobs or 0) if wanted else None,
+        open_end=body.max_output_tokens is None,
+        goes_on=past.goes_on,
+    )
+
+
+def skipped(body: ResponseBody) -> list[str]:
+    """What of the tools changes nothing: kinds that only OpenAI's own servers run."""
+    found = list[str]()
+    for tool in body.tools or ():
+        if tool.get("type") == "namespace":
+            kinds = [inner.get("type") for inner in tool.get("tools") or ()]
+            found += [f"tools: {kind}" for kind in kinds if kind != "function"]
+        elif tool.get("type") != "function":
+            found.append(f"tools: {tool.get('type')}")
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
+        found.append(f"tool_choice: {choice.get('type')}")
+    return list(dict.fromkeys(found))
+
+
+def _instructions(body: ResponseBody, past: Past) -> list[Message]:
+    told = body.instructions or ""
+    if not told or (past.goes_on and told == past.instructions):
+        return []
+    return [Message("system", _REPLACED.format(told) if past.instructions else told)]
+
+
+def _tools(where: str, tool: Any, namespace: str = "") -> Iterator[Tool]:
+    """The functions of a tool, those of a namespace under its name."""
+    if not isinstance(tool, dict):
+        raise refused(where, f"a tool is an object, not {type(tool).__name__}")
+    kind = tool.get("type")
+    if kind == "namespace" and not namespace:
+        name = _name(where, tool)
+        for index, inner in enumerate(tool.get("tools") or ()):
+            yield from _tools(f"{where}.tools.{index}", inner, name)
+    elif kind == "function":
+        schema = tool.get("parameters") or {}
+        if not isinstance(schema, dict):
+            raise refused(f"{where}.parameters", "a JSON schema is needed")
+        description, strict = str(tool.get("description") or ""), bool(tool.get("strict"))
+        yield Tool(_name(where, tool), description, schema, strict, namespace)
+
+
+def _name(where: str, tool: Any) -> str:
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(name, str) or not name:
+        raise refused(f"{where}.name", "a tool needs a name")
+    return name
+
+
+_MODES: dict[str | None, Literal["auto", "none", "required"]] = {
+    None: "auto",
+    "auto": "auto",
+    "none": "none",
+    "required": "required",
+}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
+    """Whether tools are called, and the names of those that may be, None for all."""
+    if not isinstance(choice, dict):
+        return ToolChoice(_mode("tool_choice", choice)), None
+    if choice.get("type") == "allowed_tools":
+        names = {_name("tool_choice.tools", tool) for tool in choice.get("tools") or ()}
+        return ToolChoice(_mode("tool_choice.mode", choice.get("mode"))), frozenset(names)
+    if choice.get("type") == "function":
+        return ToolChoice("required", _name("tool_choice", choice)), None
+    # One that is skipped cannot be required.
+    return ToolChoice(), None
+
+
+def _mode(where: str, mode: Any) -> Literal["auto", "none", "required"]:
+    if not isinstance(mode, str | None) or mode not in _MODES:
+        raise refused(where, f"auto, none, required or a function, not {mode!r}")
+    return _MODES[mode]
+
+
+def _form(asked: Any) -> Form | None:
+    kind = asked.get("type") if isinstance(asked, dict) else "text" if asked is None else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Form()
+    if kind == "json_schema":
+        if not isinstance(asked.get("schema"), dict):
+            raise refused("text.format.schema", "a JSON schema is needed")
+        return Form(asked["schema"])
+    raise refused("text.format.type", f"text, json_object or json_schema, not {kind!r}")

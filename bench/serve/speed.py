@@ -1,0 +1,172 @@
+"""Regimes of what HTTP adds to a turn: to its first token, to its rate, beside a crowd."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from statistics import median
+from time import perf_counter
+
+from kvactors.actors import Sampling
+from kvactors.bench.peer_process import in_another_process
+from kvactors.bench.regime import ANYWHERE, NOTHING_DECODED, Regime, Side, Sides
+from kvactors.bench.serve.client import Answer, together
+from kvactors.bench.serve.clients import Client, Request, opencode
+from kvactors.bench.serve.crowd import crowd
+from kvactors.bench.serve.setting import Scene, scene, spoken, text
+from kvactors.bench.setup import ENDLESS, Setup
+
+__all__ = ["REGIMES"]
+
+ALLOWED = 0.005
+STREAMS = 16
+WAITING = 500
+REFUSED = 2000.0
+TURNS = 16
+
+
+class _Talk:
+    """A conversation over HTTP that goes on from one measurement to the next."""
+
+    def __init__(self, setup: Setup, scene: Scene, client: Client) -> None:
+        self._setup, self._scene, self._client = setup, scene, client
+        self._said = list[str]()
+
+    def next(self, says: str, decoded: int) -> Request:
+        """What is asked now."""
+        self._said.append(says)
+        return self._client.request(self._said, decoded)
+
+    def heard(self, answer: Answer) -> None:
+        """What was answered."""
+        self._said.append(answer.text)
+
+
+def _ask_all(scene: Scene, talks: Sequence[_Talk], says: Sequence[str], decoded: int) -> Side:
+    """Seconds of a turn of all talks at once, and what was answered."""
+    requests = [talk.next(said, decoded) for talk, said in zip(talks, says, strict=True)]
+    seconds, answers = scene.clients(together, scene.url, requests)
+    for talk, answer in zip(talks, answers, strict=True):
+        talk.heard(answer)
+    return Side(seconds, spoken(answers))
+
+
+@contextmanager
+def first_token(setup: Setup) -> Iterator[Sides]:
+    """Seconds from a request of an agent of 1,000 tokens in memory to the first text at the client,
+    beyond what the engine says of the same turn from its beginning to its first token, the median
+    of 16 turns of 16 new tokens; against 5 ms."""
+    client = opencode("one", text(setup, setup.scale.tokens(1000), 0))
+    turns, seeds = setup.scale.number(TURNS), count(1)
+    with scene(setup) as here:
+        talk = _Talk(setup, here, client)
+        registry = here.server.service.counts.registry
+
+        def inside() -> float:
+            """Seconds to the first tokens of all turns so far."""
+            return registry.get_sample_value("kvactors_first_token_seconds_sum") or 0.0
+
+        def once() -> float:
+            before, request = inside(), talk.next(text(setup, 16, next(seeds)), 2)
+            _, (answer,) = here.clients(together, here.url, [request])
+            talk.heard(answer)
+            return float(answer.first) - (inside() - before)
+
+        once()
+        yield (
+            lambda: Side(median(once() for _ in range(turns))),
+            lambda: Side(ALLOWED),
+        )
+
+
+@contextmanager
+def streams(setup: Setup) -> Iterator[Sides]:
+    """Tokens a second of 16 conversations that stream at once over HTTP, from the first request to
+    the last end, against the same turns of 16 agents that are asked in the same process: 16 new
+    tokens behind 200 and the turns before, all in memory."""
+    beginnings = [text(setup, setup.scale.tokens(200), 100 + i) for i in range(STREAMS)]
+    decoded = setup.scale.decoded
+    seeds = {"ours": count(1), "theirs": count(1)}
+    with scene(setup, max_batch=STREAMS) as here:
+        talks = [_Talk(setup, here, opencode(f"{i}", said)) for i, said in enumerate(beginnings)]
+        agents = [
+            here.system.spawn(f"inside {i}", system_prompt=said)
+            for i, said in enumerate(beginnings)
+        ]
+
+        def says(whose: str) -> list[str]:
+            turn = next(seeds[whose])
+            return [text(setup, 16, turn * STREAMS + i) for i in range(STREAMS)]
+
+        def ours() -> Side:
+            found = _ask_all(here, talks, says("ours"), decoded)
+            return Side(STREAMS * decoded / found.value, found.tokens)
+
+        def theirs() -> Side:
+            sampling = Sampling(max_tokens=decoded)
+            asked, begin = says("theirs"), perf_counter()
+            turns = [a.ask(s, sampling=sampling) for a, s in zip(agents, asked, strict=True)]
+            replies = [turn.get() for turn in turns]
+            seconds = perf_counter() - begin
+            tokens = [ord(c) for reply in replies for c in reply.text.lstrip()]
+            return Side(STREAMS * decoded / seconds, tokens)
+
+        ours()
+        theirs()
+        yield ours, theirs
+
+
+@contextmanager
+def beside_a_crowd(setup: Setup) -> Iterator[Sides]:
+    """The slowest of 4 turns of 32 tokens, one after the other, over HTTP while 500 streams wait
+    for an agent that answers another and 2,000 requests a second are refused, or as many as the
+    machine gives, against the slowest of 4 beside that agent alone."""
+    client = opencode("one", text(setup, setup.scale.tokens(1000), 0))
+    decoded, turns = min(32, setup.scale.decoded), 4
+    names, seeds = count(), count(1)
+    with scene(setup) as here, in_another_process(crowd) as others:
+
+        def turn(talk: _Talk) -> float:
+            return _ask_all(here, [talk], [text(setup, 16, next(seeds))], decoded).value
+
+        def slowest(*, crowded: bool) -> Side:
+            talk, name = _Talk(setup, here, client), f"busy {next(names)}"
+            busy = here.system.spawn(name)
+            pending = busy.ask([1], sampling=ENDLESS)
+            if crowded:
+                others(here.url, _waiting(name, setup.scale.number(WAITING)), REFUSED)
+            # The first one begins anew.
+            seconds = [turn(talk) for _ in range(turns + 1)][1:]
+            assert not pending.done, "the agent that all wait for has ended"
+            if crowded:
+                print(f"  {others():.0f} requests a second were refused", flush=True)
+            busy.cancel()
+            pending.get()
+            return Side(max(seconds))
+
+        slowest(crowded=False)
+        yield lambda: slowest(crowded=True), lambda: slowest(crowded=False)
+
+
+def _waiting(name: str, several: int) -> tuple[Request, ...]:
+    """What so many clients ask an agent: the same, so that they wait for the same turn."""
+    said = [{"role": "user", "content": "wait"}]
+    body = {"messages": said, "max_tokens": 1, "stream": True}
+    headers = {"X-Kvactors-Agent": name}
+    return (Request("/v1/chat/completions", body, headers),) * several
+
+
+REGIMES = (
+    Regime(
+        "serve-first-token", "5 ms", 1.0, first_token, holds_on=ANYWHERE, differ=NOTHING_DECODED
+    ),
+    Regime(
+        "serve-16-streams",
+        "the same turns in process",
+        0.95,
+        streams,
+        "higher",
+        "tokens/s",
+        differ="prompts that arrive otherwise are prefilled beside others: sums have another order",
+    ),
+    Regime("serve-idle", "without a crowd", 1.1, beside_a_crowd, differ=NOTHING_DECODED),
+)

@@ -1,0 +1,120 @@
+"""Nobody answers with another conversation's memory, nor loses his own to one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from seeded import bug, seeded
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.identity.index import Index, Known, Place
+from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.system.registry import AgentRegistry
+from kvactors.actors.testing import FaultyModel
+from kvactors.core.schedule.sampling import Sampling
+
+WAIT = 60
+SHORT = Sampling(max_tokens=4, temperature=0)
+
+
+@pytest.fixture
+def system() -> Iterator[AgentSystem]:
+    with AgentSystem(FaultyModel(), store=False, context=4096) as system:
+        yield system
+
+
+@pytest.fixture
+def server(system: AgentSystem) -> Iterator[Server]:
+    with serve(system, port=0, any_model=True, grace=1) as server:
+        yield server
+
+
+def say(server: Server, said: list[dict[str, Any]], **headers: str) -> httpx.Response:
+    body = {"messages": said, "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT
+    )
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def on(said: list[dict[str, Any]], answer: httpx.Response, text: str) -> list[dict[str, Any]]:
+    return [*said, answer.json()["choices"][0]["message"], {"role": "user", "content": text}]
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_an_agent_of_the_program_loses_nothing_to_a_client_that_takes_its_name(
+    server: Server, system: AgentSystem
+) -> None:
+    alice = system.spawn("alice")
+    alice.ask("remember me", sampling=SHORT).get()
+    remembered = alice.transcript().token_ids
+
+    answer = say(server, HELLO, **{"x-kvactors-agent": "alice"})
+    again = say(server, on(HELLO, answer, "more"), **{"x-kvactors-agent": "alice"})
+
+    assert alice.transcript().token_ids == remembered
+    assert answer.headers["x-kvactors-agent"] == again.headers["x-kvactors-agent"] != "alice"
+
+
+def test_a_client_that_names_who_answered_goes_on_with_it(server: Server) -> None:
+    first = say(server, HELLO, **{"thread-id": "one"})
+    who = first.headers["x-kvactors-agent"]
+
+    second = say(server, on(HELLO, first, "more"), **{"x-kvactors-agent": who})
+
+    assert second.headers["x-kvactors-agent"] == who
+
+
+def test_an_agent_that_was_told_another_beginning_since_is_not_taken_for_the_old_one(
+    server: Server, system: AgentSystem
+) -> None:
+    first = say(server, HELLO)
+    said = on(HELLO, first, "more")
+    second = say(server, said)
+    agent = system.spawn(second.headers["x-kvactors-agent"])
+    agent.rewind(turns=2).get()
+    for text in ("HELLO", "more"):
+        agent.ask(text, sampling=SHORT).get()
+
+    third = say(server, on(said, second, "and?"))
+
+    assert agent.transcript().turns[0].text == "HELLO"
+    assert third.headers["x-kvactors-agent"] != agent.agent_id
+
+
+def test_of_a_beginning_that_many_share_one_is_looked_at(server: Server) -> None:
+    for _ in range(20):
+        say(server, HELLO)
+    looked = list[str]()
+
+    @bug(AgentRegistry, "spawn")
+    def counted(spawn: Any) -> Any:
+        def spawned(self: AgentRegistry, agent_id: str, **options: Any) -> Any:
+            looked.append(agent_id)
+            return spawn(self, agent_id, **options)
+
+        return spawned
+
+    with seeded(counted):
+        answer = say(server, HELLO)
+
+    assert "again" in answer.headers["x-kvactors-reused"]
+    assert len(looked) <= 3
+
+
+def test_what_forgotten_agents_were_told_is_forgotten() -> None:
+    index = Index(None)
+    for agent, chains in (("a", (b"0", b"1", b"2")), ("b", (b"0", b"1", b"3"))):
+        index.begin(Known(agent, "", "", "{}", "{}", named=False))
+        places = [Place(chain, agent, n, "m") for n, chain in enumerate(chains[1:], 1)]
+        index.note(agent, 0, places, "{}")
+        index.note_said(chains, ["shared", f"of {agent}"])
+
+    index.forget("a")
+
+    assert index.said_behind(b"0") == ["shared"]
+    assert index.said_behind(b"1") == ["of b"]

@@ -1,0 +1,118 @@
+"""Chat completions through the openai package: what a client resends is not computed again."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from kvactors.actors.frontends.server.web.serve import Server
+
+TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}
+ASKED = {"role": "user", "content": "What is my cat called?"}
+
+
+def ask(client: Any, messages: list[Any], **options: Any) -> Any:
+    options = {"temperature": 0, "max_tokens": 30} | options
+    return client.chat.completions.create(model="default", messages=messages, **options)
+
+
+def told(client: Any, system: str) -> list[Any]:
+    """A conversation in which something was told."""
+    messages = [{"role": "system", "content": system}, TOLD]
+    said = ask(client, messages).choices[0].message.content
+    return [*messages, {"role": "assistant", "content": said}]
+
+
+def test_a_conversation_that_is_resent_is_remembered(client: Any) -> None:
+    messages = told(client, "You remember what you are told.")
+
+    answer = ask(client, [*messages, ASKED])
+
+    assert "Tom" in answer.choices[0].message.content
+    usage = answer.usage
+    assert usage.prompt_tokens_details.cached_tokens > 0.6 * usage.prompt_tokens
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: Any) -> None:
+    messages = [*told(client, "You speak in streams."), ASKED]
+    whole = ask(client, messages)
+
+    chunks = list(ask(client, messages, stream=True, stream_options={"include_usage": True}))
+
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].choices == []
+
+
+def test_what_has_no_meaning_changes_nothing(client: Any) -> None:
+    messages = told(client, "Today's date is 2026-11-22\nYou remember.")
+    messages[0] = {"role": "system", "content": "Today's date is 2026-11-23\nYou remember."}
+    messages[1] = {"role": "user", "content": [{"type": "text", "text": TOLD["content"]}]}
+    messages[2]["content"] += "  "
+
+    raw = client.chat.completions.with_raw_response.create(
+        model="default", messages=[*messages, ASKED], temperature=0, max_tokens=30
+    )
+
+    assert raw.headers["x-kvactors-kept"] == "date"
+    assert "x-kvactors-miss" not in raw.headers
+    usage = raw.parse().usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens_details.cached_tokens or 0) > 20
+
+
+def test_a_branch_says_where_it_differs(client: Any) -> None:
+    messages = told(client, "You branch.")
+    ask(client, [*messages, ASKED])
+
+    raw = client.chat.completions.with_raw_response.create(
+        model="default",
+        messages=[*messages, {"role": "user", "content": "What is my dog called?"}],
+        max_tokens=5,
+    )
+
+    assert "forked" in raw.headers["x-kvactors-reused"]
+    assert "'dog called' instead of 'cat called'" in raw.headers["x-kvactors-miss"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "hello"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
+        ({"messages": [TOLD], "temperature": -1}, "temperature"),
+        ({"messages": [TOLD], "n": 1000}, "n"),
+        ({"messages": [TOLD], "tools": [{"type": "teapot"}]}, "tools.0.type"),
+        ({"messages": [TOLD], "response_format": {"type": "xml"}}, "response_format.type"),
+    ],
+)
+def test_a_bad_request_names_the_field(client: Any, wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="default", **wrong)
+
+    assert (caught.value.param or "").startswith(field)
+    assert field in str(caught.value)
+
+
+def test_an_unknown_model_is_told_which_one_there_is(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="default"):
+        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "?"}])
+
+
+def test_several_answers_are_drawn_apart(client: Any) -> None:
+    answer = ask(client, [TOLD], n=3, temperature=1.5, max_tokens=12)
+
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage.prompt_tokens < 40
+
+
+def test_the_models_have_the_shape_of_both_packages(server: Server, client: Any) -> None:
+    (model,) = client.models.list().data
+
+    assert model.id == "default"
+    assert client.models.retrieve("default").object == "model"

@@ -1,0 +1,110 @@
+"""Answers with a form, from the shipped model: JSON, and calls of tools that must be called."""
+
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+ASKED = [{"role": "user", "content": "What is the weather in Rome?"}]
+
+
+def ask(client: Any, **options: Any) -> Any:
+    options = {"temperature": 0, "max_tokens": 120, "messages": ASKED} | options
+    return client.chat.completions.create(model="default", **options).choices[0]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_required_tool_is_called_with_what_its_schema_allows(
+    client: Any, *, strict: bool
+) -> None:
+    tool = json.loads(json.dumps(WEATHER))
+    tool["function"]["strict"] = strict
+
+    choice = ask(client, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "weather"
+    schema = WEATHER["function"]["parameters"]  # type: ignore[index]
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+
+
+def test_a_named_tool_is_the_one_that_is_called(client: Any) -> None:
+    named = {"type": "function", "function": {"name": "clock"}}
+
+    choice = ask(client, tools=[WEATHER, CLOCK], tool_choice=named, parallel_tool_calls=False)
+
+    assert [call.function.name for call in choice.message.tool_calls] == ["clock"]
+
+
+def test_a_tool_that_is_not_there_is_refused(client: Any) -> None:
+    named = {"type": "function", "function": {"name": "teapot"}}
+
+    with pytest.raises(openai.BadRequestError, match="teapot"):
+        ask(client, tools=[WEATHER], tool_choice=named)
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_an_answer_is_json_where_that_is_asked_for(client: Any, kind: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "legs": {"type": "integer"}},
+        "required": ["name", "legs"],
+        "additionalProperties": False,
+    }
+    form: dict[str, Any] = {"type": kind}
+    if kind == "json_schema":
+        form["json_schema"] = {"name": "animal", "schema": schema}
+
+    found = json.loads(ask(client, response_format=form).message.content)
+
+    assert isinstance(found, dict)
+    if kind == "json_schema":
+        jsonschema.validate(found, schema)
+
+
+def test_a_call_streams_as_it_is_answered_whole(client: Any) -> None:
+    asked = {
+        "model": "default",
+        "messages": ASKED,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 120,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].message.tool_calls[0]
+
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+
+    parts = [c.choices[0].delta.tool_calls for c in chunks if c.choices[0].delta.tool_calls]
+    calls = [part[0] for part in parts]
+    assert calls[0].function.name == whole.function.name
+    assert "".join(c.function.arguments or "" for c in calls) == whole.function.arguments
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_schema_that_cannot_be_held_to_is_refused(client: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "teapot"}}}
+
+    with pytest.raises(openai.BadRequestError, match="teapot"):
+        ask(client, response_format=form)

@@ -1,0 +1,94 @@
+"""Messages through the anthropic package: true usage, blocks in order, errors in its shape."""
+
+from typing import Any
+
+import anthropic
+import pytest
+
+SYSTEM = "You remember what you are told, word for word, and answer in one sentence."
+TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}
+GREEDY = {"temperature": 0}
+ASKED = {"role": "user", "content": [{"type": "text", "text": "What is my cat called?"}]}
+
+
+def ask(claude: Any, messages: list[Any], **options: Any) -> Any:
+    options = {"max_tokens": 30, "system": SYSTEM, "extra_body": GREEDY} | options
+    return claude.messages.create(model="default", messages=messages, **options)
+
+
+def told(claude: Any, system: str) -> list[Any]:
+    answer = ask(claude, [TOLD], system=system)
+    return [TOLD, {"role": "assistant", "content": answer.content}]
+
+
+def test_computed_and_cached_tokens_are_told_apart(claude: Any) -> None:
+    messages = [*told(claude, SYSTEM), ASKED]
+
+    answer = ask(claude, messages)
+
+    assert "Tom" in answer.content[0].text
+    assert answer.stop_reason == "end_turn"
+    assert answer.usage.cache_read_input_tokens > 2 * answer.usage.input_tokens > 0
+    assert answer.usage.cache_creation_input_tokens == 0
+
+
+def test_a_stream_begins_with_true_numbers_and_says_the_same(claude: Any) -> None:
+    system = "You speak in streams."
+    messages = [*told(claude, system), ASKED]
+    whole = ask(claude, messages, system=system)
+
+    with claude.messages.stream(
+        model="default", messages=messages, max_tokens=30, system=system, extra_body=GREEDY
+    ) as stream:
+        begun = next(event for event in stream if event.type == "message_start")
+        final = stream.get_final_message()
+
+    assert begun.message.usage.cache_read_input_tokens > 0
+    assert final.content[0].text == whole.content[0].text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert final.stop_reason == "end_turn"
+
+
+def test_a_block_of_a_system_prompt_may_be_marked_for_caching(claude: Any) -> None:
+    system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
+
+    assert ask(claude, [TOLD], system=system).content[0].text
+
+
+def test_a_stop_sequence_is_named(claude: Any) -> None:
+    messages = [*told(claude, SYSTEM), ASKED]
+
+    answer = ask(claude, messages, stop_sequences=["called"])
+
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "called")
+    assert "called" not in answer.content[0].text
+
+
+def test_tokens_are_counted_as_they_are_used(claude: Any) -> None:
+    counted = claude.messages.count_tokens(
+        model="default", messages=[TOLD], system="A system prompt of its own, never said before."
+    )
+
+    usage = ask(claude, [TOLD], system="A system prompt of its own, never said before.").usage
+
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [TOLD], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [TOLD], "tool_choice": {"type": "whatever"}}, "tool_choice.type"),
+    ],
+)
+def test_a_bad_request_names_the_field(claude: Any, wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(claude, **wrong)
+
+    body = caught.value.body
+    assert isinstance(body, dict)
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert field in body["error"]["message"]
