@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
-from kvactors.actors import Agent, AgentSystem, Grammar
-from kvactors.bench.regime import ANYWHERE, Regime, Side, Sides
-from kvactors.bench.setup import ENDLESS, Setup
-from kvactors.bench.table.decoding import hot_agents
+from kvactors.actors import Grammar
+from kvactors.bench.regime import ANYWHERE, Regime, Sides
+from kvactors.bench.setup import Setup
+from kvactors.bench.table.decoding import hot_agents, step
 
 __all__ = ["REGIMES"]
 
@@ -23,30 +21,9 @@ def guided(setup: Setup) -> Iterator[Sides]:
         agents, others = hot_agents(system, prompts), hot_agents(free, prompts)
         decoded = setup.scale.decoded
         yield (
-            lambda: _step(system, agents, decoded, _long_object()),
-            lambda: _step(free, others, decoded, None),
+            lambda: step(system, agents, decoded, _long_object()),
+            lambda: step(free, others, decoded),
         )
-
-
-def _step(system: AgentSystem, agents: list[Agent], decoded: int, grammar: Grammar | None) -> Side:
-    """Seconds between two tokens of the last agent while all decode."""
-    *others, last = agents
-    sampling = replace(ENDLESS, grammar=grammar)
-    pending = [agent.ask([1], sampling=sampling) for agent in others]
-    while system.stats()["decoding"] < len(others):
-        assert not any(future.done for future in pending), "it ended before the others began"
-    times, tokens = list[float](), list[int]()
-    for piece in last.stream([1], sampling=sampling):
-        times += [perf_counter()] * len(piece.token_ids)
-        tokens += piece.token_ids
-        if len(times) >= decoded + 2:
-            break
-    for agent in others:
-        agent.cancel()
-    assert all(future.get().finish_reason == "cancelled" for future in pending)
-    for agent in agents:
-        agent.rewind().get()
-    return Side((times[-1] - times[1]) / (len(times) - 2), tokens[: decoded + 1])
 
 
 def _long_object() -> Grammar:
