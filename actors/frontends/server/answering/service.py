@@ -21,10 +21,9 @@ from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.answering.taken import (
     Taken,
     admission,
-    call_id,
     ended_of,
     log_opened,
-    mark_of,
+    marks_of,
     opened_of,
     places_of,
     stop_of,
@@ -34,7 +33,7 @@ from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
 from kvactors.actors.frontends.server.exchange.events import Begun
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
-from kvactors.actors.frontends.server.identity.canonical import canonical
+from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index, Place
 from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
 from kvactors.actors.frontends.server.identity.rules import Rule
@@ -65,7 +64,6 @@ class Service:
         self.dialect = Dialect(system.chat)
         self.counts = Counts()
         self.counts.open.set_function(lambda: len(self._tasks))
-        self._rules = rules
         self._resolver = Resolver(index, rules, self._stands)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
         # A fork waits for what its parent says; others must not wait behind it.
@@ -199,7 +197,7 @@ class Service:
             agent = await self._on_spawner(lambda: self.system.spawn(known.agent_id, from_=parent))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
-            reader = self.dialect.reader(inquiry, call_id)
+            reader = self.dialect.reader(inquiry, new_call_id)
             said = continuation(self.dialect, inquiry, plan)
             # Long texts take their time: not that of the streams on the loop.
             sampling = await self._on_spawner(
@@ -293,7 +291,8 @@ class Service:
             turns = self.system.spawn(place.agent_id).transcript().turns
         except KvactorsError:
             return "no"
-        if not place.mark or mark_of(turns, place.turns) != place.mark:
+        marks = marks_of(turns[: place.turns])
+        if not place.mark or len(marks) < place.turns or marks[-1] != place.mark:
             return "no"
         rest = turns[place.turns :]
         over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")

@@ -24,10 +24,9 @@ from kvactors.core.conversation.turn import Turn
 __all__ = [
     "Taken",
     "admission",
-    "call_id",
     "ended_of",
     "log_opened",
-    "mark_of",
+    "marks_of",
     "opened_of",
     "places_of",
     "stop_of",
@@ -59,20 +58,14 @@ async def admission(ticket: Ticket) -> None:
                 await ticket.reply
 
 
-def call_id() -> str:
-    """An id that nobody guesses."""
-    return f"call_kv{secrets.token_hex(12)}"
-
-
-def mark_of(turns: Sequence[Turn], number: int) -> str:
-    """The hash of the first `number` turns, "" where there are fewer."""
-    if not 0 < number <= len(turns):
-        return ""
-    hashed = xxhash.xxh3_64()
-    for turn in turns[:number]:
+def marks_of(turns: Sequence[Turn]) -> list[str]:
+    """A hash of all turns up to each of these, that one included."""
+    marks, hashed = list[str](), xxhash.xxh3_64()
+    for turn in turns:
         # Whose tokens they are counts: an agent may have been told another conversation since.
         hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
-    return hashed.hexdigest()
+        marks.append(hashed.hexdigest())
+    return marks
 
 
 def log_opened(opened: Opened) -> None:
@@ -116,7 +109,10 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
         hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
     # Who begins alike finds the first by its beginning.
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, "")]
+    marks = marks_of(turns)[plan.keep :]
+    # A turn that was taken back meanwhile has none.
+    marks += [""] * (len(hashes) - len(marks))
     return first + [
-        Place(hash_, agent_id, number, mark_of(turns, number))
-        for number, hash_ in enumerate(hashes, plan.keep + 1)
+        Place(hash_, agent_id, number, mark)
+        for number, (hash_, mark) in enumerate(zip(hashes, marks, strict=False), plan.keep + 1)
     ]

@@ -9,6 +9,7 @@ in the order of the calls first.
 
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -18,10 +19,15 @@ import xxhash
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Tool
 from kvactors.actors.frontends.server.identity.rules import Rule, strip
 
-__all__ = ["GIVEN_ID", "beginning", "canonical", "chains", "in_order", "tool_marks"]
+__all__ = ["beginning", "canonical", "chains", "in_order", "new_call_id", "tool_marks"]
 
-# Ids of calls that we gave out: long enough that nobody guesses one.
-GIVEN_ID = re.compile(r"call_kv[0-9a-f]{24}$")
+_GIVEN = "call_kv"
+_GIVEN_ID = re.compile(_GIVEN + r"[0-9a-f]{24}$")
+
+
+def new_call_id() -> str:
+    """An id for a call that we give out: long enough that nobody guesses one."""
+    return _GIVEN + secrets.token_hex(12)
 
 
 def canonical(message: Message, rules: Iterable[Rule] = ()) -> str:
@@ -30,7 +36,7 @@ def canonical(message: Message, rules: Iterable[Rule] = ()) -> str:
     if message.role == "system":
         text = strip(message.text, rules).text.strip()
     said: list[Any] = [message.role, text]
-    if message.calls and all(GIVEN_ID.match(call.call_id) for call in message.calls):
+    if message.calls and all(_GIVEN_ID.match(call.call_id) for call in message.calls):
         said = ["assistant", [call.call_id for call in message.calls]]
     elif message.calls:
         said.append([_call(call) for call in message.calls])

@@ -146,34 +146,23 @@ class Resolver:
             known = replace(known, tools=json.dumps(tools | conversation.tools))
         again = matched == len(conversation.said) and not found.ends
         reuse = Reuse("again" if again else "goes on", kept, miss)
-        notes = json.dumps(told)
-        if found.goes_on:
-            return Plan(
-                known,
-                "",
-                place.turns,
-                matched,
-                conversation,
-                tell,
-                notes,
-                reuse,
-                fresh=False,
-                tools=others,
-            )
-        mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
-        reuse = reuse if again else replace(reuse, how="forked")
-        return Plan(
-            mine,
-            known.agent_id,
+        plan = Plan(
+            known,
+            "",
             place.turns,
             matched,
             conversation,
             tell,
-            notes,
+            json.dumps(told),
             reuse,
-            fresh=True,
+            fresh=False,
             tools=others,
         )
+        if found.goes_on:
+            return plan
+        mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
+        reuse = reuse if again else replace(reuse, how="forked")
+        return replace(plan, known=mine, parent=known.agent_id, reuse=reuse, fresh=True)
 
     def _nearest(
         self, inquiry: Inquiry, conversation: Conversation, busy: set[str]

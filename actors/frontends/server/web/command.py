@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["commands", "wait_for_signal"]
+__all__ = ["PORT", "commands", "wait_for_signal"]
 
 commands = typer.Typer()
 

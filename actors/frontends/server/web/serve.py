@@ -17,6 +17,7 @@ from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 from kvactors.actors.frontends.server.web.app import LOOPBACK, make_app
+from kvactors.actors.frontends.server.web.command import PORT
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import InvalidConfig
@@ -24,7 +25,6 @@ from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["PORT", "Server", "Settings", "serve"]
 
-PORT = 8017
 # Seconds for running turns to finish, once it is told to stop.
 GRACE = 30.0
 
