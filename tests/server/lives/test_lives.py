@@ -2,43 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from chats import WAIT, asked, post
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
-
-WAIT = 60
-
-
-@pytest.fixture
-def model() -> FaultyModel:
-    return FaultyModel()
-
-
-@pytest.fixture
-def server(model: FaultyModel) -> Iterator[Server]:
-    with (
-        AgentSystem(model, store=False, context=4096) as system,
-        serve(system, port=0, any_model=True, grace=1) as server,
-    ):
-        yield server
-
-
-def asked(text: str, **options: Any) -> dict[str, Any]:
-    said = [{"role": "user", "content": text}]
-    return {"messages": said, "max_tokens": 20, "temperature": 0} | options
-
-
-def post(server: Server, body: dict[str, Any], **headers: str) -> httpx.Response:
-    url = f"{server.url}/v1/chat/completions"
-    return httpx.post(url, json=body, headers=headers, timeout=WAIT)
 
 
 def agents(server: Server) -> list[Any]:

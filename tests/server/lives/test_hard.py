@@ -8,28 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from chats import WAIT, asked, post, url
 from seeded import bug, seeded
 
-from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.identity.index import Index
-from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.testing import FaultyModel
-
-WAIT = 60
-
-
-@pytest.fixture
-def model() -> FaultyModel:
-    return FaultyModel()
-
-
-@pytest.fixture
-def server(model: FaultyModel) -> Iterator[Server]:
-    with (
-        AgentSystem(model, store=False, context=4096) as system,
-        serve(system, port=0, any_model=True, grace=1) as server,
-    ):
-        yield server
 
 
 class Planning:
@@ -53,19 +37,6 @@ def planning() -> Iterator[Planning]:
     held = Planning()
     with seeded(held.held):
         yield held
-
-
-def asked(text: str, **options: Any) -> dict[str, Any]:
-    said = [{"role": "user", "content": text}]
-    return {"messages": said, "max_tokens": 20, "temperature": 0} | options
-
-
-def url(server: Server) -> str:
-    return f"{server.url}/v1/chat/completions"
-
-
-def post(server: Server, body: dict[str, Any], **headers: str) -> httpx.Response:
-    return httpx.post(url(server), json=body, headers=headers, timeout=WAIT)
 
 
 async def counted(server: Server, line: str) -> None:
