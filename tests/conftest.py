@@ -136,9 +136,14 @@ def make_engine() -> Callable[..., Engine]:
         return measured[id(loaded)][1]
 
     def make(
-        loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
+        loaded: LoadedModel,
+        max_batch: int = 16,
+        budget: int = 1 << 30,
+        stored: bool = False,
+        share: bool = True,
     ) -> Engine:
-        return Engine(loaded, EngineConfig(max_batch, budget, stored), measure=once)
+        config = EngineConfig(max_batch, budget, stored, share=share)
+        return Engine(loaded, config, measure=once)
 
     return make
 

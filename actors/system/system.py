@@ -175,6 +175,7 @@ class AgentSystem:
             eviction=check_eviction(eviction),
             max_waiting=check_turns("max_waiting", max_waiting),
             clock=CountingClock() if deterministic else time.perf_counter,
+            share=not isolated,
         )
         self.parts = Parts(
             lifecycle,

@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from kvactors.actors import AgentSystem
 from kvactors.bench.disk import fill, save_one, seconds_of
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.table.decoding import deep_llama, hot_agents, step
-from kvactors.bench.table.latency import remembering
+from kvactors.bench.table.latency import QUESTION, remembering
 from kvactors.core.trace import DecodeStep, PrefillStep, TraceEvent, Tracer
 from kvactors.persistence import Store
 
@@ -74,6 +75,22 @@ def cold(setup: Setup, sizes: Sequence[int]) -> Points:
     for size in sizes:
         with remembering(setup, size) as memories:
             yield size, _median(setup, lambda: memories.cold().value)
+
+
+def forked(setup: Setup, sizes: Sequence[int]) -> Points:
+    """Time to the first token of a question of 8 tokens to an agent that was just forked from one
+    in memory: nothing that they have in common is copied."""
+    for size in sizes:
+        with setup.system() as system:
+            answer(system.spawn("parent"), setup.prompt(size))
+            yield size, _median(setup, lambda: _first_of_fork(system))
+
+
+def _first_of_fork(system: AgentSystem) -> float:
+    reply = answer(system.spawn("fork", from_="parent"), QUESTION)
+    system.forget("fork")
+    assert reply.cache == "hot"
+    return reply.timing.first_token
 
 
 def step_over_rows(setup: Setup, sizes: Sequence[int]) -> Points:
@@ -238,6 +255,7 @@ CURVES = (
     Curve("hot", "ms", "tokens", TOKENS, hot),
     Curve("warm", "ms", "tokens", TOKENS, warm),
     Curve("cold", "ms", "tokens", TOKENS, cold),
+    Curve("fork", "ms", "tokens", TOKENS, forked),
     Curve("step", "ms", "agents", ROWS, step_over_rows),
     Curve("step", "ms", "tokens", TOKENS, step_over_tokens),
     Curve("step, one beginning", "ms", "agents", ROWS, step_with_one_beginning),

@@ -24,7 +24,7 @@ from kvactors.bench.regime import (
     Side,
     Sides,
 )
-from kvactors.bench.setup import ENDLESS, Setup
+from kvactors.bench.setup import ENDLESS, Setup, answer
 from kvactors.bench.table.decoding import hot_agents
 
 __all__ = ["REGIMES"]
@@ -77,6 +77,34 @@ def kv_bytes_running(setup: Setup) -> Iterator[Sides]:
             return Side(held / tokens)
 
         yield running, lambda: Side(system.stats()["hot_bytes"] / tokens)
+
+
+@contextmanager
+def forks_bytes(setup: Setup) -> Iterator[Sides]:
+    """Bytes of KV in memory, rows with their spare slots and what is hot, of 16 agents that were
+    forked from one of 16,000 tokens and all decode behind a question of 100 tokens each, against
+    what one such beginning and their questions take by formula."""
+    count, length, own = 16, setup.scale.tokens(16_000), 100
+    with setup.system(max_batch=count) as system:
+        parent = system.spawn("parent")
+        answer(parent, setup.prompt(length))
+        token = system.stats()["hot_bytes"] / length
+        children = [system.spawn(f"fork {index}", from_=parent) for index in range(count)]
+
+        def running() -> Side:
+            pending = [
+                child.ask(setup.prompt(own, index), sampling=ENDLESS)
+                for index, child in enumerate(children)
+            ]
+            while (stats := system.stats())["decoding"] < count:
+                time.sleep(0.01)
+            for child in children:
+                child.cancel()
+            for future in pending:
+                future.get()
+            return Side((stats["hot_bytes"] + stats["active_bytes"]) / 1e6)
+
+        yield running, lambda: Side(token * (length + count * own) / 1e6)
 
 
 def _after(pieces: Iterator[object]) -> int:
@@ -219,6 +247,16 @@ REGIMES = (
         9.0,
         kv_bytes_running,
         unit="bytes",
+        differ=NOTHING_DECODED,
+    ),
+    Regime(
+        "forks-bytes",
+        "one beginning and what follows, by formula",
+        1.15,
+        forks_bytes,
+        unit="MB",
+        runs=1,
+        holds_on=ANYWHERE,
         differ=NOTHING_DECODED,
     ),
     Regime(

@@ -112,7 +112,7 @@ def draw(found: Sequence[Growth], path: Path) -> None:
 
     panels: dict[tuple[str, str], list[Growth]] = {}
     for growth in found:
-        waiting = growth.curve.value in ("hot", "warm", "cold")
+        waiting = growth.curve.value in ("hot", "fork", "warm", "cold")
         title = "time to the first token" if waiting else growth.curve.value
         panels.setdefault((title, growth.curve.size), []).append(growth)
     rows = -(-len(panels) // 3)

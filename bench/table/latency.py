@@ -14,7 +14,7 @@ from kvactors.bench.disk import drop_from_cache, raw_read, raw_write
 from kvactors.bench.regime import Regime, Side, Sides
 from kvactors.bench.setup import FIRST, Setup, answer
 
-__all__ = ["REGIMES", "Memories", "remembering"]
+__all__ = ["QUESTION", "REGIMES", "Memories", "remembering"]
 
 QUESTION = list(range(1, 9))
 LONG = 16_384

@@ -2,28 +2,25 @@
 
 The runner keeps one arena for decoding rows and a short-lived one for each prefill. A row
 enters from pieces (a hot or restored cache) or from another arena, and its new tokens leave
-as pieces: a few arrays stacked over layers. GPU thread only.
+as pieces: a few arrays stacked over layers. Pieces that others begin with too may stay where they
+are: rows that have them as their trunk read them there. GPU thread only.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList, KVCache
 
 from kvactors.core.arena.flat_step import FlatRow, FlatStep
-from kvactors.core.arena.kv_layer import KVLayer
-from kvactors.core.arena.layer_cache import LayerCache, LayerRows
+from kvactors.core.arena.layer_cache import LayerRows, make_layers, make_table, nested
 from kvactors.core.arena.pieces import Piece
-from kvactors.core.arena.recurrent_layer import StateLayer
 from kvactors.core.arena.step import EvenStep, StepGeometry
 from kvactors.core.attention.linear_cpu import in_parts
 from kvactors.core.attention.policy import AttentionPolicy
-from kvactors.core.cache.slots import EXTENT_STEP, SharedPieces, SlotTable
-from kvactors.core.cache.spec import UNUSED, LayerSpec, ModelCacheSpec
+from kvactors.core.cache.slabs import NO_TRUNK, SharedPieces, Trunk
+from kvactors.core.cache.slots import EXTENT_STEP, SlotTable
+from kvactors.core.cache.spec import ModelCacheSpec
 
 __all__ = ["Arena"]
 
@@ -45,10 +42,10 @@ class Arena:
     ) -> None:
         self.spec = spec
         self.policy = policy
-        self.table = _make_table(spec, policy, max_slabs, extent_step)
-        self.layers = [_make_layer(spec, layer, self.table, policy) for layer in spec.layers]
+        self.table = make_table(spec, policy, max_slabs, extent_step)
+        self.layers = make_layers(spec, self.table, policy)
         self._rows = [layer.rows for layer in self.layers]
-        self._caches = _nested(self.layers, spec.nesting)
+        self._caches = nested(self.layers, spec.nesting)
         self.floats = False
         """Whether there is memory for `float_bytes`."""
 
@@ -57,39 +54,55 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated over all layers; those of a group are alike."""
+        """Bytes allocated over all layers, trunks not; those of a group are alike."""
         return sum(len(group) * self._rows[group[0]].nbytes for group in self.spec.groups())
 
-    def add_row(self, length: int, expected: int, pieces: SharedPieces = (), spare: int = 0) -> int:
+    def trunk(self, row: int) -> Trunk:
+        """What a row reads where it is."""
+        return self.table.slabs[self.table.locate(row)[0]].trunk
+
+    def add_row(
+        self,
+        length: int,
+        expected: int,
+        pieces: SharedPieces = (),
+        spare: int = 0,
+        trunk: Trunk = NO_TRUNK,
+    ) -> int:
         """A new row that will be loaded with `length` tokens and filled to `expected`, with room
         for some to `spare`; its index.
 
-        It begins with `pieces`. The caller keeps its own list in step: insert at the returned
-        index.
+        It begins with `pieces`, and reads the `trunk` where it is if there is a slab for that; then
+        what `load` is given of it is there. The caller keeps its own list in step: insert at the
+        returned index.
         """
-        expected = max(length, expected)
+        expected, pieces = max(length, expected), pieces or trunk.names
         room = expected + spare
-        slab = self.table.choose_slab(expected, pieces)
+        slab = self.table.choose_slab(expected, pieces, trunk)
+        trunk = self.table.trunk_in(slab, trunk)
         for rows in self._rows:
-            rows.grow(slab, room)
+            rows.grow(slab, room, trunk)
         new = slab == len(self.table.slabs)
-        capacity = self.table.capacity_for(0 if new else self.table.slabs[slab].capacity, room)
-        return self.table.commit_join(slab, length, capacity, pieces, expected)
+        held = 0 if new else self.table.slabs[slab].capacity
+        capacity = self.table.capacity_for(held, room, trunk.end)
+        return self.table.commit_join(slab, length, capacity, pieces, expected, trunk=trunk)
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""
-        if self._own_slab(other, source) is not None:
+        if _own_slab(self.table, other.table, source) is not None:
             return 0
-        length = other.table.lengths[source] + 1
-        slab = self.table.choose_slab(length, other.table.shared_pieces(source))
-        return self._growth(lambda rows: rows.join_growth(slab, length))
+        length, trunk = other.table.lengths[source] + 1, other.trunk(source)
+        slab = self.table.choose_slab(length, other.table.shared_pieces(source), trunk)
+        trunk = self.table.trunk_in(slab, trunk)
+        return _growth(self.spec, self._rows, lambda rows: rows.join_growth(slab, length, trunk))
 
     def step_bytes(self, width: int) -> int:
         """Bytes that the next step of `width` tokens would allocate."""
         total = 0
         for index, slab in enumerate(self.table.slabs):
             extent = self.table.extent(max(slab.lengths) + width)
-            total += self._growth(partial(_step_growth, slab=index, tokens=extent))
+            growth = partial(_step_growth, slab=index, tokens=extent)
+            total += _growth(self.spec, self._rows, growth)
         return total
 
     @property
@@ -100,26 +113,19 @@ class Arena:
     def shrink(self) -> None:
         """Give back floats and spare slots, and the room that no row needs in its next step."""
         for index, slab in enumerate(self.table.slabs):
-            capacity = self.table.extent(max(slab.lengths) + 1)
+            capacity = self.table.extent(max(slab.lengths) + 1) - slab.trunk.end
             for rows in self._rows:
                 rows.shrink(index, len(slab.lengths), capacity)
             slab.capacity = min(slab.capacity, capacity)
 
-    def _growth(self, growth: Callable[[LayerRows], tuple[int, int]]) -> int:
-        """Bytes more; while a layer grows its old arrays live beside the new ones."""
-        more = beside = 0
-        for group in self.spec.groups():
-            before, after = growth(self._rows[group[0]])
-            if after > before:
-                more += len(group) * (after - before)
-                beside = max(beside, before)
-        return more + beside
-
     def load(self, row: int, piece: Piece) -> None:
-        """Write a piece at its own position of a row; its checkpoint, if the row ends there."""
+        """Write a piece at its own position of a row, unless it is of its trunk; its checkpoint, if
+        the row ends there."""
         ends = piece.end == self.table.lengths[row]
+        there = piece.end <= self.trunk(row).end
         for group, arrays in zip(self.spec.groups(), piece.groups, strict=True):
-            if self.spec.layers[group[0]].checkpointed and not (ends and arrays):
+            checkpointed = self.spec.layers[group[0]].checkpointed
+            if not (ends and arrays if checkpointed else not there):
                 continue
             for position, index in enumerate(group):
                 parts = {name: array[position] for name, array in arrays.items()}
@@ -133,26 +139,17 @@ class Arena:
         A row that gets a slab of its own, and had one there, is not copied before either writes.
         """
         length, pieces = other.table.lengths[source], other.table.shared_pieces(source)
-        both = list(zip(self._rows, other._rows, strict=True))
-        slab = self._own_slab(other, source)
+        both, trunk = list(zip(self._rows, other._rows, strict=True)), other.trunk(source)
+        slab = _own_slab(self.table, other.table, source)
         if slab is not None:
             for rows, theirs in both:
                 rows.share(theirs, slab)
-            capacity = other.table.slabs[slab].capacity
-            return self.table.commit_join(len(self.table.slabs), length, capacity, pieces)
-        row = self.add_row(length, length + 1, pieces)
+            capacity, new = other.table.slabs[slab].capacity, len(self.table.slabs)
+            return self.table.commit_join(new, length, capacity, pieces, trunk=trunk)
+        row = self.add_row(length, length + 1, pieces, trunk=trunk)
         for rows, theirs in both:
             rows.copy_row(row, theirs, source)
         return row
-
-    def _own_slab(self, other: "Arena", source: int) -> int | None:
-        """The slab that a row of another arena has to itself there, if it would have one here."""
-        there, _ = other.table.locate(source)
-        if len(other.table.slabs[there].rows) > 1:
-            return None
-        pieces = other.table.shared_pieces(source)
-        here = self.table.choose_slab(other.table.lengths[source] + 1, pieces)
-        return there if here == len(self.table.slabs) else None
 
     def export(self, row: int, start: int, end: int) -> Piece:
         """Tokens [start, end) of a row, evaluated; with a checkpoint if the row ends there."""
@@ -197,12 +194,13 @@ class Arena:
         """
         width = tokens.shape[1]
         if self.spec.batched:
-            logits = self._step(model, tokens, self._geometry(width))
+            logits = self._step(model, tokens, EvenStep(self.table, width, floats=self.floats))
         else:
-            rows = [
-                self._step(model, tokens[slab : slab + 1], self._geometry(width, slab))
+            steps = [
+                EvenStep(self.table, width, slab, floats=self.floats)
                 for slab in range(len(self.table.slabs))
             ]
+            rows = [self._step(model, tokens[n : n + 1], step) for n, step in enumerate(steps)]
             logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
         self.table.advance(width)
         return logits
@@ -226,15 +224,12 @@ class Arena:
         geometry = FlatStep(self.table, rows, floats=self.floats)
         return self._step(model, tokens[:, None], geometry)[:, 0]
 
-    def _geometry(self, width: int, slab: int | None = None) -> StepGeometry:
-        return EvenStep(self.table, width, slab, floats=self.floats)
-
     def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
         for layer in self.layers:
             layer.begin(geometry)
         for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
             held = self.table.slabs[slab]
-            held.capacity = self.table.capacity_for(held.capacity, extent)
+            held.capacity = self.table.capacity_for(held.capacity, extent, held.trunk.end)
         with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
         return logits
@@ -249,35 +244,29 @@ class Arena:
         mx.eval([rows.state for rows in self._rows])
 
 
-def _make_table(
-    spec: ModelCacheSpec, policy: AttentionPolicy, max_slabs: int, extent_step: int
-) -> SlotTable:
-    if not spec.batched:
-        # A slab for each row, and a step for each slab.
-        return SlotTable(sys.maxsize, -1, extent_step)
-    if spec.plain or spec.recurrent:
-        # What these layers hand to the model is one array for the whole batch.
-        max_slabs = 1
-    return SlotTable(max_slabs, policy.launch_tokens, extent_step)
+def _own_slab(table: SlotTable, other: SlotTable, source: int) -> int | None:
+    """The slab that a row of another arena has to itself there, if it would have one here."""
+    there, _ = other.locate(source)
+    held = other.slabs[there]
+    if len(held.rows) > 1:
+        return None
+    row = held.rows[0]
+    here = table.choose_slab(row.length + 1, row.pieces, held.trunk)
+    new = here == len(table.slabs) and table.trunk_in(here, held.trunk) is held.trunk
+    return there if new else None
 
 
-def _make_layer(
-    spec: ModelCacheSpec, layer: LayerSpec, table: SlotTable, policy: AttentionPolicy
-) -> LayerCache:
-    if layer.kind == "recurrent":
-        return StateLayer(table, layer)
-    masks = spec.masks if spec.plain else None
-    return KVLayer(table, layer, policy, masks=masks, batched=spec.batched)
-
-
-def _nested(layers: Sequence[LayerCache], nesting: Sequence[int]) -> list[Any]:
-    """The caches as the model wants them: some by themselves, some in lists."""
-    if not any(nesting):
-        return list(layers)
-    left = iter(layers)
-    kept = [count for count in nesting if count != UNUSED]
-    wanted = iter(CacheList(*islice(left, count)) if count else next(left) for count in kept)
-    return [KVCache() if count == UNUSED else next(wanted) for count in nesting]
+def _growth(
+    spec: ModelCacheSpec, rows: Sequence[LayerRows], growth: Callable[[LayerRows], tuple[int, int]]
+) -> int:
+    """Bytes more; while a layer grows its old arrays live beside the new ones."""
+    more = beside = 0
+    for group in spec.groups():
+        before, after = growth(rows[group[0]])
+        if after > before:
+            more += len(group) * (after - before)
+            beside = max(beside, before)
+    return more + beside
 
 
 def _step_growth(rows: LayerRows, slab: int, tokens: int) -> tuple[int, int]:

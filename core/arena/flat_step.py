@@ -55,6 +55,7 @@ class FlatStep(StepGeometry):
         starts = [[row.positions[0] for row in held] for held in self._held]
         extents = [table.extent(max(map(_end, held))) for held in self._held]
         super().__init__(starts, extents, floats=floats)
+        self.bases = [slab.trunk.end for slab in table.slabs]
         self.counts = [sum(len(row.positions) for row in held) for held in self._held]
         self.offset = mx.array([position for row in rows for position in row.positions])
         self._folds = [_Fold([len(row.positions) for row in held]) for held in self._held]
@@ -75,7 +76,8 @@ class FlatStep(StepGeometry):
         at = mx.array([cell for row in held for cell in row.written])[:, None]
         slots = [slot for slot, row in enumerate(held) for _ in row.positions]
         if layer.cells is None:
-            return Reach(extent, Cells(at, None, slots), _mask(held, positions, extent))
+            own = Cells(at - self.bases[index], None, slots)
+            return Reach(extent, own, _mask(held, positions, extent))
         assert most <= BLOCK_TOKENS, "a ring has room for a block beside the window"
         assert all(row.sees is None for row in held), "a ring holds one sequence"
         extent = min(extent, layer.cells)

@@ -62,13 +62,15 @@ class FloatCopy:
 
 
 class KeptFloats:
-    """What one slab of `stored` arrays keeps as floats beside them: all of it, or where it is too
-    large the tokens that all of its rows begin with."""
+    """What one slab of `stored` arrays keeps as floats beside them: the `whole`, or where that is
+    too large, or begins with a trunk that stands elsewhere, the tokens that all of its rows begin
+    with."""
 
-    def __init__(self, layer: LayerSpec, stored: Arrays) -> None:
+    def __init__(self, layer: LayerSpec, stored: Arrays, *, whole: bool = True) -> None:
         self.copy: FloatCopy | None = None
         self._layer = layer
         self._stored = stored
+        self._whole = whole
         self._prefix: tuple[mx.array, ...] = ()
         self._shared = 0
         self._waits = 0
@@ -84,15 +86,20 @@ class KeptFloats:
         all rows begin with."""
         if self.copy or self._prefix:
             return 0
-        if whole := self._bytes_of(*self._shape):
+        if copied := self._copied:
             stored = sum(array.nbytes for array in self._stored.values())
-            return whole + LATE_STEPS * stored // self._shape[1]
+            return copied + LATE_STEPS * stored // self._shape[1]
         return self._bytes_of(1, shared) if self._layer.window is None else 0
 
     @property
     def _shape(self) -> tuple[int, int]:
         first = next(iter(self._stored.values()))
         return first.shape[1], first.shape[3]
+
+    @property
+    def _copied(self) -> int:
+        """Bytes of floats of all, 0 if none are kept."""
+        return self._bytes_of(*self._shape) if self._whole else 0
 
     def _bytes_of(self, slots: int, tokens: int) -> int:
         """0 if they are too many, or what is stored is no codes, or not alike for both sides."""
@@ -109,7 +116,7 @@ class KeptFloats:
             self._prefix = ()
         if self._waits:
             self._waits -= 1
-        elif self.copy is None and self._bytes_of(*self._shape):
+        elif self.copy is None and self._copied:
             self.copy = FloatCopy(self._stored, self._layer.sides[0])
 
     def settle(self) -> None:

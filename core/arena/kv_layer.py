@@ -32,20 +32,23 @@ class KVLayer:
         layer: LayerSpec,
         policy: AttentionPolicy,
         *,
+        place: tuple[int, int] = (0, 0),
         masks: str | None = None,
         batched: bool = True,
     ) -> None:
         self.table = table
         self.layer = layer
         self.policy = policy
-        self.rows = KVRows(table, layer)
+        self.rows = KVRows(table, layer, place)
         self.geometry: StepGeometry | None = None
         # Some models tie these into their graph, so that the cache is evaluated with it.
         self.keys = self.values = mx.zeros(())
         self._masks = masks
         self._batched = batched
-        # Query heads per KV head: too many for floats until the first step shows it.
+        # Query heads per KV head: too many for floats until the first step shows it, and whether
+        # there are sinks.
         self._repeats = sys.maxsize
+        self._sinks = True
 
     # -- what models call ------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class KVLayer:
                 f"attention of a {layer.kind} layer was given a mask of the model's own, which it "
                 "did not show at load: it would need the layer's keys as floats"
             )
-        self._repeats = queries.shape[1] // layer.kv_heads
+        self._repeats, self._sinks = queries.shape[1] // layer.kv_heads, sinks is not None
         parts = []
         for index, asked in enumerate(geometry.apart(queries)):
             attended = self._attended(index, geometry.folded(index, asked), scale, sinks)
@@ -119,12 +122,12 @@ class KVLayer:
         path = self.policy.path(queries.shape[2], self._repeats)
         precision = getattr(mx, self.policy.precision)
         plan = AttendPlan(path, scale, reach.mask, sinks, precision=precision)
-        stored = pool.read(rows, reach.extent, floats=plan.unpack)
         alike = layer.window is None and plan.sinks is None
-        if alike and self.policy.together(rows, self._repeats, shared):
+        if alike and self.policy.together(rows, self._repeats, shared, apart=pool.trunk.end > 0):
+            stored = pool.read(rows, reach.extent, floats=plan.unpack, own=True)
             prefix = pool.prefix_floats(shared, plan.precision)
             return attend_together(queries, stored, prefix, plan)
-        return attend(queries, stored, plan)
+        return attend(queries, pool.read(rows, reach.extent, floats=plan.unpack), plan)
 
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:
         """None where the cache decides how it is attended."""
@@ -184,6 +187,12 @@ class KVLayer:
     @property
     def _wants_floats(self) -> bool:
         return not self.layer.plain and self.policy.unpacks(1, self._repeats)
+
+    def reads_once(self, rows: int) -> bool:
+        """Whether decode steps of so many rows are known to read a trunk once for all of them."""
+        if self.layer.window is not None:
+            return True
+        return not self._sinks and self.policy.reads_once(rows, self._repeats, apart=True)
 
     @property
     def float_bytes(self) -> int:

@@ -5,8 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvactors.core.arena.pieces import LayerPieces
 from kvactors.core.arena.pools import Pool
 from kvactors.core.arena.step import StepGeometry
+from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.quant.codec import Arrays
@@ -18,59 +20,67 @@ SPARE_SLOTS = 4
 
 
 class KVRows:
-    """Bytes of rows that stand as `table` says; `pools` has one pool for each of its slabs."""
+    """Bytes of rows that stand as `table` says; `pools` has one pool for each of its slabs. `place`
+    is where the `layer` stands in pieces: its group, and which one it is of those."""
 
-    def __init__(self, table: SlotTable, layer: LayerSpec) -> None:
+    def __init__(self, table: SlotTable, layer: LayerSpec, place: tuple[int, int] = (0, 0)) -> None:
         self.table = table
         self.layer = layer
+        self._place = place
         self.pools = [Pool(layer, len(slab.lengths), slab.capacity) for slab in table.slabs]
 
     def begin(self, geometry: StepGeometry, *, floats: bool) -> None:
         """A step begins: make room for it, and keep floats for it if there may be."""
         for index, slab in enumerate(geometry.slabs):
-            pool = self.pools[slab]
-            capacity = self._capacity(self.table.slabs[slab].capacity, geometry.extents[index])
+            pool, held = self.pools[slab], self.table.slabs[slab]
+            capacity = self._capacity(held.capacity, geometry.extents[index], held.trunk)
             # There was memory for floats of what it was.
             grows = capacity > pool.shape[1]
             if grows:
-                pool.resize(len(self.table.slabs[slab].lengths), capacity)
+                pool.resize(len(held.lengths), capacity)
             if floats and geometry.floats and not grows:
                 pool.floats.keep(geometry.shared[index])
             else:
                 pool.floats.drop()
 
-    def grow(self, slab: int, length: int) -> None:
-        """One more slot at the end of a slab, for at least `length` tokens."""
-        slots, capacity = self._shape_with(slab, length)
+    def grow(self, slab: int, length: int, trunk: Trunk = NO_TRUNK) -> None:
+        """One more slot at the end of a slab, for at least `length` tokens; of a new slab, behind a
+        `trunk`."""
+        slots, capacity = self._shape_with(slab, length, trunk)
         if slab < len(self.pools):
             self.pools[slab].resize(slots, capacity)
         else:
-            self.pools.append(Pool(self.layer, slots, capacity))
+            read = LayerPieces(trunk.pieces, *self._place) if self.layer.window is None else None
+            self.pools.append(Pool(self.layer, slots, capacity, read))
 
-    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
-        """Bytes of a slab now, and once a row of `length` tokens has joined it."""
+    def join_growth(self, slab: int, length: int, trunk: Trunk = NO_TRUNK) -> tuple[int, int]:
+        """Bytes of a slab now, and once a row of `length` tokens has joined it; of a new slab,
+        behind a `trunk`."""
         before = self.pools[slab].stored_bytes if slab < len(self.pools) else 0
-        slots, capacity = self._shape_with(slab, length)
+        slots, capacity = self._shape_with(slab, length, trunk)
         return before, slots * capacity * self.layer.bytes_per_token()
 
     def step_growth(self, slab: int, tokens: int) -> tuple[int, int]:
         """Bytes of a slab now, and once its rows have room for `tokens` tokens."""
-        capacity = self._capacity(self.table.slabs[slab].capacity, tokens)
+        held = self.table.slabs[slab]
+        capacity = self._capacity(held.capacity, tokens, held.trunk)
         slots = self.pools[slab].shape[0]
         return self.pools[slab].stored_bytes, slots * capacity * self.layer.bytes_per_token()
 
     def shrink(self, slab: int, slots: int, capacity: int) -> None:
         """Give back what a `slab` has beyond so many `slots`, and `capacity` tokens in each."""
-        self.pools[slab].give_way(slots, self._bounded(capacity))
+        self.pools[slab].give_way(slots, self._own(capacity, self.table.slabs[slab].trunk))
 
     def copy_row(self, row: int, other: "KVRows", source: int) -> None:
         """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
         slab, slot = other.table.locate(source)
         cells = other._bounded(other.table.lengths[source])
-        arrays = other.pools[slab].export(slot, 0, cells)
         target, target_slot = self.table.locate(row)
-        self.pools[target].load(target_slot, 0, arrays)
-        mx.eval(self.pools[target].arrays)
+        pool = self.pools[target]
+        begin = pool.trunk.end
+        if begin < cells:
+            pool.load(target_slot, begin, other.pools[slab].export(slot, begin, cells))
+        mx.eval(pool.arrays)
 
     def share(self, other: "KVRows", slab: int) -> None:
         """One more slab: another arena's, of this layer. Whoever writes first copies it, unless
@@ -138,16 +148,24 @@ class KVRows:
     def _bounded(self, tokens: int) -> int:
         return tokens if self.layer.cells is None else min(tokens, self.layer.cells)
 
-    def _capacity(self, current: int, tokens: int) -> int:
-        """Cells of a slab of `current` tokens that must hold `tokens` in each row."""
-        return self._bounded(self.table.capacity_for(current, tokens))
+    def _own(self, tokens: int, trunk: Trunk) -> int:
+        """Cells of a row for so many `tokens` behind a `trunk`, which a ring does not read."""
+        cells = self.layer.cells
+        return tokens if cells is None else min(trunk.end + tokens, cells)
 
-    def _shape_with(self, slab: int, length: int) -> tuple[int, int]:
-        """(slots, capacity) of a slab once a row of `length` tokens has joined it."""
+    def _capacity(self, current: int, tokens: int, trunk: Trunk) -> int:
+        """Cells of a slab of `current` tokens that must hold `tokens` in each row, those of its
+        `trunk` among them."""
+        return self._own(self.table.capacity_for(current, tokens, trunk.end), trunk)
+
+    def _shape_with(self, slab: int, length: int, trunk: Trunk) -> tuple[int, int]:
+        """(slots, capacity) of a slab once a row of `length` tokens has joined it, of a new one
+        behind a `trunk`."""
         if slab == len(self.table.slabs):
-            return 1, self._capacity(0, length)
-        rows = len(self.table.slabs[slab].lengths)
+            return 1, self._capacity(0, length, trunk)
+        held = self.table.slabs[slab]
+        rows = len(held.lengths)
         slots = self.pools[slab].shape[0] if self.pools else rows
         if rows == slots:
             slots += 1 if self.table.lean else min(slots, SPARE_SLOTS)
-        return slots, self._capacity(self.table.slabs[slab].capacity, length)
+        return slots, self._capacity(held.capacity, length, held.trunk)

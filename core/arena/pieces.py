@@ -7,15 +7,25 @@ past to go on from the piece's end. Such a piece is `whole`. GPU thread only.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 
 import mlx.core as mx
 
 from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.cache.slabs import Trunk
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.quant.codec import Arrays
 
-__all__ = ["LONGEST_PIECE", "HeldPieces", "Piece", "cut_piece", "join_pieces", "thin_out"]
+__all__ = [
+    "LONGEST_PIECE",
+    "HeldPieces",
+    "LayerPieces",
+    "Piece",
+    "cut_piece",
+    "join_pieces",
+    "make_trunk",
+    "thin_out",
+]
 
 # Checkpoints of the past that an agent keeps: when there are MOST, all but KEPT go.
 MOST, KEPT = 4, 2
@@ -25,7 +35,7 @@ LONGEST_PIECE = 4 * BLOCK_TOKENS
 _names = count()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Piece:
     """KV of tokens [start, end) of one agent: evaluated, immutable, owned by whoever holds it.
 
@@ -51,6 +61,33 @@ class Piece:
         return all(self.groups)
 
 
+class LayerPieces:
+    """What one layer, at `place` in its `group`, has of contiguous `pieces` from the first token
+    on, read where it is: views of their arrays. Nobody writes there."""
+
+    def __init__(self, pieces: Sequence[Piece] = (), group: int = 0, place: int = 0) -> None:
+        self.end = pieces[-1].end if pieces else 0
+        self._parts = [
+            # A slice: an index would copy.
+            (
+                piece.start,
+                piece.end,
+                {n: a[place : place + 1].swapaxes(0, 1) for n, a in piece.groups[group].items()},
+            )
+            for piece in pieces
+        ]
+
+    def read(self, name: str, start: int, end: int, rows: int = 1) -> list[mx.array]:
+        """Tokens [start, end) of the array `name`, as `rows` would hold them, piece by piece:
+        [sides, rows, kv_heads, tokens, width]. Nothing is copied."""
+        found = []
+        for first, last, arrays in self._parts:
+            if first < end and start < last:
+                part = arrays[name][:, :, :, max(start - first, 0) : min(end, last) - first]
+                found.append(mx.broadcast_to(part, (part.shape[0], rows, *part.shape[2:])))
+        return found
+
+
 class HeldPieces:
     """How often each piece is held, by agents and by the store, to which it is `lent`. `nbytes`
     counts each once, `lent_bytes` those that are lent, as often as they are."""
@@ -65,6 +102,10 @@ class HeldPieces:
         """Bytes of what agents hold, without what the store alone does."""
         alone = (p.nbytes for p, count in self.lent.items() if self.holders[p] == count)
         return self.nbytes - sum(alone)
+
+    def common(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those of a beginning's `pieces`, from the first on, that more than one agent holds."""
+        return list(takewhile(lambda piece: self.holders[piece] - self.lent[piece] > 1, pieces))
 
     def hold(self, pieces: Iterable[Piece]) -> None:
         """Somebody holds these from now on."""
@@ -92,6 +133,12 @@ class HeldPieces:
         self.lent -= Counter([piece])
         self.lent_bytes -= piece.nbytes
         self.release([piece])
+
+
+def make_trunk(pieces: Iterable[Piece]) -> Trunk:
+    """These contiguous pieces, from the first token on, as rows can read them."""
+    held = tuple(pieces)
+    return Trunk(tuple((piece.name, piece.end) for piece in held), held)
 
 
 def cut_piece(piece: Piece, start: int, end: int) -> Piece:

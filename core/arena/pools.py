@@ -2,7 +2,9 @@
 
 Every array has the shape [sides, slots, kv_heads, capacity, width], named as
 `kvactors.core.quant.codec` says. Writes go through item assignment, which MLX does in place while
-nobody else holds the buffer. GPU thread only.
+nobody else holds the buffer. Behind a trunk the arrays begin where that ends; tokens are counted
+from the row's first one all the same, and who reads both gets them joined, for as long as that
+takes. GPU thread only.
 """
 
 from copy import copy
@@ -11,6 +13,7 @@ import mlx.core as mx
 
 from kvactors.core.arena.cells import Cells, written
 from kvactors.core.arena.float_copy_cpu import KeptFloats
+from kvactors.core.arena.pieces import LayerPieces
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.quant.codec import PRECISION, Arrays, StoredKV, array_widths, encode
 
@@ -19,16 +22,19 @@ __all__ = ["Pool"]
 
 class Pool:
     """One slab of one layer: geometry, growth and movement of rows; `capacity` tokens in each of
-    its `slots`."""
+    its `slots`, behind what all of them read of a `trunk`."""
 
-    def __init__(self, layer: LayerSpec, slots: int, capacity: int) -> None:
+    def __init__(
+        self, layer: LayerSpec, slots: int, capacity: int, trunk: LayerPieces | None = None
+    ) -> None:
         self.layer = layer
+        self.trunk = trunk or LayerPieces()
         self._sides = layer.sides
         self._stored: Arrays = {
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
         }
-        self.floats = KeptFloats(layer, self._stored)
+        self.floats = KeptFloats(layer, self._stored, whole=not self.trunk.end)
 
     @property
     def arrays(self) -> Arrays:
@@ -44,9 +50,9 @@ class Pool:
     def __copy__(self) -> "Pool":
         """The same bytes until one of the two writes."""
         pool = object.__new__(Pool)
-        pool.layer, pool._sides = self.layer, self._sides
+        pool.layer, pool._sides, pool.trunk = self.layer, self._sides, self.trunk
         pool._stored = {name: copy(array) for name, array in self.arrays.items()}
-        pool.floats = KeptFloats(pool.layer, pool._stored)
+        pool.floats = KeptFloats(pool.layer, pool._stored, whole=not pool.trunk.end)
         return pool
 
     @property
@@ -80,23 +86,39 @@ class Pool:
         for name, array in self._stored.items():
             self._stored[name] = written(array, new[name], at)
 
-    def read(self, rows: int, extent: int, *, floats: bool = False) -> StoredKV:
+    def read(self, rows: int, extent: int, *, floats: bool = False, own: bool = False) -> StoredKV:
         """The first `extent` keys and values of the first `rows` slots, as stored, or as the floats
-        that are kept if `floats` will do."""
+        that are kept if `floats` will do; only those behind the trunk if `own` ones are asked."""
         keys, values = sides = self._sides
+        kept = self.floats.copy if floats else None
+        begin = self.trunk.end if own else 0
+        arrays = {"": kept.floats} if kept is not None else self.arrays
+        if self.trunk.end and not own:
+            arrays = self._joined(slice(0, rows), 0, extent)
         if keys != values:
-            parts = [(name, array[:, :rows, :, :extent]) for name, array in self.arrays.items()]
+            parts = [(name, array[:, :rows, :, : extent - begin]) for name, array in arrays.items()]
             first, second = (
                 tuple(part for name, part in parts if name.startswith(prefix))
                 for prefix in ("k.", "v.")
             )
-            return StoredKV(first, second, sides)
-        kept = self.floats.copy if floats else None
-        arrays = list(self.arrays.values()) if kept is None else [kept.floats]
+            return StoredKV(first, second, sides, begin)
         first, second = (
-            tuple(array[side : side + 1, :rows, :, :extent] for array in arrays) for side in (0, 1)
+            tuple(array[side : side + 1, :rows, :, : extent - begin] for array in arrays.values())
+            for side in (0, 1)
         )
-        return StoredKV(first, second, sides)
+        return StoredKV(first, second, sides, begin)
+
+    def _joined(self, slots: slice, start: int, end: int) -> Arrays:
+        """Tokens [start, end) of these slots, copied if the trunk has some and they have others:
+        [sides, slots, kv_heads, tokens, width]."""
+        base, rows = self.trunk.end, slots.stop - slots.start
+        found = {}
+        for name, array in self.arrays.items():
+            parts = self.trunk.read(name, start, end, rows)
+            if end > base or not parts:
+                parts.append(array[:, slots, :, max(0, start - base) : end - base])
+            found[name] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=3)
+        return found
 
     def prefix_floats(self, tokens: int, precision: mx.Dtype = PRECISION) -> tuple[mx.array, ...]:
         """The first `tokens` keys and values of the first slot as floats, as they are kept if they
@@ -137,11 +159,14 @@ class Pool:
         self.floats.drop(wait=True)
 
     def export(self, slot: int, start: int, end: int) -> Arrays:
-        """Cells [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""
-        return {name: array[:, slot, :, start:end] for name, array in self.arrays.items()}
+        """Tokens [start, end) of a slot: [sides, kv_heads, tokens, width] arrays, lazy."""
+        found = self._joined(slice(slot, slot + 1), start, end)
+        return {name: array[:, 0] for name, array in found.items()}
 
     def load(self, slot: int, start: int, arrays: Arrays) -> None:
-        """Store exported tokens, `arrays` by name, at `start` of a slot."""
+        """Store exported tokens, `arrays` by name, at `start` of a slot, behind the trunk."""
+        assert start >= self.trunk.end, "a trunk is not written"
+        start -= self.trunk.end
         tokens = next(iter(arrays.values())).shape[2]
         self.put(slot, slice(start, start + tokens), arrays)
 

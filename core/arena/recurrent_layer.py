@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from kvactors.core.arena.step import StepGeometry
+from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.quant.codec import Arrays
@@ -42,8 +43,8 @@ class StateRows:
             states = self.now[slab]
             self.before[slab] = None if states is None else list(states)
 
-    def grow(self, slab: int, length: int) -> None:
-        """One more slot at the end of a slab."""
+    def grow(self, slab: int, length: int, trunk: Trunk = NO_TRUNK) -> None:
+        """One more slot at the end of a slab, whatever `length` its row has; no `trunk`."""
         if slab == len(self.now):
             self.now.append(None)
             self.before.append(None)
@@ -53,8 +54,8 @@ class StateRows:
             if states is not None:
                 kept[slab] = _joined(states, self._zeros(1))
 
-    def join_growth(self, slab: int, length: int) -> tuple[int, int]:
-        """Bytes of a slab now, and once a row has joined it."""
+    def join_growth(self, slab: int, length: int, trunk: Trunk = NO_TRUNK) -> tuple[int, int]:
+        """Bytes of a slab now, and once a row has joined it, whatever its `length`; no `trunk`."""
         rows = len(self.table.slabs[slab].lengths) if slab < len(self.now) else 0
         return rows * self.layer.row_bytes, (rows + 1) * self.layer.row_bytes
 
@@ -165,6 +166,10 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         """A step begins; what it starts from is kept."""
         self.geometry = geometry
         self.rows.begin(geometry)
+
+    def reads_once(self, rows: int) -> bool:
+        """No: its rows have no trunk, however many there are."""
+        return False
 
     def __getitem__(self, index: int) -> mx.array | None:
         if index >= len(self.layer.states):

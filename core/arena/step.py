@@ -32,9 +32,10 @@ class StepGeometry(ABC):
     """Where one step reads and writes; shared by all layers. Of each slab that takes part:
 
     `starts` are the positions of its rows' first new tokens, `extents` the keys that are read,
-    `shared` those that all of its rows begin with and that are read once, `counts` how many rows
-    of the model's batch are its own. `offset` is the position of each of those, [B]; they are
-    `width` tokens long. With `floats` there is memory to keep what codes say as floats.
+    `shared` those that all of its rows begin with and that are read once, `bases` where the cells
+    of their own begin, `counts` how many rows of the model's batch are its own. `offset` is the
+    position of each of those, [B]; they are `width` tokens long. With `floats` there is memory to
+    keep what codes say as floats.
     """
 
     def __init__(self, starts: list[list[int]], extents: list[int], *, floats: bool) -> None:
@@ -44,6 +45,7 @@ class StepGeometry(ABC):
         self.starts = starts
         self.extents = extents
         self.shared = [0] * len(starts)
+        self.bases = [0] * len(starts)
         self.counts = [len(rows) for rows in starts]
         self.offset = mx.array(0)
         self._reaches: dict[int | None, list[Reach]] = {}
@@ -95,8 +97,8 @@ class EvenStep(StepGeometry):
     Row r writes at [start_r, start_r + width) and its query t sees the keys up to
     start_r + t. Three rows of lengths 2, 5, 3 in one slab, width 1: writes at 2, 5, 3;
     the mask shows 3, 6 and 4 keys of an extent of 64. A decode step reads the first `shared`
-    keys of a slab once for all of its rows. Position p of a layer that holds `cells` tokens of
-    a row stands in cell p % cells.
+    keys of a slab once for all of its rows. Position p stands in cell p - base of its row, and of a
+    layer that holds `cells` tokens of a row in cell p % cells.
 
     `slab` restricts the step to one slab: the others' rows stand still.
     """
@@ -109,6 +111,7 @@ class EvenStep(StepGeometry):
         extents = [table.extent(max(rows) + width) for rows in starts]
         super().__init__(starts, extents, floats=floats and width == 1)
         self.width, self.slabs = width, slabs
+        self.bases = [table.slabs[index].trunk.end for index in slabs]
         if width == 1:
             self.shared = [table.shared(index) for index in slabs]
         self.offset = mx.array([start for rows in starts for start in rows])
@@ -120,7 +123,9 @@ class EvenStep(StepGeometry):
         cells = layer.cells
         if cells is None:
             queries = positions[:, None, :, None]
-            return Reach(extent, Cells(positions, first), mx.arange(extent) <= queries)
+            base = self.bases[index]
+            at = Cells(positions - base, None if first is None else first - base)
+            return Reach(extent, at, mx.arange(extent) <= queries)
         assert self.width <= BLOCK_TOKENS, "a ring has room for a block beside the window"
         if first is not None:
             first = first % cells if first % cells + self.width <= cells else None

@@ -17,7 +17,15 @@ from kvactors.core.cache.segment import RawTensor
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.quant.codec import Arrays, encode
 
-__all__ = ["FORMAT_VERSION", "encode_floats", "from_raw", "layout", "to_raw"]
+__all__ = [
+    "FORMAT_VERSION",
+    "copied",
+    "encode_floats",
+    "from_raw",
+    "layout",
+    "same_bytes",
+    "to_raw",
+]
 
 FORMAT_VERSION = 1
 
@@ -77,6 +85,27 @@ def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCa
         found[int(group[1:])][array_name] = _from_bytes(data, _NAMES[dtype], shape)
     mx.eval(found)
     return Piece(start, end, tuple(found), spec)
+
+
+def copied(piece: Piece) -> Piece:
+    """Another piece with the same bytes, evaluated."""
+    return from_raw(to_raw(piece), piece.start, piece.end, piece.spec)
+
+
+def same_bytes(piece: Piece, tensors: tuple[RawTensor, ...]) -> bool:
+    """Whether these are the bytes of an evaluated piece."""
+    ours = {tensor[0]: tensor for tensor in to_raw(piece)}
+    theirs = {tensor[0]: tensor for tensor in tensors}
+    return ours.keys() == theirs.keys() and all(
+        _same(tensor, theirs[name]) for name, tensor in ours.items()
+    )
+
+
+def _same(one: RawTensor, other: RawTensor) -> bool:
+    (_, dtype, shape, data), (_, as_dtype, as_shape, as_data) = one, other
+    if (dtype, tuple(shape)) != (as_dtype, tuple(as_shape)):
+        return False
+    return np.array_equal(np.frombuffer(data, np.uint8), np.frombuffer(as_data, np.uint8))
 
 
 def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:

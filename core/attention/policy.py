@@ -81,11 +81,19 @@ class AttentionPolicy:
             return "unpack"
         return "packed" if self.packed(width, repeats) else "dequantize"
 
-    def together(self, rows: int, repeats: int, shared: int) -> bool:
-        """Whether a decode step attends the `shared` tokens that `rows` begin with as one, each KV
-        head for `repeats` heads of queries: with twice the queries from which floats are faster,
-        since taking the parts together costs too (bench/LOG.md)."""
-        return shared > 0 and not self.packed(1, rows * repeats // 2)
+    def reads_once(self, rows: int, repeats: int, *, apart: bool = False) -> bool:
+        """Whether a decode step attends what `rows` begin with as one, each KV head for `repeats`
+        heads of queries: with twice the queries from which floats are faster, since taking the
+        parts together costs too (bench/LOG.md). Where these tokens stand `apart` bringing the parts
+        together costs more, if codes become floats in any case."""
+        if apart and self.unpacks(1, repeats):
+            return True
+        return not self.packed(1, rows * repeats // 2)
+
+    def together(self, rows: int, repeats: int, shared: int, *, apart: bool = False) -> bool:
+        """Whether it does so with the `shared` tokens that `rows` begin with; `repeats` and `apart`
+        as above."""
+        return shared > 0 and self.reads_once(rows, repeats, apart=apart)
 
 
 def check_attention(mode: str) -> AttentionMode:

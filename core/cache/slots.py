@@ -12,17 +12,28 @@ a few slabs; the order of the batch is slab by slab, slot by slot. Three rows of
 A row remembers which immutable pieces it begins with. Rows of a slab that all begin with the
 same ones can be attended with a single read of those tokens; the first slot stands for all.
 
+A slab may have a trunk: pieces that all its rows begin with and read where they are. Only what
+follows stands in cells of their own; lengths and positions stay those of the whole row. Two forks
+of an agent of 1,000 tokens that have said 20 and 35 more:
+
+    slab 2  trunk [0, 1000)  capacity 64   slot 0: [1000, 1020)   slot 1: [1000, 1035)
+
 Plan, then apply: `plan_*` methods change nothing and say what to do with the bytes, so
 that every layer can do it before `commit_*` makes it true.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-__all__ = ["EXTENT_STEP", "SharedPieces", "SlotTable", "grown_capacity"]
+from kvactors.core.cache.slabs import (
+    NO_TRUNK,
+    Row,
+    SharedPieces,
+    Slab,
+    Trunk,
+    piece_end,
+)
 
-SharedPieces = tuple[tuple[int, int], ...]
-"""The pieces that a row begins with: (name, end) of each, in order; no gap between them."""
+__all__ = ["EXTENT_STEP", "SlotTable", "grown_capacity"]
 
 # Key extents are multiples of this: the sums over keys then have the same order for a row
 # in whichever batch it stands, so that exactness does not depend on the neighbours.
@@ -44,35 +55,12 @@ def grown_capacity(current: int, needed: int) -> int:
     return capacity
 
 
-@dataclass(slots=True)
-class Row:
-    """`length` tokens, and soon `expected`. Rows that begin with the same pieces hold the same
-    bytes there."""
-
-    length: int
-    pieces: SharedPieces = ()
-    expected: int = 0
-
-
-@dataclass(slots=True)
-class Slab:
-    """One rectangle of slots x capacity tokens; `rows[i]` stands in slot i."""
-
-    capacity: int
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Committed tokens of each row."""
-        return [row.length for row in self.rows]
-
-
 class SlotTable:
     """Bookkeeping of the arena: slabs, slots and lengths.
 
     `launch_tokens` is the cost of one more slab, expressed in tokens of padding read: the
-    two sides of the trade that decides where a row goes. There are at most `max_slabs`; extents
-    are multiples of `extent_step`.
+    two sides of the trade that decides where a row goes. There are at most `max_slabs`, and as many
+    that have a trunk; extents are multiples of `extent_step`.
     """
 
     def __init__(
@@ -97,13 +85,16 @@ class SlotTable:
         """`tokens` rounded up to a key extent."""
         return -(-tokens // self.extent_step) * self.extent_step
 
-    def capacity_for(self, current: int, tokens: int) -> int:
-        """Capacity of a slab of `current` that must hold `tokens` per slot."""
-        if tokens <= current:
+    def capacity_for(self, current: int, tokens: int, base: int = 0) -> int:
+        """Capacity of a slab of `current` that must hold `tokens` per slot, the first `base` of
+        which its trunk has."""
+        # What is read ends at an extent of the whole row, wherever its trunk ends.
+        needed = self.extent(max(tokens, base + 1)) - base if base else tokens
+        if needed <= current:
             return current
-        if self.lean:
-            return self.extent(tokens)
-        return grown_capacity(current, tokens)
+        if base and (self.lean or needed <= _FIRST_CAPACITY):
+            return needed
+        return self.extent(needed) if self.lean else grown_capacity(current, needed)
 
     def locate(self, row: int) -> tuple[int, int]:
         """(slab, slot) of a batch row."""
@@ -128,40 +119,66 @@ class SlotTable:
         the row holds all of it."""
         slab, slot = self.locate(row)
         found = self.slabs[slab].rows[slot]
-        if start == _end(found.pieces) and end <= found.length:
+        if start == piece_end(found.pieces) and end <= found.length:
             found.pieces = (*found.pieces, (name, end))
 
     def shared(self, slab: int) -> int:
-        """Tokens that all rows of a slab begin with, if it pays to read them once."""
-        return _shared(self.slabs[slab].rows, self.launch_tokens)
+        """Tokens that all rows of a slab begin with, if it pays to read them once; those of its
+        trunk in any case."""
+        return self.slabs[slab].shared(self.launch_tokens)
 
-    def choose_slab(self, length: int, pieces: SharedPieces = (), *, last: bool = False) -> int:
+    def trunk_in(self, slab: int, trunk: Trunk) -> Trunk:
+        """The trunk of a `slab`; of a new one that given, if there may be one more of them."""
+        if slab < len(self.slabs):
+            return self.slabs[slab].trunk
+        return trunk if trunk.end and _alike(self.slabs, trunk) < self.max_slabs else NO_TRUNK
+
+    def choose_slab(
+        self,
+        length: int,
+        pieces: SharedPieces = (),
+        trunk: Trunk = NO_TRUNK,
+        *,
+        last: bool = False,
+    ) -> int:
         """The slab that a row of `length`, which begins with `pieces`, should join; `len(slabs)`
         means a new one.
 
-        Least read plus launches: padding counts, what all begin with counts once. `last`
-        allows only what keeps the row at the end of the batch, as mlx-lm's `extend` promises.
+        Least read plus launches: padding counts, what all begin with counts once. A row that could
+        have its `trunk` goes where it is copied least. `last` allows only what keeps the row at the
+        end of the batch, as mlx-lm's `extend` promises.
         """
         fresh = len(self.slabs)
         first = max(0, fresh - 1) if last else 0
-        costs: list[tuple[int, int]] = [
-            (self._join_cost(index, Row(length, pieces)), index) for index in range(first, fresh)
+        own, row = self.trunk_in(fresh, trunk), Row(length, pieces)
+        costs = [
+            (held.join_cost(row, self.launch_tokens) + max(0, own.end - held.trunk.end), index)
+            for index, held in enumerate(self.slabs[first:], first)
+            if held.trunk.begins(pieces) and bool(held.trunk.end) >= bool(own.end)
         ]
-        if fresh < self.max_slabs or not costs:
+        if _alike(self.slabs, own) < self.max_slabs or not costs:
             costs.append((length + self.launch_tokens, fresh))
         return min(costs)[1]
 
     def commit_join(
-        self, slab: int, length: int, capacity: int, pieces: SharedPieces = (), expected: int = 0
+        self,
+        slab: int,
+        length: int,
+        capacity: int,
+        pieces: SharedPieces = (),
+        expected: int = 0,
+        *,
+        trunk: Trunk = NO_TRUNK,
     ) -> int:
         """Add a row of `length` tokens, soon `expected`, that begins with `pieces`, at the end of
-        `slab`, which then has `capacity`; returns its batch row."""
-        assert _end(pieces) <= length <= capacity
+        `slab`, which then has `capacity`, and if it is new the `trunk`; returns its batch row."""
         if slab == len(self.slabs):
-            self.slabs.append(Slab(capacity))
-        self.slabs[slab].capacity = capacity
-        self.slabs[slab].rows.append(Row(length, pieces, expected))
-        return self.first_row(slab) + len(self.slabs[slab].rows) - 1
+            self.slabs.append(Slab(capacity, trunk=trunk))
+        held = self.slabs[slab]
+        held.capacity = capacity
+        held.rows.append(Row(length, pieces, expected))
+        held.check()
+        return self.first_row(slab) + len(held.rows) - 1
 
     def commit_leave(self, row: int) -> None:
         """Remove a row; the slab's last row has moved into the hole."""
@@ -202,52 +219,26 @@ class SlotTable:
         for slab in self.slabs:
             for row in slab.rows:
                 row.length += next(left)
-                assert row.length <= slab.capacity
+                assert row.length <= slab.trunk.end + slab.capacity
 
     def set_length(self, row: int, length: int) -> None:
         """Cut a row to `length` tokens; moves no bytes."""
         index, slot = self.locate(row)
         cut = self.slabs[index].rows[slot]
         assert 0 <= length <= cut.length, "a cut cannot grow a row"
+        assert length >= self.slabs[index].trunk.end, "what a trunk has stays"
         cut.length = length
         cut.pieces = tuple(piece for piece in cut.pieces if piece[1] <= length)
 
     def check(self) -> None:
-        """Prove the invariants: no empty slab, no row beyond its slab's capacity, no known
-        piece beyond its row."""
+        """Prove the invariants: no empty slab, no row beyond its slab's capacity or without its
+        trunk, no known piece beyond its row."""
         assert all(slab.rows for slab in self.slabs), "an empty slab"
-        assert len(self.slabs) <= self.max_slabs, "too many slabs"
         for slab in self.slabs:
-            for row in slab.rows:
-                assert 0 <= _end(row.pieces) <= row.length <= slab.capacity
-
-    def _join_cost(self, index: int, row: Row) -> int:
-        """Tokens read more per step if a row joins this slab."""
-        rows = self.slabs[index].rows
-        return _read([*rows, row], self.launch_tokens) - _read(rows, self.launch_tokens)
+            assert _alike(self.slabs, slab.trunk) <= self.max_slabs, "too many slabs"
+            slab.check()
 
 
-def _read(rows: Sequence[Row], launch_tokens: int) -> int:
-    """Tokens that a step of these rows reads, padded to the longest."""
-    longest = max(max(row.length, row.expected) for row in rows)
-    return len(rows) * longest - (len(rows) - 1) * _shared(rows, launch_tokens)
-
-
-def _shared(rows: Sequence[Row], launch_tokens: int) -> int:
-    """Tokens that all begin with, if it pays to read them once."""
-    common = _common([row.pieces for row in rows])
-    return common if (len(rows) - 1) * common > launch_tokens else 0
-
-
-def _end(pieces: SharedPieces) -> int:
-    return pieces[-1][1] if pieces else 0
-
-
-def _common(all_pieces: Sequence[SharedPieces]) -> int:
-    """Tokens of the pieces that all of these begin with."""
-    end = 0
-    for nth in zip(*all_pieces, strict=False):
-        if any(piece != nth[0] for piece in nth):
-            break
-        end = nth[0][1]
-    return end
+def _alike(slabs: Sequence[Slab], trunk: Trunk) -> int:
+    """How many slabs have a trunk, if this is one, or have none."""
+    return sum(bool(slab.trunk.end) == bool(trunk.end) for slab in slabs)

@@ -173,6 +173,18 @@ class ModelCacheSpec:
         through = all(layer.kind in ("full", "sliding") for layer in self.layers)
         return self.batched and through and not self.plain
 
+    @property
+    def trunks(self) -> bool:
+        """Whether rows may read what they begin with where it is, uncopied, in the layers that keep
+        every token: that takes what a flat step does."""
+        return self.flat and any(self.by_token)
+
+    @property
+    def joined_bytes(self) -> int:
+        """Bytes of each token that a row reads where it is, while it is read: of one layer."""
+        kept = (layer for layer in self.layers if not layer.checkpointed)
+        return max((layer.bytes_per_token() for layer in kept), default=0)
+
     def bytes_of(self, tokens: int) -> int:
         """Bytes of one row of so many tokens, over all layers."""
         return sum(count * layer.bytes_of(tokens) for layer, count in self._counts)

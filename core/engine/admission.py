@@ -26,7 +26,7 @@ class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
     `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns that may
-    wait to be admitted."""
+    wait to be admitted; `share`: whether agents may read the same memory while they run."""
 
     max_batch: int
     memory_budget: int
@@ -35,6 +35,7 @@ class EngineConfig:
     backlog_limit: int = 512 * 2**20
     eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
+    share: bool = True
 
 
 class Admission:
@@ -211,7 +212,8 @@ class Admission:
         reserved = [other for other in held if other not in active and other is not request]
         busy = {agent_id, *(other.agent_id for other in held)}
         space = memory.workspace[request.form.index]
-        need = self._row_bytes(request) + space.least(len(request.tokens), len(active))
+        trunk = memory.rows.read_once(request, 1 + len(active))
+        need = self._row_bytes(request) + space.least(len(request.tokens), len(active), trunk)
         # What is read for others must find room too when it arrives.
         promised = memory.promised_to_others(agent_id)
         blocks = len(request.tokens) + 1
@@ -231,8 +233,8 @@ class Admission:
         tokens += request.longest_choice
         unread = self._transfer.must_ask(request) or self._transfer.reading(request.agent_id)
         past = request.prompt - request.fresh if unread else 0
-        bytes_of = request.form.bytes_of
-        return 2 * bytes_of(tokens + EXTENT_STEP) + bytes_of(past)
+        row = self._memory.rows.own_bytes(request, tokens + EXTENT_STEP)
+        return 2 * row + request.form.bytes_of(past)
 
     def note_cache(self, request: Request) -> None:
         """Note where the agent's KV is when its turn begins, or ends before it began."""

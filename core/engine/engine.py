@@ -54,7 +54,13 @@ class Engine:
         self._clock = clock
         tracer = tracer or Tracer()
         self.memory = Memory(
-            loaded, config.memory_budget, config.eviction, clock, tracer, measure=measure
+            loaded,
+            config.memory_budget,
+            config.eviction,
+            clock,
+            tracer,
+            measure=measure,
+            share=config.share,
         )
         self._metrics = EngineMetrics(tracer)
         self._sharing = PrefixSharing(loaded, self.memory.hot)

@@ -11,7 +11,7 @@ with a checkpoint there, and old ones lose it.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import (
@@ -202,14 +202,27 @@ class HotCaches:
         self.blocks.share(donor, agent_id, cache.end)
         return cache
 
-    def fork(self, parent: str, child: str) -> HotCache:
-        """Let a new agent have all that another one has."""
+    def fork(self, parent: str, child: str, copies: Sequence[Piece] = ()) -> HotCache:
+        """Let a new agent, `child`, have all that its `parent` has, or `copies` of that."""
         source = self._caches[parent]
-        cache = self.adopt(child, list(source.pieces), list(source.tokens))
+        cache = self.adopt(child, list(copies or source.pieces), list(source.tokens))
         cache.saved_ends, cache.shared = list(source.saved_ends), source.shared
         cache.last_used = source.last_used
-        self.blocks.share(parent, child, cache.end)
+        if not copies:
+            self.blocks.share(parent, child, cache.end)
         return cache
+
+    def unite(self, agent_id: str) -> None:
+        """Let an agent that begins with the pieces of another one hold their blocks with it."""
+        mine, held = self._caches[agent_id].pieces, self.blocks.held(agent_id) * BLOCK_TOKENS
+        for other, cache in self._caches.items():
+            both = zip(mine, cache.pieces, strict=False)
+            common = [piece.end for piece, its in takewhile(lambda pair: pair[0] is pair[1], both)]
+            if other != agent_id and common:
+                self.blocks.free(agent_id)
+                self.blocks.share(other, agent_id, common[-1])
+                self.blocks.allocate(agent_id, held)
+                return
 
     def take(self, agent_id: str, arena: Arena, row: int, tokens: Sequence[int]) -> None:
         """Cover `tokens` of `agent_id` with what a `row` of an `arena` now holds of them."""
@@ -232,12 +245,14 @@ class HotCaches:
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
 
-    def idle(self, busy: Collection[str]) -> Iterator[IdleAgent]:
+    def idle(
+        self, busy: Collection[str], read: Collection[Piece] = frozenset()
+    ) -> Iterator[IdleAgent]:
         """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
-        is being written."""
+        is being written. Pieces that are `read` by rows stay in memory without them."""
         for agent_id, cache in self._caches.items():
             if agent_id not in busy and not cache.unwritten:
-                own = self._own_bytes(cache)
+                own = self._own_bytes(cache, read)
                 yield IdleAgent(agent_id, own, cache.end, cache.last_used, cache.saved)
 
     def check(self) -> None:
@@ -252,9 +267,10 @@ class HotCaches:
             floor = self.blocks.held(agent_id) * BLOCK_TOKENS
             assert block_floor(cache.end) <= floor, f"{agent_id!r} holds too few blocks"
 
-    def _own_bytes(self, cache: HotCache) -> int:
+    def _own_bytes(self, cache: HotCache, read: Collection[Piece]) -> int:
         """What dropping the cache would free."""
-        return sum(piece.nbytes for piece in cache.pieces if self.held.holders[piece] == 1)
+        own = (piece for piece in cache.pieces if piece not in read)
+        return sum(piece.nbytes for piece in own if self.held.holders[piece] == 1)
 
     def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
         self.held.hold(pieces)

@@ -1,16 +1,19 @@
 """KV on its way from the store and to it. GPU thread only.
 
 What is asked of the store is adopted as far as its token hashes belong to the agent's own tokens.
+Agents whose segments are one file on disk have one piece in memory again: what is read is compared
+with what is there of the same tokens.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from kvactors.core.arena.pieces import Piece
-from kvactors.core.arena.wire import from_raw, to_raw
+from kvactors.core.arena.wire import from_raw, same_bytes, to_raw
 from kvactors.core.cache.segment import Segment
-from kvactors.core.cache.spec import KVForm
+from kvactors.core.cache.spec import KVForm, ModelCacheSpec
 from kvactors.core.conversation.hashing import prefix_hashes
 from kvactors.core.engine.memory import Memory
 from kvactors.core.model.load import LoadedModel
@@ -44,6 +47,8 @@ class KVTransfer:
         # Of each agent, what the store was given and has not written, in that order.
         self._writing: defaultdict[str, list[Piece]] = defaultdict(list)
         self._layouts = {form.spec: form.layout for form in loaded.forms}
+        # What the store has, as long as somebody holds it.
+        self._known: WeakValueDictionary[tuple[int, int, str], Piece] = WeakValueDictionary()
 
     # -- from the store ----------------------------------------------------------------
 
@@ -119,15 +124,26 @@ class KVTransfer:
                 break
             if part.layout != self._layouts[form.spec]:
                 break
-            pieces.append(from_raw(part.tensors, part.start, part.end, form.spec))
+            pieces.append(self._restored(part, form.spec))
         while pieces and not pieces[-1].whole:
             pieces.pop()
         if not pieces:
             return False
         cache = self._memory.hot.adopt(agent_id, pieces, known[: pieces[-1].end])
+        self._memory.hot.unite(agent_id)
         cache.saved_ends = [piece.end for piece in pieces]
         cache.last_used = self._clock()
         return True
+
+    def _restored(self, part: Segment, spec: ModelCacheSpec) -> Piece:
+        """The piece that a stored part is; another agent's, if agents share memory and it has the
+        same bytes."""
+        known = self._known.get(_key(part)) if self._memory.share else None
+        if known is not None and known.spec is spec and same_bytes(known, part.tensors):
+            return known
+        piece = from_raw(part.tensors, part.start, part.end, spec)
+        self._known[_key(part)] = piece
+        return piece
 
     # -- to the store ------------------------------------------------------------------
 
@@ -144,8 +160,9 @@ class KVTransfer:
             for piece, digest in zip(pieces, hashes, strict=True)
         )
         cache.mark_saved(ranges)
-        for piece in pieces:
+        for part, piece in zip(exported, pieces, strict=True):
             self._memory.hot.held.lend(piece)
+            self._known[_key(part)] = piece
         self._writing[request.agent_id] += pieces
         nbytes = sum(part.nbytes for part in exported)
         cache.unwritten += nbytes
@@ -167,3 +184,7 @@ class KVTransfer:
             cache.unwritten = max(0, cache.unwritten - nbytes)
             if limit is not None:
                 cache.limit_saved(limit)
+
+
+def _key(part: Segment) -> tuple[int, int, str]:
+    return part.start, part.end, part.tokens_hash

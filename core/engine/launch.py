@@ -37,6 +37,7 @@ class Launch:
     eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
     clock: Callable[[], float] = time.perf_counter
+    share: bool = True
 
     def __post_init__(self) -> None:
         if callable(self.source) and self.options.name is None and self.stored:
@@ -74,6 +75,7 @@ class Launch:
             target_latency=self.target_latency,
             eviction=self.eviction,
             max_waiting=self.max_waiting,
+            share=self.share,
         )
         info = ModelInfo(
             loaded.name,

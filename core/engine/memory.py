@@ -1,7 +1,8 @@
 """One owner of memory: what is held, what is promised, what waits to be written, and who leaves.
 
     held        the arenas of running turns with their padding and spare slots, the hot caches (a
-                piece that several agents share once), and the blocks of both
+                piece that several agents share once, one that rows read where it is too), and the
+                blocks of both
     promised    what admitted turns have not taken yet, and what is being read from the store
     unwritten   the bytes that wait for the store
     expected    beside these, the work space of the next forward
@@ -15,9 +16,11 @@ from time import perf_counter
 
 import mlx.core as mx
 
+from kvactors.core.arena.pieces import Piece
+from kvactors.core.arena.wire import copied
 from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool
 from kvactors.core.engine.hot_cache import HotCaches
-from kvactors.core.engine.running import RunningBatches
+from kvactors.core.engine.running import Rows, RunningBatches
 from kvactors.core.errors import MemoryExceeded
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
@@ -43,10 +46,11 @@ class Memory:
         clock: seconds, for the policy.
         tracer: told of evictions.
         measure: finds the work space of a form.
+        share: whether agents may read the same memory while they run.
 
-    `running`: the batches of the turns that run; `hot`: the caches of idle agents, and what those
-    running began with; `promised`: bytes by agent whose KV is being read; `workspace`: for each
-    form of KV.
+    `running`: the batches of the turns that run, `rows`: what theirs take; `hot`: the caches of
+    idle agents, and what those running began with; `promised`: bytes by agent whose KV is being
+    read; `workspace`: for each form of KV.
     """
 
     def __init__(
@@ -58,10 +62,12 @@ class Memory:
         tracer: Tracer,
         *,
         measure: Callable[[LoadedModel], WorkSpace] = WorkSpace.measure,
+        share: bool = True,
     ) -> None:
         # What an engine before this one left must not count as there to stay.
         gc.collect()
         self.budget = budget
+        self.share = share
         block = loaded.spec.bytes_per_token * BLOCK_TOKENS
         if budget < block:
             raise MemoryExceeded(
@@ -70,7 +76,8 @@ class Memory:
             )
         blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
         self.hot = HotCaches(loaded.spec, blocks)
-        self.running = RunningBatches(loaded, self.hot)
+        self.running = RunningBatches(loaded, self.hot, share=share)
+        self.rows = Rows(self.running, self.hot)
         self.workspace = [measure(form) for form in loaded.forms]
         self.promised: dict[str, int] = {}
         self.backlog = self.expected = 0
@@ -101,7 +108,7 @@ class Memory:
     @property
     def used(self) -> int:
         """Bytes allocated for KV, and those that wait to be written: once, where both are one."""
-        return self.running.nbytes + self.hot.held.nbytes + self.backlog - self.hot.held.lent_bytes
+        return self.rows.nbytes + self.hot.held.nbytes + self.backlog - self.hot.held.lent_bytes
 
     @property
     def tight(self) -> bool:
@@ -112,7 +119,7 @@ class Memory:
     def short(self) -> bool:
         """Whether half of the budget is taken by what cannot be evicted now: rows, the next
         forward, and what waits to be written, with the hot caches that it is of."""
-        return self.running.nbytes + self.expected + 2 * self.backlog > self.budget // 2
+        return self.rows.nbytes + self.expected + 2 * self.backlog > self.budget // 2
 
     @property
     def active(self) -> int:
@@ -137,7 +144,7 @@ class Memory:
     @property
     def room(self) -> int:
         """Bytes that nobody has and nobody was promised."""
-        return self.budget - self.used - self.running.promised_bytes
+        return self.budget - self.used - self.rows.promised_bytes
 
     def promised_to_others(self, agent_id: str) -> int:
         """Bytes that are being read from the store for other agents."""
@@ -176,7 +183,8 @@ class Memory:
         if done():
             return True
         taken = {*busy, *(request.agent_id for request in self.running.active)}
-        for agent in in_order(self._eviction, lambda: self.hot.idle(taken), self._clock):
+        read = self.rows.read
+        for agent in in_order(self._eviction, lambda: self.hot.idle(taken, read), self._clock):
             self.hot.drop(agent.agent_id)
             self.evictions += 1
             if self._tracer.on:
@@ -192,16 +200,26 @@ class Memory:
         self.hot.settle(request.agent_id)
 
     def fork(self, parent: str, child: str) -> None:
-        """Let a new agent begin with all that another one has in memory, uncopied."""
-        if parent in self.hot:
-            cache = self.hot.fork(parent, child)
-            if not self.make_blocks(child, cache.end, [parent, child]):
-                self.hot.drop(child)
+        """Let a new agent begin with all that another one has in memory: uncopied, where agents
+        share."""
+        source, copies = self.hot.get(parent), list[Piece]()
+        if source is None:
+            return
+        if not self.share:
+            if not self.make_room(sum(piece.nbytes for piece in source.pieces), [parent]):
+                return
+            copies = [copied(piece) for piece in source.pieces]
+        cache = self.hot.fork(parent, child, copies)
+        if not self.make_blocks(child, cache.end, [parent, child]):
+            self.hot.drop(child)
 
     def check(self) -> None:
         """Prove the accounts: pieces, bytes and blocks of the hot caches, slots and lengths of
         those that run, and that nothing is owed below zero."""
         self.hot.check()
         self.running.check()
+        pieces = {*self.hot.held.holders, *self.rows.read}
+        both = sum(piece.nbytes for piece in pieces) + self.rows.arena_bytes
+        assert self.used == both + self.backlog - self.hot.held.lent_bytes, "bytes were lost"
         assert self.backlog >= 0, f"{self.backlog} bytes wait to be written"
         assert all(nbytes >= 0 for nbytes in self.promised.values()), self.promised

@@ -15,6 +15,9 @@ from kvactors.core.schedule.scheduler import Chunk
 
 __all__ = ["Preemption"]
 
+# Layers whose trunk and own cells are read as one at the same time: MLX builds somewhat ahead.
+JOINED = 2
+
 
 class Preemption:
     """Makes room for the next forward. `gave_way`: turns that wait to be queued again."""
@@ -34,13 +37,14 @@ class Preemption:
         tokens, request = chunks[0].tokens, chunks[0].request
         space = self._memory.workspace[request.form.index]
         space = space.scored if request.scoring else space
-        least = space.chunk(min(tokens, space.least_chunk), 1, request.target)
+        joined = JOINED * self._memory.rows.joined_bytes([request])
+        least = space.chunk(min(tokens, space.least_chunk), 1, request.target) + joined
         while not self._fits(lambda: least) and self._give_way():
             if request not in self._running.prefills:
                 return ()
         if not fixed:
-            tokens = space.longest_chunk(tokens, request.cached, self._memory.room)
-        self._memory.expect(space.chunk(tokens, 1, request.cached + tokens))
+            tokens = space.longest_chunk(tokens, request.cached, self._memory.room - joined)
+        self._memory.expect(space.chunk(tokens, 1, request.cached + tokens) + joined)
         return [Chunk(request, tokens)]
 
     def _cost(self, chunks: Sequence[Chunk]) -> int:
@@ -51,7 +55,8 @@ class Preemption:
         wider = sum(widest - form.bytes_of(target) for target in targets)
         width = max(chunk.tokens for chunk in chunks)
         space = self._memory.workspace[form.index]
-        return wider + space.chunk(width, len(chunks), max(targets))
+        joined = JOINED * self._memory.rows.joined_bytes([chunk.request for chunk in chunks])
+        return wider + space.chunk(width, len(chunks), max(targets)) + joined
 
     def can_spare(self, requests: Sequence[Request]) -> bool:
         """Whether the chunk that is about to run leaves enough for rows with room to decode."""
@@ -63,7 +68,7 @@ class Preemption:
         arena = self._running.common[request.form.index].arena
         batch = self._running.prefill_batch([request])
         extent = arena.table.extent(len(request.tokens) + 1)
-        promised = request.form.bytes_of(extent)
+        promised = self._memory.rows.own_bytes(request, extent)
         while request in self._running.prefills:
             if self._fits(lambda: arena.take_bytes(batch.arena, batch.row(request)) - promised):
                 return True
@@ -75,6 +80,7 @@ class Preemption:
         """Room to score a choice; False if its turn gave way itself."""
         space, tokens = self._memory.workspace[request.form.index], request.longest_choice
         need = space.choice(tokens, len(batch.requests), request.cached + tokens)
+        need += JOINED * self._memory.rows.joined_bytes(batch.requests)
         while request in self._running.prefills and not self._fits(lambda: need):
             if not self._give_way():
                 break
@@ -124,15 +130,26 @@ class Preemption:
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
-        longest = arena.table.extent(max(arena.table.lengths) + 1)
-        shared = sum(map(arena.table.shared, range(len(arena.table.slabs))))
-        workspace = memory.workspace[batch.requests[0].form.index]
-        space = workspace.decode(len(batch), longest, shared)
+        space = self._decode_space(batch)
         # One step ahead: a token is in flight that `tokens` does not have yet.
         memory.expect(space)
         return all(
             memory.make_blocks(r.agent_id, len(r.tokens) + 2) for r in batch.requests
         ) and self._fits(lambda: arena.step_bytes(1) + space)
+
+    def _decode_space(self, batch: DecodeBatch) -> int:
+        """Bytes of work space of a batch's next step."""
+        table, spec = batch.arena.table, batch.arena.spec
+        longest = table.extent(max(table.lengths) + 1)
+        shared = sum(map(table.shared, range(len(table.slabs))))
+        workspace = self._memory.workspace[batch.requests[0].form.index]
+        behind = [slab for slab in table.slabs if slab.trunk.end]
+        read = sum(slab.trunk.end * len(slab.rows) for slab in behind)
+        layers = batch.arena.layers
+        if all(layer.reads_once(len(slab.rows)) for slab in behind for layer in layers):
+            joined = JOINED * spec.joined_bytes * sum(slab.trunk.end for slab in behind)
+            return workspace.decode(len(batch), longest, shared, read) + joined
+        return workspace.decode(len(batch), longest, shared) + JOINED * spec.joined_bytes * read
 
     def _fits(self, need: Callable[[], int]) -> bool:
         """Whether a need fits, at last with lean arenas, which may make it smaller."""

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import Piece
+from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule import scoring
@@ -27,7 +28,6 @@ __all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena"
 SPARE_TOKENS = 256
 # What it costs to launch a step only after the one before was read, in launches of a slab.
 LATE_LAUNCHES = 4
-# Slabs of rows of different lengths.
 MOST_SLABS = 3
 
 
@@ -51,26 +51,27 @@ def new_arena(loaded: LoadedModel) -> Arena:
 
 
 class PrefillBatch:
-    """One or a few requests whose prompts are being cached, in an arena of their own."""
+    """One or a few requests whose prompts are being cached, in an arena of their own; with `spare`,
+    in rows with room to decode, so that they are not copied as soon as they do."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._model = loaded.model
+    def __init__(self, loaded: LoadedModel, *, spare: bool = False) -> None:
+        self._model, self._spare = loaded.model, spare
         self.arena = new_arena(loaded)
         # What these rows grow by is known.
         self.arena.table.lean = True
         self.requests: list[Request] = []
 
-    def add(self, request: Request, pieces: Sequence[Piece], *, spare: bool = False) -> None:
-        """Give a request a row, with its cached pieces in it; with `spare`, room to decode, so
-        that the row is not copied as soon as it does."""
+    def add(self, request: Request, pieces: Sequence[Piece], trunk: Trunk = NO_TRUNK) -> None:
+        """Give a request a row, with its cached `pieces` in it, of which a `trunk` may stay where
+        it is."""
         more = request.longest_choice
-        if spare and request.generate and not request.choices:
+        if self._spare and request.generate and not request.choices:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
         have = pieces[-1].end if pieces else 0
         assert request.cached <= have, f"{request.cached} tokens are to be there, {have} are"
         # A piece may hold the last token too, which is fed again to get logits.
         held = max(request.target, have)
-        row = self.arena.add_row(request.cached, held, spare=more)
+        row = self.arena.add_row(request.cached, held, spare=more, trunk=trunk)
         for piece in pieces:
             self.arena.load(row, piece)
         self.requests.insert(row, request)
@@ -158,12 +159,11 @@ class DecodeBatch:
         return len(self.requests)
 
     def join(self, request: Request, source: Arena, row: int) -> None:
-        """Take over the `row` of a `request` from the arena `source`; its last token is fed by the
-        next step."""
+        """Take over the `row` of a `request` from `source`; its last token is fed next."""
         self.requests.insert(self.arena.take(source, row), request)
 
     def adopt(self, batch: PrefillBatch) -> None:
-        """Take over all rows of a batch at once, without a copy; this one must be empty."""
+        """Take over all rows of a batch, without a copy; this one must be empty."""
         assert self.idle
         self.arena, self.requests = batch.arena, list(batch.requests)
         self.arena.table.lean = False
@@ -184,7 +184,7 @@ class DecodeBatch:
         """Whether a row that has its last token in flight is so long that feeding it once more
         would cost more than to launch the next step only when that token was read."""
         longest = LATE_LAUNCHES * self.arena.policy.launch_tokens
-        long = (request for request in self.requests if request.cached > longest)
+        long = (r for r in self.requests if r.cached > longest)
         return any(self._last_in_flight(request, self._flight) for request in long)
 
     def step(self, *, launch: bool) -> list[Decoded]:

@@ -6,12 +6,15 @@ two forwards.
 
 from collections.abc import Sequence
 
+from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.pieces import Piece, make_trunk
+from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.engine.runner import DecodeBatch, PrefillBatch
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.request import Request
 
-__all__ = ["RunningBatches"]
+__all__ = ["Rows", "RunningBatches"]
 
 # Steps until a first token is cached: one is launched before the one ahead of it is read.
 FIRST_STEPS = 2
@@ -19,14 +22,16 @@ FIRST_STEPS = 2
 
 class RunningBatches:
     """Which batch holds which turn; `common` are those of each form. A turn that was admitted has
-    no batch, and no row, before its first chunk runs; its row begins with what is `hot` of it."""
+    no batch, and no row, before its first chunk runs; its row begins with what is `hot` of it.
+    What other agents begin with too it reads where it is, if agents may `share`."""
 
-    def __init__(self, loaded: LoadedModel, hot: HotCaches) -> None:
+    def __init__(self, loaded: LoadedModel, hot: HotCaches, *, share: bool = True) -> None:
         self.prefills: dict[Request, PrefillBatch | None] = {}
         self.common = [DecodeBatch(form) for form in loaded.forms]
         self.suspects: list[DecodeBatch] = []
         self._forms = loaded.forms
         self._hot = hot
+        self._share = share
 
     @property
     def active(self) -> list[Request]:
@@ -47,23 +52,6 @@ class RunningBatches:
         """The turns of one agent that run."""
         return [request for request in self.active if request.agent_id == agent_id]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that all arenas have allocated."""
-        batches = {*self.prefills.values(), *self.decoding} - {None}
-        return sum(batch.arena.nbytes for batch in batches if batch)
-
-    @property
-    def promised_bytes(self) -> int:
-        """Bytes of the rows that admitted turns will still take: their own, and its copy
-        among the decoding ones."""
-        total = 0
-        for request, batch in self.prefills.items():
-            held = len(request.tokens) + 1 + request.longest_choice
-            row = request.form.bytes_of(self.extent(held))
-            total += row * (2 if batch is None else 1)
-        return total
-
     def extent(self, tokens: int) -> int:
         """Tokens that a row of so many `tokens` has room for at least."""
         return self.common[0].arena.table.extent(tokens)
@@ -72,6 +60,12 @@ class RunningBatches:
         """Whether the common batches take no spare room from now on."""
         for batch in self.common:
             batch.arena.table.lean = lean
+
+    @property
+    def arenas(self) -> set[Arena]:
+        """Where all rows are."""
+        batches = (*self.prefills.values(), *self.decoding)
+        return {batch.arena for batch in batches if batch is not None}
 
     def shrink(self) -> None:
         """Give back the spare room of the decoding batches."""
@@ -85,15 +79,28 @@ class RunningBatches:
             return self.prefills[request]
         return next((batch for batch in self.decoding if request in batch.requests), None)
 
+    def trunk(self, request: Request) -> Trunk:
+        """What the row of a turn reads where it is, or will if it has none yet: pieces that other
+        agents begin with too, if they are more than a slab costs."""
+        batch, form = self.batch_of(request), self._forms[request.form.index]
+        if batch is not None:
+            return batch.arena.trunk(batch.requests.index(request))
+        cache = None if request.scoring else self._hot.get(request.agent_id)
+        if not self._share or not form.spec.trunks or cache is None:
+            return NO_TRUNK
+        used = min(cache.end, request.target)
+        trunk = make_trunk(p for p in self._hot.held.common(cache.pieces) if p.end <= used)
+        return trunk if trunk.end > form.policy.launch_tokens else NO_TRUNK
+
     def prefill_batch(self, requests: Sequence[Request], *, spare: bool = False) -> PrefillBatch:
         """The batch of the first of these, or a new one for all of them, which have one form;
         with `spare`, with room to decode."""
         batch = self.prefills[requests[0]]
         if batch is None:
-            batch = PrefillBatch(self._forms[requests[0].form.index])
+            batch = PrefillBatch(self._forms[requests[0].form.index], spare=spare)
             for request in requests:
                 cache = None if request.scoring else self._hot.get(request.agent_id)
-                batch.add(request, cache.pieces if cache else (), spare=spare)
+                batch.add(request, cache.pieces if cache else (), self.trunk(request))
                 self.prefills[request] = batch
         return batch
 
@@ -161,7 +168,63 @@ class RunningBatches:
 
     def check(self) -> None:
         """Prove the bookkeeping: the slots, and the lengths of every turn."""
-        for batch in self.decoding:
-            batch.arena.table.check()
+        for arena in self.arenas:
+            arena.table.check()
         for request in self.active:
             request.check()
+
+
+class Rows:
+    """What the rows of turns that are `running` take, and will: what they read where it is, in the
+    pieces that are `hot` or were, is no part of them."""
+
+    def __init__(self, running: RunningBatches, hot: HotCaches) -> None:
+        self._running = running
+        self._hot = hot
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all arenas have allocated, and those of pieces that rows read and that no
+        cache has any more."""
+        left = (piece for piece in self.read if not self._hot.held.holders[piece])
+        return self.arena_bytes + sum(piece.nbytes for piece in left)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes that all arenas have allocated."""
+        return sum(arena.nbytes for arena in self._running.arenas)
+
+    @property
+    def read(self) -> set[Piece]:
+        """The pieces that rows read where they are."""
+        slabs = (slab for arena in self._running.arenas for slab in arena.table.slabs)
+        return {piece for slab in slabs for piece in slab.trunk.pieces}
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes of the rows that admitted turns will still take: their own, and its copy
+        among the decoding ones."""
+        total = 0
+        for request, batch in self._running.prefills.items():
+            held = len(request.tokens) + 1 + request.longest_choice
+            row = self.own_bytes(request, self._running.extent(held))
+            total += row * (2 if batch is None else 1)
+        return total
+
+    def own_bytes(self, request: Request, tokens: int) -> int:
+        """Bytes of a row of so many `tokens` of a turn, without what it reads where it is."""
+        trunk = self._running.trunk(request).end
+        return request.form.bytes_of(tokens) - trunk * request.form.spec.bytes_per_token
+
+    def read_once(self, request: Request, rows: int) -> int:
+        """Tokens of the trunk of a turn that decodes among so many `rows`, if those that have it
+        read it once."""
+        arena = self._running.common[request.form.index].arena
+        once = all(layer.reads_once(rows) for layer in arena.layers)
+        return self._running.trunk(request).end if once else 0
+
+    def joined_bytes(self, requests: Sequence[Request]) -> int:
+        """Bytes that a layer of a forward of these turns takes to read trunks and own cells as
+        one."""
+        trunk = self._running.trunk
+        return sum(r.form.spec.joined_bytes * trunk(r).end for r in requests)

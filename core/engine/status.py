@@ -90,7 +90,7 @@ def count(memory: "Memory", waiting: int) -> dict[str, int]:
         "decoding": len(active) - len(running.prefills),
         "active_agents": len(active),
         "active_tokens": sum(request.cached for request in active),
-        "active_bytes": running.nbytes,
+        "active_bytes": memory.rows.nbytes,
         "hot_agents": len(in_memory(memory)) - len(active),
         "hot_tokens": hot.tokens({request.agent_id for request in active}),
         # With what active agents began with: it stays beside their rows.

@@ -105,21 +105,24 @@ class WorkSpace:
         keys = _padded(keys, self.step)
         return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))
 
-    def decode(self, rows: int, keys: int, shared: int = 0) -> int:
+    def decode(self, rows: int, keys: int, shared: int = 0, once: int = 0) -> int:
         """Bytes of a decode step of `rows` rows, padded to `keys` keys; `shared` of them are
-        dequantized for all rows at once."""
+        dequantized for all rows at once, which are `once` keys of rows: so many are only scored."""
         keys = _padded(keys, self.step)
         factor = self.unpacked if rows * keys >= self.many else self.decoded
-        return int(rows * (self.row + keys * factor) + shared * self.key)
+        alone = max(0, rows * keys - once)
+        return int(rows * self.row + alone * factor + once * self.decoded + shared * self.key)
 
     def choice(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of the scoring of a choice of `tokens` tokens in a batch of `rows` rows, over
         `keys` keys."""
         return self.chunk(tokens, rows, keys) + int(rows * tokens * self.logits)
 
-    def least(self, keys: int, others: int) -> int:
-        """Bytes that the least chunk of one row needs, or a decode step of it and `others`."""
-        return max(self.chunk(min(keys, self.least_chunk), 1, keys), self.decode(1 + others, keys))
+    def least(self, keys: int, others: int, trunk: int = 0) -> int:
+        """Bytes that the least chunk of one row needs, or a decode step of it and `others`, which
+        read a `trunk` of so many keys once."""
+        chunk = self.chunk(min(keys, self.least_chunk), 1, keys)
+        return max(chunk, self.decode(1 + others, keys, trunk, (1 + others) * trunk))
 
     def alone(self, target: int) -> int:
         """Bytes that a prefill of `target` tokens needs when nothing else runs, at its worst

@@ -37,23 +37,26 @@ Stored = tuple[mx.array, ...]
 @dataclass(frozen=True, slots=True)
 class StoredKV:
     """Keys and values of some rows, each array [1, rows, kv_heads, tokens, width]: as stored, or as
-    floats. The axis in front spares an operation for each array."""
+    floats. The axis in front spares an operation for each array. The first `begin` tokens of the
+    rows are not among them."""
 
     keys: Stored
     values: Stored
     sides: tuple[Side, Side]
+    begin: int = 0
 
     def rows(self, some: slice) -> "StoredKV":
         """Those of some rows."""
         keys, values = (tuple(array[:, some] for array in one) for one in (self.keys, self.values))
-        return StoredKV(keys, values, self.sides)
+        return StoredKV(keys, values, self.sides, self.begin)
 
     def beyond(self, tokens: int) -> "StoredKV":
         """Those behind the first `tokens` of each row."""
+        left = tokens - self.begin
         keys, values = (
-            tuple(array[:, :, :, tokens:] for array in one) for one in (self.keys, self.values)
+            tuple(array[:, :, :, left:] for array in one) for one in (self.keys, self.values)
         )
-        return StoredKV(keys, values, self.sides)
+        return StoredKV(keys, values, self.sides, tokens)
 
     def floats(self, dtype: Any = PRECISION) -> tuple[mx.array, mx.array]:
         """Keys and values as floats, [rows, kv_heads, tokens, dim]."""

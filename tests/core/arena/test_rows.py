@@ -102,19 +102,19 @@ def test_slots_of_rows_that_left_are_not_taken_over(load_grid: LoadGrid) -> None
 
 @pytest.mark.parametrize(("most", "room"), [(1, 64), (90, 128), (10_000, 320)])
 def test_a_row_has_room_for_its_first_tokens(load_grid: LoadGrid, most: int, room: int) -> None:
-    prefill = PrefillBatch(load_grid())
+    prefill = PrefillBatch(load_grid(), spare=True)
 
-    prefill.add(make_request("a", [], prompt_of(31), Sampling(max_tokens=most)), (), spare=True)
+    prefill.add(make_request("a", [], prompt_of(31), Sampling(max_tokens=most)), ())
 
     assert prefill.arena.table.slabs[0].capacity == room
 
 
 def test_room_to_decode_does_not_part_rows_of_one_length(load_grid: LoadGrid) -> None:
     """What is spare is not read: it once made new slabs, and a step launches by slab."""
-    prefill = PrefillBatch(load_grid())
+    prefill = PrefillBatch(load_grid(), spare=True)
     for index in range(12):
         request = make_request(f"{index}", [], prompt_of(40, index), Sampling(max_tokens=256))
-        prefill.add(request, (), spare=True)
+        prefill.add(request, ())
 
     assert [len(slab.rows) for slab in prefill.arena.table.slabs] == [12]
 

@@ -36,6 +36,7 @@ def lots(draw: st.DrawFn) -> Lot:
         choices=draw(st.booleans()),
         stored=draw(st.booleans()),
         sampled=draw(st.booleans()),
+        trunks=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
 

@@ -21,8 +21,8 @@ class Noting(AttentionPolicy):
 
     calls: ClassVar[list[tuple[int, int]]] = []
 
-    def together(self, rows: int, repeats: int, shared: int) -> bool:
-        chosen = super().together(rows, repeats, shared)
+    def together(self, rows: int, repeats: int, shared: int, *, apart: bool = False) -> bool:
+        chosen = super().together(rows, repeats, shared, apart=apart)
         if chosen:
             self.calls.append((rows, shared))
         return chosen
@@ -31,7 +31,7 @@ class Noting(AttentionPolicy):
 class Apart(AttentionPolicy):
     """Attends each row by itself."""
 
-    def together(self, rows: int, repeats: int, shared: int) -> bool:
+    def together(self, rows: int, repeats: int, shared: int, *, apart: bool = False) -> bool:
         return False
 
 

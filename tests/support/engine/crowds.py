@@ -3,7 +3,7 @@
 import functools
 import gc
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +23,8 @@ from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
 __all__ = ["FAMILIES", "Lives", "Lot", "least_of", "live"]
+
+SHORT_TRUNK = 64
 
 FAMILIES = {
     "llama": "every token",
@@ -45,7 +47,8 @@ class Lot:
 
     `lengths`: tokens of each one's first prompt, behind a beginning of `shared` tokens that all
     have. Every other agent draws one of `choices` instead of decoding. With `stored` there is a
-    store, which takes a few steps to write.
+    store, which takes a few steps to write. With `trunks` short beginnings are read where they are
+    too.
     """
 
     family: str
@@ -60,6 +63,7 @@ class Lot:
     choices: bool = False
     stored: bool = False
     sampled: bool = False
+    trunks: bool = False
     seed: int = 0
 
 
@@ -76,6 +80,8 @@ class Lives:
 def live(lot: Lot) -> Lives:
     """Run the two turns of each agent."""
     loaded = _load(lot.family, lot.attention, lot.reproducible, lot.float_tokens)
+    if lot.trunks:
+        loaded = _with_trunks(lot.family, lot.attention, lot.reproducible, lot.float_tokens)
     gc.collect()
     mx.clear_cache()
     crowd = _Crowd(lot, loaded)
@@ -217,6 +223,15 @@ def _load(family: str, attention: str, reproducible: bool, float_tokens: int) ->
         attention=attention, reproducible=reproducible, float_tokens=float_tokens
     )
     return load_model(lambda: (_model(family), PlainTokenizer()), options)
+
+
+@functools.cache
+def _with_trunks(family: str, attention: str, reproducible: bool, float_tokens: int) -> LoadedModel:
+    forms = [
+        replace(form, policy=replace(form.policy, launch_tokens=SHORT_TRUNK))
+        for form in _load(family, attention, reproducible, float_tokens).forms
+    ]
+    return replace(forms[0], floats=forms[1] if forms[1:] else None)
 
 
 _measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
