@@ -62,9 +62,9 @@ class FloatCopy:
 
 
 class KeptFloats:
-    """What one slab of `stored` arrays keeps as floats beside them: the `whole`, or where that is
-    too large, or begins with a trunk that stands elsewhere, the tokens that all of its rows begin
-    with."""
+    """What one slab of `stored` arrays of a `layer` keeps as floats beside them: the `whole`, or
+    where that is too large, or begins with a trunk that stands elsewhere, the tokens that all of
+    its rows begin with."""
 
     def __init__(self, layer: LayerSpec, stored: Arrays, *, whole: bool = True) -> None:
         self.copy: FloatCopy | None = None

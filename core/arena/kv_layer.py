@@ -23,7 +23,8 @@ class KVLayer:
 
     Attention goes through the seam, or, where the model's own is `plain`, over float arrays and
     a mask of the form `masks` that fits them. Rows stand as `table` says, are stored as `layer`
-    says, and attend by `policy`; where they are not `batched` each runs alone.
+    says, and attend by `policy`; where they are not `batched` each runs alone. `place` is where
+    pieces have the layer.
     """
 
     def __init__(

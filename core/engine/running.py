@@ -23,7 +23,8 @@ FIRST_STEPS = 2
 class RunningBatches:
     """Which batch holds which turn; `common` are those of each form. A turn that was admitted has
     no batch, and no row, before its first chunk runs; its row begins with what is `hot` of it.
-    What other agents begin with too it reads where it is, if agents may `share`."""
+    What other agents begin with too it reads where it is, if agents may `share`; forms are those of
+    the `loaded` model."""
 
     def __init__(self, loaded: LoadedModel, hot: HotCaches, *, share: bool = True) -> None:
         self.prefills: dict[Request, PrefillBatch | None] = {}
