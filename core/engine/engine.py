@@ -16,6 +16,7 @@ from kvactors.core.engine.kv_transfer import KVTransfer
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.prefix_sharing import PrefixSharing
+from kvactors.core.engine.speculation.speculation import Speculation
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
@@ -67,8 +68,15 @@ class Engine:
                 checkpointed=loaded.spec.checkpointed,
             )
         )
+        self._speculation = _speculation(loaded, config)
         self.execution = Execution(
-            loaded, self.memory, self._scheduler, self._sharing, self._metrics, clock
+            loaded,
+            self.memory,
+            self._scheduler,
+            self._sharing,
+            self._metrics,
+            clock,
+            speculation=self._speculation,
         )
         self._events: list[Event] = []
         self._cancelled: list[Request] = []
@@ -222,8 +230,7 @@ class Engine:
         if not request.passing:
             self.execution.keep(request)
             self._queue_again()
-        self.memory.leave(request)
-        self._admission.ended(request)
+        self._left(request)
         exported = () if request.passing else self._transfer.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
@@ -231,9 +238,22 @@ class Engine:
         """End a turn without a trace in what is remembered or saved. The agent's cache has what it
         had, and perhaps whole pieces of the prompt: a retry begins behind them, any other turn cuts
         them off, and they are evicted like all that is hot."""
+        self._left(request)
+        self._events.append(Aborted(request.agent_id, request.serial, error))
+
+    def _left(self, request: Request) -> None:
+        """A turn has ended, well or not: nothing runs of it any more."""
         self.memory.leave(request)
         self._admission.ended(request)
-        self._events.append(Aborted(request.agent_id, request.serial, error))
+        if self._speculation is not None:
+            self._speculation.ended(request)
+
+
+def _speculation(loaded: LoadedModel, config: EngineConfig) -> Speculation | None:
+    """What drafts, unless it is turned off, or a run is to repeat to the bit."""
+    if config.speculation is None or loaded.policy.reproducible:
+        return None
+    return Speculation(config.speculation)
 
 
 def _begun(request: Request) -> list[Event]:
