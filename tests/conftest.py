@@ -26,6 +26,7 @@ from samples import DAY, FULL  # noqa: E402
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.core.engine.engine import Engine, EngineConfig  # noqa: E402
+from kvactors.core.engine.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import mlx_limit  # noqa: E402
 from kvactors.core.model.load import LoadedModel  # noqa: E402
@@ -136,9 +137,15 @@ def make_engine() -> Callable[..., Engine]:
         return measured[id(loaded)][1]
 
     def make(
-        loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
+        loaded: LoadedModel,
+        max_batch: int = 16,
+        budget: int = 1 << 30,
+        *,
+        stored: bool = False,
+        speculation: SpeculationConfig | None = None,
     ) -> Engine:
-        return Engine(loaded, EngineConfig(max_batch, budget, stored), measure=once)
+        config = EngineConfig(max_batch, budget, stored, speculation=speculation)
+        return Engine(loaded, config, measure=once)
 
     return make
 
