@@ -10,7 +10,7 @@ from kvactors.core.engine.speculation.acceptance import (
     Draft,
     share_out,
 )
-from kvactors.core.engine.speculation.texts import Follower, Text
+from kvactors.core.engine.speculation.texts import BORDER, Follower, Text
 from kvactors.core.schedule.request import Request
 
 __all__ = ["Speculation", "SpeculationConfig"]
@@ -18,9 +18,8 @@ __all__ = ["Speculation", "SpeculationConfig"]
 # Tokens by cost that a forward with drafts must give, of a plain one; and one that must wait for
 # what is in flight.
 WORTH, WORTH_WAITING = 1.05, 1.1
-# Tokens of ended turns that others may repeat, and what stands between two of them.
+# Tokens of ended turns that others may repeat.
 MOST_REPLIES = 8192
-_BORDER = 0xFFFFFFFF
 # Tokens of a turn that are looked at to find where it is.
 _TAIL = 16
 
@@ -116,7 +115,7 @@ class Speculation:
         """A turn has ended: others may repeat what it said."""
         self._turns.pop(request, None)
         if self._replies is not None and request.generated:
-            self._replies.add([*request.generated, _BORDER])
+            self._replies.add([*request.generated, BORDER])
 
     def _draft(self, request: Request, *, behind: int = 0) -> Draft:
         left = request.sampling.max_tokens - request.decoded - behind - 1

@@ -7,12 +7,14 @@ behind 4,000 tokens. No index.
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["Follower", "Text"]
+__all__ = ["BORDER", "Follower", "Text"]
 
 _WIDTH = 4
 # How far back is looked, in tokens; and the longest suffix that is looked for at once.
 FAR = 32_768
 SUFFIX = 8
+# Stands between two turns. It is nobody's token: a model that is fed it reads beyond its weights.
+BORDER = 0xFFFFFFFF
 
 
 class Text:
@@ -36,9 +38,10 @@ class Text:
             self.cut += gone
 
     def read(self, place: int, count: int) -> list[int]:
-        """Up to `count` ids from `place` on, counted from the first that ever was."""
+        """Up to `count` ids from `place` on, counted from the first that ever was; of one turn."""
         begin = (place - self.cut) * _WIDTH
-        return memoryview(self._bytes)[begin : begin + count * _WIDTH].cast("I").tolist()
+        ids = memoryview(self._bytes)[begin : begin + count * _WIDTH].cast("I").tolist()
+        return ids[: ids.index(BORDER)] if BORDER in ids else ids
 
     def find(self, ids: Sequence[int], before: int) -> tuple[int, int]:
         """(length, place): how many of the last `ids` stand here, at their last place that ends

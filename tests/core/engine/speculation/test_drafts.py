@@ -177,6 +177,15 @@ def test_a_draft_of_others_where_nothing_is_shared_is_seen() -> None:
         test_what_others_said_is_drafted_unless_nothing_is_shared(share=False)
 
 
+def test_what_stands_between_two_replies_is_never_drafted() -> None:
+    speculation = Speculation(SpeculationConfig())
+    for _ in range(3):
+        ended_turn(speculation, [60, 61, 62])
+    request = make_request("a", [], [9, 60, 61], Sampling(max_tokens=40))
+
+    assert speculation.drafts([request])[request] == [62]
+
+
 def test_no_draft_goes_beyond_the_last_token_of_a_turn() -> None:
     speculation = Speculation(SpeculationConfig())
     request = make_request("a", [], [1, 2, 3, 4, 5, 6] * 6, Sampling(max_tokens=4))
