@@ -19,6 +19,7 @@ from kvactors.bench.table import (
     latency,
     many_agents,
     prefill,
+    speculation,
 )
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.table.figures import Figures, draw
@@ -32,6 +33,7 @@ REGIMES: tuple[Regime, ...] = (
     *decoding.REGIMES,
     *flat.REGIMES,
     *guided.REGIMES,
+    *speculation.REGIMES,
     *footprint.REGIMES,
     *latency.REGIMES,
     *gaps.REGIMES,

@@ -21,8 +21,8 @@ _WEIGHT, _MOST = 8.0, 512.0
 # A draft ends where the chance that it gets so far is less.
 LEAST_CHANCE = 0.1
 MOST_DRAFTED = 15
-# What a token more costs, of a step, before it was measured.
-FIRST_COST = 0.12
+# What a token more costs, and one of padding, of a step of one row, before it was measured.
+TOKEN_COST, PADDING_COST = 0.1, 0.027
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +63,35 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Costs:
-    """What a forward of so many tokens more takes, in plain steps of the same rows."""
+    """What a forward that checks drafts takes, in plain steps of the same rows: how it grows is
+    known (bench/LOG.md), how steeply is measured on the device."""
 
     _plain: dict[int, float] = field(default_factory=dict)
-    _more: float | None = None
+    _steepness: float = 1.0
 
-    def of(self, rows: int, more: int) -> float:
-        """Of a forward of `rows` rows with so many tokens `more`."""
-        plain = self._plain.get(rows)
-        if self._more is None or plain is None:
-            return 1.0 + FIRST_COST * more
-        return 1.0 + more * self._more / plain
+    def of(self, rows: int, more: int, longest: int) -> float:
+        """Of a forward of `rows` rows with so many tokens `more`, the longest draft being so
+        long."""
+        return 1.0 + self._steepness * _growth(rows, more, longest)
 
     def note_plain(self, rows: int, seconds: float) -> None:
         """A plain step of `rows` rows took so long."""
         self._plain[rows] = _moved(self._plain.get(rows), seconds)
         # What was measured long ago is doubted: it may have been a busy moment.
-        if self._more is not None:
-            self._more += 0.01 * (FIRST_COST * self._plain[rows] - self._more)
+        self._steepness += 0.01 * (1.0 - self._steepness)
 
-    def note(self, rows: int, more: int, seconds: float) -> None:
-        """A forward of `rows` rows with `more` drafted tokens took so long."""
+    def note(self, rows: int, more: int, longest: int, seconds: float) -> None:
+        """A forward as that of `of` took so long."""
         plain = self._plain.get(rows)
         if plain is not None:
-            self._more = _moved(self._more, max(0.0, seconds - plain) / more)
+            found = (seconds / plain - 1.0) / _growth(rows, more, longest)
+            self._steepness = _moved(self._steepness, max(0.0, found))
+
+
+def _growth(rows: int, more: int, longest: int) -> float:
+    """What more tokens cost, and what rows of fewer are padded by, if it is as it was found where
+    it was tried: a step of more rows takes about as their root."""
+    return (TOKEN_COST * more + PADDING_COST * rows * longest) / rows**0.5
 
 
 def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float) -> list[int]:
@@ -104,7 +109,7 @@ def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float)
         chance, index = -heap[0][0], heap[0][1]
         taken[index] += 1
         expected, more = expected + chance, more + 1
-        worth = expected / rows / costs.of(rows, more)
+        worth = expected / rows / costs.of(rows, more, max(taken))
         if worth > gain:
             gain, best = worth, list(taken)
         draft, place = drafts[index], taken[index]

@@ -105,9 +105,9 @@ class Speculation:
 
     def took(self, rows: int, drafts: Mapping[Request, Sequence[int]], seconds: float) -> None:
         """A forward of so many `rows`, which checked these `drafts` or none, took so long."""
-        more = sum(map(len, drafts.values()))
-        if more:
-            self._costs.note(rows, more, seconds)
+        lengths = [len(draft) for draft in drafts.values()]
+        if lengths:
+            self._costs.note(rows, sum(lengths), max(lengths), seconds)
         else:
             self._costs.note_plain(rows, seconds)
 
