@@ -117,7 +117,7 @@ def test_good_drafts_are_long_and_bad_ones_are_not_fed() -> None:
     assert several[2] == 0
 
 
-@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.0, 1.0))
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.13, 1.0))
 def test_hardly_any_other_share_is_worth_more(chances: list[float], more: float) -> None:
     """One token fewer of any draft, or another length of the only one."""
     drafts = [draft(chance, 6) for chance in chances]
