@@ -7,7 +7,6 @@ be decoded by the same weights, and both sides say the same. Prompts are prefill
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 
@@ -105,20 +104,20 @@ def _ids(text: str) -> list[int]:
 
 
 class _Rows:
-    """An engine, and turns that say what they are given, all at once."""
+    """An engine, and turns that say what they are given, all at once. Prompts stay in memory."""
 
     def __init__(self, setup: Setup, talks: Sequence[Talk], *, guesses: bool) -> None:
         speculation = SpeculationConfig(share=False) if guesses else None
         config = EngineConfig(len(talks), BUDGET, stored=False, speculation=speculation)
         self._engine = Engine(setup.loaded, config)
-        self._talks, self._runs = talks, count()
+        self._talks = talks
 
     def run(self) -> Side:
         """Tokens a second, from when all rows decode to the last one's end."""
-        engine, run = self._engine, next(self._runs)
+        engine = self._engine
         for row, (prompt, said) in enumerate(self._talks):
             form = Sampling(max_tokens=len(said))
-            request = make_request(f"{run} {row}", [], prompt, form)
+            request = make_request(f"{row:02}", [], prompt, form)
             request.told = tuple(said)
             engine.submit(request)
         while engine.stats()["decoding"] < len(self._talks):
@@ -129,8 +128,6 @@ class _Rows:
             ends += [event for event in engine.step() if isinstance(event, Finished)]
         seconds = perf_counter() - begin
         decoded = engine.stats()["generated_tokens"] - before
-        for end in ends:
-            engine.forget(end.request.agent_id)
         said = {end.request.agent_id: end.request.generated for end in ends}
         return Side(decoded / seconds, [t for name in sorted(said) for t in said[name]])
 
