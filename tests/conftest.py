@@ -26,12 +26,12 @@ from samples import DAY, FULL  # noqa: E402
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
 from kvactors.core.engine.engine import Engine, EngineConfig  # noqa: E402
-from kvactors.core.engine.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import mlx_limit  # noqa: E402
 from kvactors.core.model.load import LoadedModel  # noqa: E402
 from kvactors.core.model.options import ModelOptions  # noqa: E402
 from kvactors.core.model.workspace import WorkSpace  # noqa: E402
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.testing.families import build  # noqa: E402
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
 from kvactors.persistence.files.atomic import Files  # noqa: E402

@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeVar
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
-from kvactors.core.engine.speculation.speculation import SpeculationConfig
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.numbers import number, whole
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.persistence.files.encryption import KEY_BYTES
 
 __all__ = [

@@ -82,11 +82,9 @@ class AgentSystem:
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; while nobody
             streams, a prompt that takes under a second goes first.
-        speculation: "auto" lets a step check several tokens of a turn that repeats what was said
-            before, where that is faster; "off" does not. Tokens are the same.
+        speculation: "auto": a step checks several tokens of what was said before; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
-        isolation: "shared" lets agents with the same system prompt hold its KV once;
-            "strict" shares nothing between agents that were not forked, guesses included.
+        isolation: "shared": agents with the same system prompt hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
         max_unsaved: bytes, or "1GB", that may wait for a slow or failing disk before turns are
@@ -254,16 +252,13 @@ class AgentSystem:
 
     def watch(self, agent: str | Agent) -> ReplyFuture[Terminated]:
         """A future that resolves when an agent's behaviour ends; at once if it has none."""
-        agent_id = agent if isinstance(agent, str) else agent.agent_id
         future: ReplyFuture[Terminated] = ReplyFuture()
-        self.parts.router.on_end(agent_id, future.resolve)
+        self.parts.router.on_end(getattr(agent, "agent_id", str(agent)), future.resolve)
         return future
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The latest messages that nobody handled, 1,000 at most.
-
-        Behaviours get them as they come under the topic "dead letters".
-        """
+        """The latest 1,000 messages that nobody handled. Behaviours get them under the topic
+        "dead letters"."""
         return tuple(self.parts.router.letters)
 
     # -- what is known of it -----------------------------------------------------------

@@ -10,16 +10,14 @@ from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import print_table
 from kvactors.bench.serve import speed, traces
 from kvactors.bench.setup import Scale, Setup, endless
+from kvactors.bench.steps import flat, guided, speculation
 from kvactors.bench.table import (
     decoding,
-    flat,
     footprint,
     gaps,
-    guided,
     latency,
     many_agents,
     prefill,
-    speculation,
 )
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.table.figures import Figures, draw

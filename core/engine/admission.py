@@ -7,11 +7,11 @@ from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.engine.kv_transfer import KVTransfer
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.prefix_sharing import PrefixSharing
-from kvactors.core.engine.speculation.speculation import SpeculationConfig
 from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.schedule.events import KVNeeded
 from kvactors.core.schedule.eviction import EvictionPolicy
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.core.schedule.waiting import WaitingTurns
 
 __all__ = ["Admission", "EngineConfig"]

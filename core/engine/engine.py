@@ -16,13 +16,13 @@ from kvactors.core.engine.kv_transfer import KVTransfer
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.prefix_sharing import PrefixSharing
-from kvactors.core.engine.speculation.speculation import Speculation
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+from kvactors.core.schedule.speculation.speculation import Speculation
 from kvactors.core.trace import Tracer
 
 __all__ = ["Engine", "EngineConfig"]
@@ -68,7 +68,6 @@ class Engine:
                 checkpointed=loaded.spec.checkpointed,
             )
         )
-        self._speculation = _speculation(loaded, config)
         self.execution = Execution(
             loaded,
             self.memory,
@@ -76,7 +75,7 @@ class Engine:
             self._sharing,
             self._metrics,
             clock,
-            speculation=self._speculation,
+            speculation=_speculation(loaded, config),
         )
         self._events: list[Event] = []
         self._cancelled: list[Request] = []
@@ -230,7 +229,8 @@ class Engine:
         if not request.passing:
             self.execution.keep(request)
             self._queue_again()
-        self._left(request)
+        self.execution.leave(request)
+        self._admission.ended(request)
         exported = () if request.passing else self._transfer.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
@@ -238,15 +238,9 @@ class Engine:
         """End a turn without a trace in what is remembered or saved. The agent's cache has what it
         had, and perhaps whole pieces of the prompt: a retry begins behind them, any other turn cuts
         them off, and they are evicted like all that is hot."""
-        self._left(request)
-        self._events.append(Aborted(request.agent_id, request.serial, error))
-
-    def _left(self, request: Request) -> None:
-        """A turn has ended, well or not: nothing runs of it any more."""
-        self.memory.leave(request)
+        self.execution.leave(request)
         self._admission.ended(request)
-        if self._speculation is not None:
-            self._speculation.ended(request)
+        self._events.append(Aborted(request.agent_id, request.serial, error))
 
 
 def _speculation(loaded: LoadedModel, config: EngineConfig) -> Speculation | None:

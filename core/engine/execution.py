@@ -13,12 +13,12 @@ from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.preemption import Preemption
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.engine.runner import DecodeBatch, PrefillBatch
-from kvactors.core.engine.speculation.speculation import Speculation
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Progress, Tokens
 from kvactors.core.schedule.flight import Decoded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
+from kvactors.core.schedule.speculation.speculation import Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
 
@@ -106,6 +106,12 @@ class Execution:
         self.preemption.make_room_to_keep(request)
         self.preemption.keep(request)
         cache.borrowed = False
+
+    def leave(self, request: Request) -> None:
+        """A turn has ended, well or not: its row goes."""
+        self._memory.leave(request)
+        if self._speculation is not None:
+            self._speculation.ended(request)
 
     # -- prefill -----------------------------------------------------------------------
 

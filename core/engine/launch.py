@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvactors.core import blas
-from kvactors.core.engine.speculation.speculation import SpeculationConfig
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.eviction import EvictionPolicy
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from kvactors.core.engine.speculation.verify import verify
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk
 from kvactors.core.trace import DecodeStep, Fault, PrefillStep, Tracer, TurnStarted
@@ -44,7 +43,7 @@ class EngineMetrics:
         """Check the `drafts` of a batch, if there are any; or launch the next step, if asked to,
         then read the one before it."""
         began, rows = perf_counter() if self._tracer.steps else 0.0, len(batch)
-        decoded = verify(batch, drafts) if drafts else batch.step(launch=launch)
+        decoded = batch.verify(drafts) if drafts else batch.step(launch=launch)
         drafted = sum(map(len, drafts.values()))
         accepted = len(decoded) - rows if drafts else 0
         self.counts["drafted_tokens"] += drafted

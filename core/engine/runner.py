@@ -5,7 +5,7 @@ still computing, before they are read. A row that turns out to have ended was th
 more; its lengths are cut and the surplus token is never read. GPU thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -15,7 +15,7 @@ from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule import scoring
 from kvactors.core.schedule.drawing import Place, draw_places
-from kvactors.core.schedule.flight import Decoded, Flight, read_flight
+from kvactors.core.schedule.flight import Decoded, Flight, read_drafts, read_flight
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw_choice, draw_key
 from kvactors.core.schedule.scheduler import Chunk
@@ -184,11 +184,28 @@ class DecodeBatch:
                 self._take_back(item.request)
         return decoded
 
-    def feed(self, rows: Sequence[Sequence[int]]) -> mx.array:
-        """Feed each row these tokens, while nothing is in flight: lazy logits [tokens, vocab]."""
+    def verify(self, drafts: Mapping[Request, Sequence[int]]) -> list[Decoded]:
+        """Feed each row its last token and its draft, if it has one, while nothing is in flight:
+        the tokens that follow, one of each row and one more for each draft that was right.
+
+        Each place is drawn with the key of its own (agent, turn, position), whatever was drafted;
+        a draft is accepted while it equals what is drawn, so tokens are those of plain steps. It is
+        read before the next forward is launched. The rows hold what was accepted.
+        """
         assert not self.in_flight
-        tokens = mx.array([token for row in rows for token in row])
-        return self.arena.forward_flat(self._model, tokens, [len(row) for row in rows])
+        rows = [(request, tuple(drafts.get(request, ()))) for request in self.requests]
+        places = [Place(request, row[:n]) for request, row in rows for n in range(len(row) + 1)]
+        fed = mx.array([token for request, row in rows for token in (request.tokens[-1], *row)])
+        lengths = self.arena.table.lengths
+        logits = self.arena.forward_flat(self._model, fed, [len(row) + 1 for _, row in rows])
+        own = scoring.own_logprobs([place.request for place in places], logits)
+        tokens, errors = draw_places(places, logits, fed)
+        flight = Flight(tokens, [], errors, scoring.look_up(own, tokens))
+        decoded: list[Decoded] = []
+        for row, accepted in enumerate(read_drafts(flight, rows)):
+            self.arena.cut(row, lengths[row] + len(accepted))
+            decoded += accepted
+        return decoded
 
     def cut(self, request: Request) -> int:
         """Cut the row to what its request holds; returns the row."""

@@ -1,5 +1,6 @@
 """A step of decoding that was launched, and what is read of it. GPU thread."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from kvactors.core.schedule.request import Request
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Decoded", "Flight", "read_flight", "take_drawn"]
+__all__ = ["Decoded", "Flight", "read_drafts", "read_flight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,33 @@ def read_flight(flight: Flight | None) -> list[Decoded]:
         return []
     read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
     return [
-        take_drawn(request, token, flight.errors.get(row), flight.looked.get(row))
+        _take_drawn(request, token, flight.errors.get(row), flight.looked.get(row))
         for row, (request, token) in enumerate(zip(flight.requests, read, strict=True))
         if request is not None
     ]
 
 
-def take_drawn(
+def read_drafts(
+    flight: Flight, rows: Sequence[tuple[Request, Sequence[int]]]
+) -> Iterator[list[Decoded]]:
+    """What a forward that checked drafts gave each of `rows`, a request and its draft: of the
+    places behind its last token and behind each draft, up to the first where another token is
+    drawn than was drafted. Waits for it."""
+    read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
+    place = 0
+    for request, draft in rows:
+        taken: list[Decoded] = []
+        for drafted in (*draft, None):
+            at = place + len(taken)
+            error, looked = flight.errors.get(at), flight.looked.get(at)
+            taken.append(_take_drawn(request, read[at], error, looked))
+            if taken[-1].error or taken[-1].token != drafted:
+                break
+        place += len(draft) + 1
+        yield taken
+
+
+def _take_drawn(
     request: Request, token: int, error: Exception | None, looked: scoring.Looked | None
 ) -> Decoded:
     """A `token` that was drawn for a `request`, or the one that its grammar takes in its place;

@@ -35,7 +35,7 @@ async def ask(client: httpx.AsyncClient, server: Server, name: str, **said: str)
     headers = {"x-claude-code-session-id": "one"}
     if name:
         headers["x-claude-code-agent-id"] = name
-    asked = body(**said)  # type: ignore[arg-type]
+    asked = body(**said)
     return await client.post(f"{server.url}/v1/messages", json=asked, headers=headers)
 
 
@@ -108,4 +108,4 @@ def test_who_has_begun_otherwise_since_is_no_twin(server: Server, model: FaultyM
 
     agent = asyncio.run(both()).headers["x-kvactors-agent"]
 
-    assert RULES.strip() in server.service.system.spawn(agent).system_prompt
+    assert RULES.strip() in str(server.service.system.spawn(agent).system_prompt)

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvactors.core.engine.speculation.acceptance import (
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.acceptance import (
     MOST_DRAFTED,
     Acceptance,
     Costs,
     Draft,
     share_out,
 )
-from kvactors.core.engine.speculation.texts import BORDER, Follower, Text
-from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.texts import BORDER, Follower, Text
 
 __all__ = ["Speculation", "SpeculationConfig"]
 
@@ -104,7 +104,7 @@ class Speculation:
             turn.hear(request, self._acceptance)
 
     def took(self, rows: int, drafts: Mapping[Request, Sequence[int]], seconds: float) -> None:
-        """A forward of so many `rows`, which checked these `drafts` or none, took so long."""
+        """A forward of so many `rows`, which checked these `drafts`, if any, took `seconds`."""
         lengths = [len(draft) for draft in drafts.values()]
         if lengths:
             self._costs.note(rows, sum(lengths), max(lengths), seconds)

@@ -11,14 +11,13 @@ from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
 from seeded import Bug, bug, seeded
 
 from kvactors import Grammar, Sampling
-from kvactors.core.engine import metrics
 from kvactors.core.engine.runner import DecodeBatch
-from kvactors.core.engine.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.drawing import Place
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.testing.engines import make_request, run_engine
 
 ON = SpeculationConfig()
@@ -202,7 +201,7 @@ def test_without_room_nothing_is_drafted(load_grid: LoadGrid, make_engine: MakeE
 # -- bugs on purpose ---------------------------------------------------------------------------
 
 
-@bug(metrics, "verify")
+@bug(DecodeBatch, "verify")
 def one_too_many_is_accepted(true: Any) -> Any:
     def check(batch: Any, drafts: Drafts) -> Any:
         decoded = true(batch, drafts)
@@ -217,17 +216,15 @@ def a_key_is_that_of_the_place_before(true: Any) -> Any:
     return property(lambda place: max(0, true.fget(place) - bool(place.after)))
 
 
-@bug(DecodeBatch, "feed")
-def a_row_keeps_one_that_was_not_accepted(true: Any) -> Any:
-    def feed(batch: Any, rows: Sequence[Sequence[int]]) -> Any:
-        logits = true(batch, rows)
-        # What is cut next is cut one too late.
-        for slab in batch.arena.table.slabs:
-            for row in slab.rows:
-                row.length -= 1
-        return logits
+@bug(DecodeBatch, "verify")
+def a_row_is_cut_one_token_too_far(true: Any) -> Any:
+    def check(batch: Any, drafts: Drafts) -> Any:
+        decoded = true(batch, drafts)
+        for row, length in enumerate(batch.arena.table.lengths):
+            batch.arena.cut(row, length - 1)
+        return decoded
 
-    return feed
+    return check
 
 
 @bug(Request, "says_stop")
@@ -244,7 +241,7 @@ def _without_last(request: Request) -> Request:
     [
         one_too_many_is_accepted,
         a_key_is_that_of_the_place_before,
-        a_row_keeps_one_that_was_not_accepted,
+        a_row_is_cut_one_token_too_far,
     ],
     ids=str,
 )

@@ -13,15 +13,15 @@ from time import perf_counter
 import numpy as np
 
 import kvactors.bench.regime as regimes
-import kvactors.core.conversation.grammar_tokens as code
+import kvactors.core.engine.engine as code
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.bench.regime import Regime, Side, Sides
 from kvactors.bench.setup import Setup
 from kvactors.core.engine.engine import Engine, EngineConfig
-from kvactors.core.engine.speculation.speculation import SpeculationConfig
 from kvactors.core.model.options import DEFAULT_MODEL
 from kvactors.core.model.worlds.world import make_world
 from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.core.testing.engines import make_request
 
 __all__ = ["REGIMES"]
@@ -128,8 +128,8 @@ class _Rows:
             ends += [event for event in engine.step() if isinstance(event, Finished)]
         seconds = perf_counter() - begin
         decoded = engine.stats()["generated_tokens"] - before
-        said = {end.request.agent_id: end.request.generated for end in ends}
-        return Side(decoded / seconds, [t for name in sorted(said) for t in said[name]])
+        spoken = {end.request.agent_id: end.request.generated for end in ends}
+        return Side(decoded / seconds, [t for name in sorted(spoken) for t in spoken[name]])
 
 
 def _against_plain(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from seeded import bug, seeded
 
 from kvactors import Sampling
-from kvactors.core.engine.speculation.acceptance import Acceptance, Costs, Draft, share_out
-from kvactors.core.engine.speculation.speculation import Speculation, SpeculationConfig
-from kvactors.core.engine.speculation.texts import SUFFIX, Follower, Text
+from kvactors.core.schedule.speculation.acceptance import Acceptance, Costs, Draft, share_out
+from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
+from kvactors.core.schedule.speculation.texts import SUFFIX, Follower, Text
 from kvactors.core.testing.engines import make_request
 
 # Ids whose bytes stand within those of others too.

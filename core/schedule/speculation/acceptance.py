@@ -1,10 +1,12 @@
-"""How often drafts are right, and what checking them costs: learned, for the whole engine. Pure.
+"""How often drafts are right, and what checking them costs: learned, for the whole engine.
+Pure: one thread at a time.
 
 The chance that the next token is what followed a match grows with the length of the match, and
 hardly depends on who speaks: it is learned by (source, length), from plain steps too, whose token a
 draft that was not fed would have said. What a token more costs a forward is measured on the device.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +49,7 @@ class Acceptance:
         return right / seen
 
     def note(self, source: str, length: int, *, right: bool) -> None:
-        """The token behind a match of `length` was right, or not."""
+        """The token behind a match of `length` in this `source` was `right`, or not."""
         counts = self._of(source, length)
         counts[0] += right
         counts[1] += 1
@@ -81,7 +83,8 @@ class Costs:
         self._steepness += 0.01 * (1.0 - self._steepness)
 
     def note(self, rows: int, more: int, longest: int, seconds: float) -> None:
-        """A forward as that of `of` took so long."""
+        """A forward of `rows` rows with `more` tokens, the `longest` draft being so long, took so
+        many `seconds`."""
         plain = self._plain.get(rows)
         if plain is not None:
             found = (seconds / plain - 1.0) / _growth(rows, more, longest)
@@ -91,13 +94,13 @@ class Costs:
 def _growth(rows: int, more: int, longest: int) -> float:
     """What more tokens cost, and what rows of fewer are padded by, if it is as it was found where
     it was tried: a step of more rows takes about as their root."""
-    return (TOKEN_COST * more + PADDING_COST * rows * longest) / rows**0.5
+    return (TOKEN_COST * more + PADDING_COST * rows * longest) / math.sqrt(rows)
 
 
 def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float) -> list[int]:
-    """How many tokens of each draft to feed in one forward of `rows` rows: those with the best
-    chances first, as long as tokens by cost grow, and none where that is less than `least` times a
-    plain step's.
+    """How many tokens of each of `drafts` to feed in one forward of `rows` rows: those with the
+    best chances first, as long as tokens by what `costs` say grow, and none where that is less than
+    `least` times a plain step's.
 
     One is added with the chance that all before it are right too.
     """
