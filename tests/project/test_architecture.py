@@ -70,10 +70,10 @@ bench/micro: actors actors/observe actors/runtime bench core/blas core/conversat
 bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
     core/schedule core/testing persistence/commit persistence/store
 bench/serve: actors actors/frontends/server/web bench core/model
-bench/table: actors actors/runtime bench bench/micro bench/serve core/arena core/engine core/errors
-    core/model core/schedule core/testing core/trace persistence
-bench/steps: actors bench bench/table core/engine core/model core/model/worlds core/schedule
+bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
+bench/table: actors actors/runtime bench bench/micro bench/serve bench/steps core/arena core/engine
+    core/errors core/model core/schedule core/testing core/trace persistence
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
