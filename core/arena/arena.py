@@ -193,24 +193,22 @@ class Arena:
         were; the bytes beyond them are dead.
         """
         width = tokens.shape[1]
+        step = partial(EvenStep, self.table, width, floats=self.floats)
         if self.spec.batched:
-            logits = self._step(model, tokens, EvenStep(self.table, width, floats=self.floats))
+            logits = self._step(model, tokens, step())
         else:
-            steps = [
-                EvenStep(self.table, width, slab, floats=self.floats)
+            rows = [
+                self._step(model, tokens[slab : slab + 1], step(slab))
                 for slab in range(len(self.table.slabs))
             ]
-            rows = [self._step(model, tokens[n : n + 1], step) for n, step in enumerate(steps)]
             logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
         self.table.advance(width)
         return logits
 
     def forward_flat(self, model: Any, tokens: mx.array, counts: Sequence[int]) -> mx.array:
-        """One step in which each row takes as many tokens as `counts` says, at least one: `tokens`
-        [sum of counts] are those of the first row, then those of the second. Lazy logits
-        [sum of counts, vocab]; otherwise as `forward`.
-
-        Only where `spec.flat` is true.
+        """One step of the `model` in which each row takes as many tokens as `counts` says, at least
+        one: `tokens` [tokens] are those of the first row, then those of the second. Lazy logits
+        [tokens, vocab]; otherwise as `forward`. Only where `spec.flat` is true.
         """
         lengths = self.table.lengths
         rows = [FlatRow(range(n, n + count)) for n, count in zip(lengths, counts, strict=True)]
@@ -219,7 +217,8 @@ class Arena:
         return logits
 
     def step_flat(self, model: Any, tokens: mx.array, rows: Sequence[FlatRow]) -> mx.array:
-        """`forward_flat` of tokens that stand and see as `rows` say; commits no length."""
+        """`forward_flat` of the `model` with `tokens` [tokens] that stand and see as `rows` say;
+        commits no length. Lazy logits [tokens, vocab]."""
         assert self.spec.flat, "layers of this model take as many tokens in each row"
         geometry = FlatStep(self.table, rows, floats=self.floats)
         return self._step(model, tokens[:, None], geometry)[:, 0]

@@ -123,7 +123,7 @@ class KVLayer:
         path = self.policy.path(queries.shape[2], self._repeats)
         precision = getattr(mx, self.policy.precision)
         plan = AttendPlan(path, scale, reach.mask, sinks, precision=precision)
-        alike = layer.window is None and plan.sinks is None
+        alike = layer.window is None and plan.sinks is None and queries.shape[2] == 1
         if alike and self.policy.together(rows, self._repeats, shared, apart=pool.trunk.end > 0):
             stored = pool.read(rows, reach.extent, floats=plan.unpack, own=True)
             prefix = pool.prefix_floats(shared, plan.precision)
