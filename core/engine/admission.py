@@ -27,7 +27,7 @@ class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
     `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns that may
-    wait to be admitted; `share`: whether agents may read the same memory while they run;
+    wait to be admitted; `share`: whether agents may hold the same memory;
     `speculation`: whether drafts are checked, and whose."""
 
     max_batch: int

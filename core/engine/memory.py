@@ -46,7 +46,7 @@ class Memory:
         clock: seconds, for the policy.
         tracer: told of evictions.
         measure: finds the work space of a form.
-        share: whether agents may read the same memory while they run.
+        share: whether agents may hold the same memory.
 
     `running`: the batches of the turns that run, `rows`: what theirs take; `hot`: the caches of
     idle agents, and what those running began with; `promised`: bytes by agent whose KV is being
@@ -76,7 +76,7 @@ class Memory:
             )
         blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
         self.hot = HotCaches(loaded.spec, blocks)
-        self.running = RunningBatches(loaded, self.hot, share=share)
+        self.running = RunningBatches(loaded, self.hot)
         self.rows = Rows(self.running, self.hot)
         self.workspace = [measure(form) for form in loaded.forms]
         self.promised: dict[str, int] = {}

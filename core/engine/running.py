@@ -23,16 +23,14 @@ FIRST_STEPS = 2
 class RunningBatches:
     """Which batch holds which turn; `common` are those of each form. A turn that was admitted has
     no batch, and no row, before its first chunk runs; its row begins with what is `hot` of it.
-    What other agents begin with too it reads where it is, if agents may `share`; forms are those of
-    the `loaded` model."""
+    What other agents begin with too it reads where it is. Forms are those of the `loaded` model."""
 
-    def __init__(self, loaded: LoadedModel, hot: HotCaches, *, share: bool = True) -> None:
+    def __init__(self, loaded: LoadedModel, hot: HotCaches) -> None:
         self.prefills: dict[Request, PrefillBatch | None] = {}
         self.common = [DecodeBatch(form) for form in loaded.forms]
         self.suspects: list[DecodeBatch] = []
         self._forms = loaded.forms
         self._hot = hot
-        self._share = share
 
     @property
     def active(self) -> list[Request]:
@@ -87,7 +85,7 @@ class RunningBatches:
         if batch is not None:
             return batch.arena.trunk(batch.requests.index(request))
         cache = None if request.scoring else self._hot.get(request.agent_id)
-        if not self._share or not form.spec.trunks or cache is None:
+        if not form.spec.trunks or cache is None:
             return NO_TRUNK
         used = min(cache.end, request.target)
         trunk = make_trunk(p for p in self._hot.held.common(cache.pieces) if p.end <= used)
