@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 32_768
 
 
+# Of a GPU what [write-up, 3.4] has.
+CPU_CHUNK, GPU_CHUNK = 512, 4096
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that passed its probes, and everything derived from it. `floats` is the same model
@@ -66,6 +70,12 @@ class LoadedModel:
     def fixed_chunks(self) -> bool:
         """Whether chunks end where they always do, and are not shortened: to repeat bit for bit."""
         return self.policy.reproducible or self.spec.fixed_chunks
+
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of a prefill chunk from which longer ones are no faster on this device, and only
+        take more memory (bench/LOG.md)."""
+        return CPU_CHUNK if on_cpu() else GPU_CHUNK
 
     def form_of(self, tokens: int) -> KVForm:
         """Which of `forms` a turn is run in that begins with so many tokens, its prompt among
