@@ -29,7 +29,7 @@ from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["LoadedModel", "choose_policy", "load_model", "locate"]
+__all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model", "locate"]
 
 logger = logging.getLogger(__name__)
 

@@ -112,7 +112,7 @@ def test_a_long_prompt_that_was_passed_over_for_long_gets_as_much_as_a_short_one
     for arrival in range(8):
         run(scheduler, [long, request(500, arrival + 1)], [ASKED], 1)
 
-    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["960"]
+    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["976"]
 
 
 def test_the_pace_of_short_prompts_says_nothing_about_a_deep_one() -> None:
