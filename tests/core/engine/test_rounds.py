@@ -11,6 +11,8 @@ from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
 from seeded import Bug, bug, seeded
 
 from kvactors import Grammar, Sampling
+from kvactors.core.arena.pieces import Piece
+from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import DecodeBatch
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
@@ -102,6 +104,33 @@ def both(
     accepted = engine.stats()["accepted_tokens"]
     assert accepted > 0 if right else accepted < sum(given)
     return plain, found
+
+
+def test_drafts_of_rows_that_read_one_beginning_say_the_same(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded = load_grid()
+    loaded = replace(loaded, policy=replace(loaded.policy, launch_tokens=64))
+    prompts, read = prompts_of((300, 5, 40, 1)), set[Piece]()
+
+    def forked(engine: Engine) -> list[Request]:
+        parent = make_request("parent", [], prompts[0], Sampling(max_tokens=4))
+        known = run_engine(engine, [(0, parent)])["parent"].request.tokens
+        for row in range(3):
+            engine.memory.fork("parent", f"{row}")
+        return [make_request(f"{row}", known, prompts[row + 1], FORMS[row]) for row in range(3)]
+
+    apart = make_engine(loaded, stored=True, share=False)
+    plain = ends(apart, forked(apart))
+    engine = make_engine(loaded, stored=True, speculation=ON)
+    requests = forked(engine)
+    with drafting(said(plain), right=2, wrong=1):
+        found = ends(engine, requests, lambda _: read.update(engine.memory.rows.read))
+
+    assert max(piece.end for piece in read) == 303
+    assert engine.stats()["accepted_tokens"] > 0
+    assert said(found) == said(plain)
+    assert saved(found) == saved(plain)
 
 
 @pytest.mark.parametrize("right", range(7))
