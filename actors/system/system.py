@@ -85,11 +85,10 @@ class AgentSystem:
             of one, or five steps of who is streamed if that is less.
         speculation: "auto": a step checks several tokens of what was said before; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
-        isolation: "shared": agents with the same system prompt hold its KV once; or "strict".
+        isolation: "shared": agents with the same beginning hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
-        max_unsaved: bytes, or "1GB", that may wait for a slow or failing disk before turns are
-            refused with SaveQueueFull.
+        max_unsaved: bytes, or "1GB", that may wait for a bad disk; then SaveQueueFull.
         deterministic: one thread runs everything, in an order that `seed` draws, in virtual
             time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
         watchdog: seconds that a step, or another agent's answer, may take before `health()` and
