@@ -15,6 +15,7 @@ core/trace:
 persistence/errors: core/errors
 actors/runtime: core/errors core/numbers
 core/cache: core/errors core/numbers
+core/cache/family: core/cache core/errors core/numbers
 core/conversation: core/errors core/numbers
 actors/errors: core/errors persistence/errors
 persistence/files: core/cache persistence/errors
