@@ -14,11 +14,12 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
+from kvactors.core.arena.flat_step import FlatRow, FlatStep
 from kvactors.core.arena.kv_layer import KVLayer
 from kvactors.core.arena.layer_cache import LayerCache, LayerRows
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.arena.recurrent_layer import StateLayer
-from kvactors.core.arena.step import StepGeometry
+from kvactors.core.arena.step import EvenStep, StepGeometry
 from kvactors.core.attention.linear_cpu import in_parts
 from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.cache.slots import EXTENT_STEP, SharedPieces, SlotTable
@@ -206,8 +207,27 @@ class Arena:
         self.table.advance(width)
         return logits
 
+    def forward_flat(self, model: Any, tokens: mx.array, counts: Sequence[int]) -> mx.array:
+        """One step in which each row takes as many tokens as `counts` says, at least one: `tokens`
+        [sum of counts] are those of the first row, then those of the second. Lazy logits
+        [sum of counts, vocab]; otherwise as `forward`.
+
+        Only where `spec.flat` is true.
+        """
+        lengths = self.table.lengths
+        rows = [FlatRow(range(n, n + count)) for n, count in zip(lengths, counts, strict=True)]
+        logits = self.step_flat(model, tokens, rows)
+        self.table.advance_by(counts)
+        return logits
+
+    def step_flat(self, model: Any, tokens: mx.array, rows: Sequence[FlatRow]) -> mx.array:
+        """`forward_flat` of tokens that stand and see as `rows` say; commits no length."""
+        assert self.spec.flat, "layers of this model take as many tokens in each row"
+        geometry = FlatStep(self.table, rows, floats=self.floats)
+        return self._step(model, tokens[:, None], geometry)[:, 0]
+
     def _geometry(self, width: int, slab: int | None = None) -> StepGeometry:
-        return StepGeometry(self.table, width, slab, floats=self.floats)
+        return EvenStep(self.table, width, slab, floats=self.floats)
 
     def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
         for layer in self.layers:

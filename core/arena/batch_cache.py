@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from kvactors.core.arena.kv_layer import KVLayer
 from kvactors.core.arena.kv_rows import KVRows
-from kvactors.core.arena.step import StepGeometry
+from kvactors.core.arena.step import EvenStep
 from kvactors.core.attention.policy import AttentionPolicy, check_attention
 from kvactors.core.attention.seam import install
 from kvactors.core.cache.slots import SlotTable
@@ -47,7 +47,7 @@ class BatchQuantizedKVCache(KVLayer):
         """
         if not self._known:
             self._materialize(keys, values)
-        geometry = StepGeometry(self.table, keys.shape[2])
+        geometry = EvenStep(self.table, keys.shape[2])
         self.begin(geometry)
         for slab, extent in zip(self.table.slabs, geometry.extents, strict=True):
             slab.capacity = self.table.capacity_for(slab.capacity, extent)

@@ -9,12 +9,16 @@ __all__ = ["Cells", "written"]
 
 
 class Cells:
-    """Where a step writes in one slab, for all layers that keep the same cells: `at`, [n, T] of
-    each row; `start` if those are start, start + 1, ... in every row."""
+    """Where a step writes in one slab, for all layers that keep the same cells: `at`, [n, T];
+    `start` if those are start, start + 1, ... in every row. Its n rows stand in `slots`, one after
+    the other if none are given."""
 
-    def __init__(self, at: mx.array, start: int | None = None) -> None:
+    def __init__(
+        self, at: mx.array, start: int | None = None, slots: Sequence[int] | None = None
+    ) -> None:
         self.at = at
         self.start = start
+        self._slots = range(at.shape[0]) if slots is None else slots
         self._flat: dict[tuple[int, ...], mx.array] = {}
 
     def flat(self, shape: Sequence[int]) -> mx.array:
@@ -24,8 +28,8 @@ class Cells:
         sides, slots, heads, capacity, _ = shape
         key = (sides, slots, heads, capacity)
         if key not in self._flat:
-            side, row, head = np.ogrid[:sides, : self.at.shape[0], :heads]
-            first = (((side * slots + row) * heads + head) * capacity).astype(np.int32)
+            side, slot, head = np.ix_(range(sides), self._slots, range(heads))
+            first = (((side * slots + slot) * heads + head) * capacity).astype(np.int32)
             self._flat[key] = mx.array(first)[..., None] + self.at[:, None]
         return self._flat[key]
 

@@ -1,7 +1,6 @@
 """One layer's keys and values of the rows that run together, as a model steps them. GPU thread."""
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -102,22 +101,24 @@ class KVLayer:
                 f"attention of a {layer.kind} layer was given a mask of the model's own, which it "
                 "did not show at load: it would need the layer's keys as floats"
             )
-        self._repeats = repeats = queries.shape[1] // layer.kv_heads
-        path, precision = self.policy.path(geometry.width, repeats), self.policy.precision
-        plan = AttendPlan(path, scale, None, sinks, precision=getattr(mx, precision))
-        parts = [
-            self._attended(index, asked, plan)
-            for index, asked in enumerate(geometry.apart(queries))
-        ]
+        self._repeats = queries.shape[1] // layer.kv_heads
+        parts = []
+        for index, asked in enumerate(geometry.apart(queries)):
+            attended = self._attended(index, geometry.folded(index, asked), scale, sinks)
+            parts.append(geometry.unfolded(index, attended))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _attended(self, index: int, queries: mx.array, plan: AttendPlan) -> mx.array:
-        """One slab's part."""
+    def _attended(
+        self, index: int, queries: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """One slab's part: `queries` [n, heads, T, head_dim] of its rows."""
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
         pool, shared = self.rows.pools[geometry.slabs[index]], geometry.shared[index]
         reach, rows = geometry.reaches(layer)[index], len(queries)
-        plan = replace(plan, mask=reach.mask)
+        path = self.policy.path(queries.shape[2], self._repeats)
+        precision = getattr(mx, self.policy.precision)
+        plan = AttendPlan(path, scale, reach.mask, sinks, precision=precision)
         stored = pool.read(rows, reach.extent, floats=plan.unpack)
         alike = layer.window is None and plan.sinks is None
         if alike and self.policy.together(rows, self._repeats, shared):

@@ -1,5 +1,6 @@
 """One step's geometry: where each row reads and writes. GPU thread."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,7 +12,7 @@ from kvactors.core.cache.blocks import BLOCK_TOKENS
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec
 
-__all__ = ["Reach", "StepGeometry"]
+__all__ = ["EvenStep", "Reach", "StepGeometry", "ring_mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +28,24 @@ class Reach:
     mask: mx.array
 
 
-class StepGeometry:
-    """Where one step of `width` tokens per row of `table` reads and writes; shared by all layers.
+class StepGeometry(ABC):
+    """Where one step reads and writes; shared by all layers. Of each slab that takes part:
 
-    Row r writes at [start_r, start_r + width) and its query t sees the keys up to
-    start_r + t. Three rows of lengths 2, 5, 3 in one slab, width 1: writes at 2, 5, 3;
-    the mask shows 3, 6 and 4 keys of an extent of 64. A decode step reads the first `shared`
-    keys of a slab once for all of its rows. Position p of a layer that holds `cells` tokens of
-    a row stands in cell p % cells.
-
-    `slab` restricts the step to one slab: the others' rows stand still. With `floats` there is
-    memory to keep what codes say as floats.
+    `starts` are the positions of its rows' first new tokens, `extents` the keys that are read,
+    `shared` those that all of its rows begin with and that are read once, `counts` how many rows
+    of the model's batch are its own. `offset` is the position of each of those, [B]; they are
+    `width` tokens long. With `floats` there is memory to keep what codes say as floats.
     """
 
-    def __init__(
-        self, table: SlotTable, width: int, slab: int | None = None, *, floats: bool = False
-    ) -> None:
-        self.width = width
-        self.floats = floats and width == 1
-        self.slabs = range(len(table.slabs)) if slab is None else range(slab, slab + 1)
-        self.starts = [list(table.slabs[index].lengths) for index in self.slabs]
-        self.extents = [table.extent(max(starts) + width) for starts in self.starts]
-        self.shared = [table.shared(index) if width == 1 else 0 for index in self.slabs]
-        self.offset = mx.array([start for starts in self.starts for start in starts])
+    def __init__(self, starts: list[list[int]], extents: list[int], *, floats: bool) -> None:
+        self.width = 1
+        self.floats = floats
+        self.slabs = range(len(starts))
+        self.starts = starts
+        self.extents = extents
+        self.shared = [0] * len(starts)
+        self.counts = [len(rows) for rows in starts]
+        self.offset = mx.array(0)
         self._reaches: dict[int | None, list[Reach]] = {}
         self._masks: list[mx.array] = []
 
@@ -68,35 +64,79 @@ class StepGeometry:
         return sum(map(len, self.starts))
 
     def apart(self, rows: mx.array) -> Sequence[mx.array]:
-        """An array of all rows, [B, ...], slab by slab: [rows of the slab, ...] each."""
-        if len(self.starts) == 1:
+        """An array of the model's batch, [B, ...], slab by slab."""
+        if len(self.counts) == 1:
             return [rows]
-        ends = list(accumulate(map(len, self.starts)))
+        ends = list(accumulate(self.counts))
         return [rows[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def folded(self, index: int, queries: mx.array) -> mx.array:
+        """A slab's queries of the model's batch, as those of its rows: [n, heads, T, dim]."""
+        return queries
+
+    def unfolded(self, index: int, attended: mx.array) -> mx.array:
+        """The way back."""
+        return attended
 
     def reaches(self, layer: LayerSpec) -> list[Reach]:
         """For each slab of the step, where a layer reads and writes."""
         if layer.window not in self._reaches:
-            self._reaches[layer.window] = [
-                self._reach(starts, extent, layer)
-                for starts, extent in zip(self.starts, self.extents, strict=True)
-            ]
+            indices = range(len(self.starts))
+            self._reaches[layer.window] = [self._reach(index, layer) for index in indices]
         return self._reaches[layer.window]
 
-    def _reach(self, starts: list[int], extent: int, layer: LayerSpec) -> Reach:
+    @abstractmethod
+    def _reach(self, index: int, layer: LayerSpec) -> Reach: ...
+
+
+class EvenStep(StepGeometry):
+    """A step of `width` tokens in each row of `table`.
+
+    Row r writes at [start_r, start_r + width) and its query t sees the keys up to
+    start_r + t. Three rows of lengths 2, 5, 3 in one slab, width 1: writes at 2, 5, 3;
+    the mask shows 3, 6 and 4 keys of an extent of 64. A decode step reads the first `shared`
+    keys of a slab once for all of its rows. Position p of a layer that holds `cells` tokens of
+    a row stands in cell p % cells.
+
+    `slab` restricts the step to one slab: the others' rows stand still.
+    """
+
+    def __init__(
+        self, table: SlotTable, width: int, slab: int | None = None, *, floats: bool = False
+    ) -> None:
+        slabs = range(len(table.slabs)) if slab is None else range(slab, slab + 1)
+        starts = [list(table.slabs[index].lengths) for index in slabs]
+        extents = [table.extent(max(rows) + width) for rows in starts]
+        super().__init__(starts, extents, floats=floats and width == 1)
+        self.width, self.slabs = width, slabs
+        if width == 1:
+            self.shared = [table.shared(index) for index in slabs]
+        self.offset = mx.array([start for rows in starts for start in rows])
+
+    def _reach(self, index: int, layer: LayerSpec) -> Reach:
+        starts, extent = self.starts[index], self.extents[index]
         positions = mx.array(starts)[:, None] + mx.arange(self.width)
-        queries = positions[:, None, :, None]
         first = starts[0] if len(set(starts)) == 1 else None
-        cells, window = layer.cells, layer.window
-        if cells is None or window is None:
+        cells = layer.cells
+        if cells is None:
+            queries = positions[:, None, :, None]
             return Reach(extent, Cells(positions, first), mx.arange(extent) <= queries)
         assert self.width <= BLOCK_TOKENS, "a ring has room for a block beside the window"
-        extent = min(extent, cells)
         if first is not None:
             first = first % cells if first % cells + self.width <= cells else None
-        # The newest position that a cell can hold: what is older was overwritten by it.
-        newest = positions[:, -1:]
-        held = newest - (newest - mx.arange(extent) + cells) % cells
-        held = held[:, None, None]
-        mask = (held >= 0) & (held <= queries) & (held > queries - window)
-        return Reach(extent, Cells(positions % cells, first), mask)
+        extent = min(extent, cells)
+        return Reach(extent, Cells(positions % cells, first), ring_mask(positions, layer, extent))
+
+
+def ring_mask(positions: mx.array, layer: LayerSpec, extent: int) -> mx.array:
+    """What queries at `positions` [n, T], the last of each row being its newest, see of the first
+    `extent` cells of a `layer` with a window: boolean [n, 1, T, extent]."""
+    cells, window = layer.cells, layer.window
+    assert cells is not None
+    assert window is not None
+    queries = positions[:, None, :, None]
+    # The newest position that a cell can hold: what is older was overwritten by it.
+    newest = positions[:, -1:]
+    held = newest - (newest - mx.arange(extent) + cells) % cells
+    held = held[:, None, None]
+    return (held >= 0) & (held <= queries) & (held > queries - window)

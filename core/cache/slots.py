@@ -194,9 +194,14 @@ class SlotTable:
 
     def advance(self, tokens: int) -> None:
         """Commit `tokens` more in every row."""
+        self.advance_by([tokens] * len(self))
+
+    def advance_by(self, tokens: Sequence[int]) -> None:
+        """Commit so many more `tokens` in each row."""
+        left = iter(tokens)
         for slab in self.slabs:
             for row in slab.rows:
-                row.length += tokens
+                row.length += next(left)
                 assert row.length <= slab.capacity
 
     def set_length(self, row: int, length: int) -> None:

@@ -166,6 +166,13 @@ class ModelCacheSpec:
         """Whether some layer's attention is given float arrays."""
         return any(layer.plain for layer in self.layers)
 
+    @cached_property
+    def flat(self) -> bool:
+        """Whether rows may take different numbers of tokens in one forward: every layer attends
+        through the seam to keys and values of its own."""
+        through = all(layer.kind in ("full", "sliding") for layer in self.layers)
+        return self.batched and through and not self.plain
+
     def bytes_of(self, tokens: int) -> int:
         """Bytes of one row of so many tokens, over all layers."""
         return sum(count * layer.bytes_of(tokens) for layer, count in self._counts)
