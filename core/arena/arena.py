@@ -196,16 +196,15 @@ class Arena:
         were; the bytes beyond them are dead.
         """
         width = tokens.shape[1]
-        if self.spec.batched:
-            logits = self._step(model, tokens, self._geometry(width))
-        else:
-            rows = [
-                self._step(model, tokens[slab : slab + 1], self._geometry(width, slab))
-                for slab in range(len(self.table.slabs))
-            ]
-            logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
+        steps: list[tuple[mx.array, int | None]] = [(tokens, None)]
+        if not self.spec.batched:
+            steps = [(tokens[n : n + 1], n) for n in range(len(self.table.slabs))]
+        rows = [
+            self._step(model, part, EvenStep(self.table, width, slab, floats=self.floats))
+            for part, slab in steps
+        ]
         self.table.advance(width)
-        return logits
+        return rows[0] if len(rows) == 1 else mx.concatenate(rows)
 
     def forward_flat(self, model: Any, tokens: mx.array, counts: Sequence[int]) -> mx.array:
         """One step in which each row takes as many tokens as `counts` says, at least one: `tokens`
@@ -226,15 +225,16 @@ class Arena:
         geometry = FlatStep(self.table, rows, floats=self.floats)
         return self._step(model, tokens[:, None], geometry)[:, 0]
 
-    def _geometry(self, width: int, slab: int | None = None) -> StepGeometry:
-        return EvenStep(self.table, width, slab, floats=self.floats)
-
-    def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+    def begin(self, geometry: StepGeometry) -> None:
+        """All layers take a step of this geometry next: allocate what it needs."""
         for layer in self.layers:
             layer.begin(geometry)
         for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
             held = self.table.slabs[slab]
             held.capacity = self.table.capacity_for(held.capacity, extent)
+
+    def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+        self.begin(geometry)
         with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
         return logits

@@ -14,6 +14,7 @@ With cells and masks of its own a row holds sequences or a tree [cache-family, 5
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 import mlx.core as mx
@@ -75,11 +76,11 @@ class FlatStep(StepGeometry):
         at = mx.array([cell for row in held for cell in row.written])[:, None]
         slots = [slot for slot, row in enumerate(held) for _ in row.positions]
         if layer.cells is None:
-            return Reach(extent, Cells(at, None, slots), _mask(held, positions, extent))
+            return Reach(extent, Cells(at, None, slots), partial(_mask, held, positions, extent))
         assert most <= BLOCK_TOKENS, "a ring has room for a block beside the window"
         assert all(row.sees is None for row in held), "a ring holds one sequence"
         extent = min(extent, layer.cells)
-        mask = ring_mask(positions, layer, extent)
+        mask = partial(ring_mask, positions, layer, extent)
         return Reach(extent, Cells(at % layer.cells, None, slots), mask)
 
 

@@ -33,6 +33,8 @@ core/model: core/arena core/attention core/cache core/conversation core/errors c
     core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
+core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
+core/sessions: core/arena/sessions core/cache/family
 core/engine: core/arena core/blas core/cache core/conversation core/errors
     core/model core/schedule core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
@@ -41,8 +43,8 @@ persistence/formats: core/cache persistence/commit persistence/errors persistenc
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
-core/testing: core/arena core/cache core/conversation core/engine core/model core/quant
-    core/schedule
+core/testing: core/arena core/cache core/cache/family core/conversation core/engine core/model
+    core/quant core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
     core/model core/schedule persistence/commit persistence/store
 actors/observe: actors/turns core/errors core/trace

@@ -8,6 +8,7 @@ held, checked when the session is made, not a flag that is asked while it runs.
     SeqCache       sequences that fork, and leave cells to each other
     TreeCache      a trunk, and candidates for what comes next
     Planner        what the layer of bytes asks of each of them
+    Mover          and of one that brings cells together
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from kvactors.core.cache.family.step_plan import StepPlan
 
-__all__ = ["Cache", "DecodeCache", "Moves", "Planner", "SeqCache", "TreeCache"]
+__all__ = ["Cache", "DecodeCache", "Mover", "Moves", "Planner", "SeqCache", "TreeCache"]
 
 
 @runtime_checkable
@@ -76,6 +77,10 @@ class TreeCache(Cache, Protocol):
     def length(self) -> int:
         """Committed tokens: the position of a root."""
 
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of the nodes that were proposed and have not run: siblings have the same."""
+
     def propose(self, parents: Sequence[int]) -> None:
         """The tokens of the next step are nodes of the tree, each behind the node that `parents`
         names; -1 is a root's."""
@@ -101,3 +106,11 @@ class Planner(Protocol):
 
     def take_back(self) -> None:
         """The step under way failed: its tokens are not there. What was declared stays so."""
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """A cache whose commits move bytes."""
+
+    def on_commit(self, moves: Moves) -> None:
+        """Call `moves` at each commit."""

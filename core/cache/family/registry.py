@@ -11,17 +11,15 @@ from typing import TypeVar
 
 from kvactors.core.cache.family.config import CacheConfig
 from kvactors.core.cache.family.contiguous import ContiguousBookkeeping
-from kvactors.core.cache.family.faces import Cache, DecodeCache, SeqCache, TreeCache
+from kvactors.core.cache.family.faces import Cache, Planner
 from kvactors.core.cache.family.sequences import SeqBookkeeping
 from kvactors.core.cache.family.tree import TreeBookkeeping
 from kvactors.core.errors import FaceMismatch, InvalidConfig
 
-__all__ = ["FACES", "Builder", "CacheRegistry", "build", "builders", "registry"]
+__all__ = ["Builder", "CacheRegistry", "build", "builders", "faced", "registry"]
 
-Face = TypeVar("Face", bound=Cache)
+Face = TypeVar("Face")
 Builder = Callable[[CacheConfig], Cache]
-
-FACES: dict[str, type[Cache]] = {"contiguous": DecodeCache, "seq": SeqCache, "tree": TreeCache}
 
 builders: dict[str, Builder] = {
     "contiguous": lambda config: ContiguousBookkeeping(config.capacity),
@@ -31,14 +29,15 @@ builders: dict[str, Builder] = {
 """What makes the cache of a kind: put another one here to have sessions with a cache of yours."""
 
 
-def build(kind: str, config: CacheConfig) -> Cache:
-    """A cache of this `kind`, sized as `config` says. Raises FaceMismatch if what its builder makes
-    cannot do what the kind needs."""
+def build(kind: str, face: type[Face], config: CacheConfig) -> Face:
+    """A cache of this `kind`, sized as `config` says, that has this `face`. Raises FaceMismatch if
+    what its builder makes has not, or makes no plans."""
     cache = builders[kind](config)
-    return faced(cache, FACES[kind], f"the builder of {kind!r}")
+    faced(cache, Planner, f"the builder of {kind!r}")
+    return faced(cache, face, f"the builder of {kind!r}")
 
 
-def faced(cache: Cache, face: type[Face], whose: str) -> Face:
+def faced(cache: object, face: type[Face], whose: str) -> Face:
     """The cache, known to have this `face`. Raises FaceMismatch that says `whose` it is."""
     if not isinstance(cache, face):
         lacks = [name for name in dir(face) if name[0] != "_" and not hasattr(cache, name)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from kvactors.core.errors import InvalidStep
 from kvactors.core.numbers import whole
 
-__all__ = ["PlanOnce", "StepPlan", "cells_of", "whole_numbers"]
+__all__ = ["PlanOnce", "StepPlan", "whole_numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,3 @@ def whole_numbers(name: str, values: Sequence[int]) -> tuple[int, ...]:
         if value is None or value < 0:
             raise InvalidStep(f"{name} is a whole number from 0 on, not {given!r}")
     return found  # type: ignore[return-value]
-
-
-def cells_of(bits: int) -> list[int]:
-    """The numbers of the bits that are set, ascending."""
-    cells = []
-    while bits:
-        lowest = bits & -bits
-        cells.append(lowest.bit_length() - 1)
-        bits ^= lowest
-    return cells

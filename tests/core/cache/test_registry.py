@@ -84,7 +84,7 @@ def test_a_size_that_cannot_be_is_refused(
     ],
 )
 def test_each_kind_has_its_face_and_a_plan(kind: str, made: type, face: type) -> None:
-    cache = build(kind, CONFIG)
+    cache = build(kind, face, CONFIG)
 
     assert type(cache) is made
     assert isinstance(cache, face)
@@ -104,12 +104,12 @@ def wrong_builder() -> Iterator[None]:
 @pytest.mark.usefixtures("wrong_builder")
 def test_a_builder_of_another_kind_is_refused_where_the_cache_is_made() -> None:
     with pytest.raises(FaceMismatch, match=r"'seq'.*TreeBookkeeping, which is no SeqCache.*seq_cp"):
-        build("seq", CONFIG)
+        build("seq", SeqCache, CONFIG)
 
 
 def test_a_cache_is_found_by_its_key_as_what_it_is() -> None:
     registry = CacheRegistry()
-    cache = build("seq", CONFIG)
+    cache = build("seq", SeqCache, CONFIG)
 
     key = registry.install(cache)
 
@@ -121,7 +121,7 @@ def test_a_cache_is_found_by_its_key_as_what_it_is() -> None:
 
 def test_who_took_a_cache_goes_on_when_its_key_is_erased() -> None:
     registry = CacheRegistry()
-    key = registry.install(build("contiguous", CONFIG))
+    key = registry.install(build("contiguous", DecodeCache, CONFIG))
     taken = registry.get(key, DecodeCache)
 
     registry.erase(key)
@@ -138,7 +138,7 @@ def test_threads_get_keys_of_their_own() -> None:
     keys: list[str] = []
 
     def install() -> None:
-        keys.extend(registry.install(build("seq", CONFIG)) for _ in range(50))
+        keys.extend(registry.install(build("seq", SeqCache, CONFIG)) for _ in range(50))
 
     threads = [threading.Thread(target=install) for _ in range(8)]
     for thread in threads:

@@ -1,127 +1,13 @@
 """A tree of candidates, and a single sequence: what each token sees, against sets."""
 
 import pytest
+from cache_machines import Trees
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from visibility import PlainTree
 
 from kvactors.core.cache.family.contiguous import ContiguousBookkeeping
-from kvactors.core.cache.family.step_plan import StepPlan, cells_of
+from kvactors.core.cache.family.step_plan import StepPlan
 from kvactors.core.cache.family.tree import TreeBookkeeping
 from kvactors.core.errors import CacheFull, InvalidStep
-
-CAPACITY = 20
-
-
-class Trees(RuleBasedStateMachine):
-    """The bookkeeping against sets of names. Bytes are names: `stands`, by cell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = TreeBookkeeping(CAPACITY)
-        self.cache.on_commit(self.move)
-        self.plain = PlainTree()
-        self.stands: dict[int, int] = {}
-        # Names of the nodes, as the cache numbers them, and how many of them have run.
-        self.nodes: list[int] = []
-        self.ran = 0
-
-    def move(self, base: int, cells: list[int]) -> None:
-        moved = [self.stands[cell] for cell in cells]
-        self.stands.update(enumerate(moved, base))
-
-    @precondition(lambda self: not self.nodes)
-    @rule(count=st.integers(1, 5), fails=st.booleans())
-    def append(self, count: int, fails: bool) -> None:
-        held = len(self.plain.committed)
-        positions = [held + n for n in range(count)]
-        if held + count > CAPACITY:
-            with pytest.raises(CacheFull, match=f"{held} of {CAPACITY} are held"):
-                self.cache.plan(positions)
-            return
-        plan = self.cache.plan(positions)
-        assert self.cache.plan(positions) is plan
-        if fails:
-            self.cache.take_back()
-            return
-        self.written(plan, [self.plain.append() for _ in range(count)])
-        self.cache.end_step()
-        assert plan.contiguous
-
-    def written(self, plan: StepPlan, names: list[int]) -> None:
-        alive = {*self.plain.committed, *self.plain.parents} - {*names}
-        assert not {self.stands[cell] for cell in plan.cells if cell in self.stands} & alive
-        self.stands.update(zip(plan.cells, names, strict=True))
-        for index, name in enumerate(names):
-            seen = cells_of(plan.row(index))
-            assert {self.stands[cell] for cell in seen} == self.plain.sees(name)
-            assert max(seen) < plan.read
-
-    @precondition(lambda self: self.ran == len(self.nodes))
-    @rule(data=st.data(), count=st.integers(1, 5))
-    def propose(self, data: st.DataObject, count: int) -> None:
-        first = len(self.nodes)
-        parents = [data.draw(st.integers(-1, first + n - 1), "parent") for n in range(count)]
-        if len(self.plain.committed) + first + count > CAPACITY:
-            assert not self.cache.can_extend(count)
-            with pytest.raises(CacheFull, match=rf"needs {count} cells.*of {CAPACITY}"):
-                self.cache.propose(parents)
-            return
-        assert self.cache.can_extend(count)
-
-        self.cache.propose(parents)
-
-        for parent in parents:
-            self.nodes.append(self.plain.grow(None if parent < 0 else self.nodes[parent]))
-
-    @precondition(lambda self: self.ran < len(self.nodes))
-    @rule(fails=st.booleans())
-    def run_frontier(self, fails: bool) -> None:
-        names = self.nodes[self.ran :]
-        positions = [self.plain.position(name) for name in names]
-        assert self.cache.positions == positions
-        with pytest.raises(InvalidStep, match="have not run yet"):
-            self.cache.propose([-1])
-        plan = self.cache.plan(positions)
-        assert self.cache.plan(positions) is plan
-        if fails:
-            self.cache.take_back()
-            return
-        self.written(plan, names)
-        self.ran = len(self.nodes)
-
-    @precondition(lambda self: self.nodes)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        last = data.draw(st.sampled_from([None, *self.nodes[: self.ran]]), "last")
-        chain = self.plain.chain(last)
-
-        self.cache.commit([self.nodes.index(name) for name in chain])
-
-        self.plain.commit(last)
-        self.nodes, self.ran = [], 0
-        # What is behind is dead.
-        self.stands = {cell: self.stands[cell] for cell in range(self.cache.length)}
-
-    @rule(data=st.data())
-    def what_is_no_chain_is_refused(self, data: st.DataObject) -> None:
-        wrong = data.draw(st.lists(st.integers(0, len(self.nodes) + 1), min_size=1, max_size=4))
-        chains = [
-            [self.nodes.index(n) for n in self.plain.chain(name)] for name in self.nodes[: self.ran]
-        ]
-        if wrong not in chains:
-            with pytest.raises(InvalidStep, match=r"has not run|from a root down"):
-                self.cache.commit(wrong)
-
-    @invariant()
-    def agrees(self) -> None:
-        assert (self.cache.length, self.cache.pending) == (
-            len(self.plain.committed),
-            len(self.nodes),
-        )
-        assert [self.stands[c] for c in range(self.cache.length)] == self.plain.committed
-
 
 TestTrees = Trees.TestCase
 TestTrees.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
