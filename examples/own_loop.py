@@ -106,8 +106,8 @@ def draw_tree(draft: Session[Any], root: int, widths: tuple[int, ...]) -> tuple[
     for width in (*widths, 0):
         draft.cache.propose([parents[node] for node in level])
         logits = draft.step([tokens[node] for node in level], draft.cache.positions)
-        likely = mx.argsort(-logits, axis=-1)[:, :width].tolist() if width else []
-        children = [(n, token) for n, some in zip(level, likely, strict=False) for token in some]
+        likely: Any = mx.argsort(-logits, axis=-1)[:, :width].tolist()
+        children = [(n, token) for n, some in zip(level, likely, strict=True) for token in some]
         level = list(range(len(tokens), len(tokens) + len(children)))
         parents += [node for node, _ in children]
         tokens += [token for _, token in children]
@@ -135,7 +135,8 @@ def speculate(target: Session[Any], draft: Session[Any], prompt: list[int]) -> t
         tokens, parents = draw_tree(draft, answer[-1], (2, 2, 1))
         target.cache.propose(parents)
         logits = target.step(tokens, target.cache.positions)
-        chain, bonus = verify(tokens, parents, mx.argmax(logits, axis=-1).tolist())
+        chosen: Any = mx.argmax(logits, axis=-1).tolist()
+        chain, bonus = verify(tokens, parents, chosen)
         for session in (target, draft):
             session.cache.commit(chain)
         answer, forwards = [*answer, *(tokens[n] for n in chain[1:]), bonus], forwards + 1
@@ -144,7 +145,8 @@ def speculate(target: Session[Any], draft: Session[Any], prompt: list[int]) -> t
 
 def best(logits: mx.array) -> int:
     """The likeliest token behind the last one of [tokens, vocab]."""
-    return int(mx.argmax(logits[-1]).item())
+    token: Any = mx.argmax(logits[-1]).item()
+    return int(token)
 
 
 def main() -> None:
@@ -180,14 +182,15 @@ def main() -> None:
             trunk += text + plain_decode(one, trunk[-1:] + text)
         show("decode", plain_decode(one, trunk[-1:] + asked[1]))
     with make_seq_session(model, config) as many:
-        show("streams", *streams(many, texts).values())
+        told = streams(many, texts)
+        show("streams", *streams(many, {n: told[n][-1:] + asked[n] for n in texts}).values())
         many.cache.clear()
         show("fork", *fork(many, trunk, asked).values())
         print(
             f"{'':<10} {many.row.nbytes:,} bytes; {many.cache.seq_len(0)} tokens of the trunk left"
         )
         many.cache.clear()
-        show("admit", *admit(many, {n: texts[n] for n in (1, 2)}, trunk + asked[3], 4).values())
+        show("admit", *admit(many, {n: texts[n] for n in (1, 2)}, trunk + asked[3], 2).values())
         many.cache.clear()
         show("take back", *(text[2] for text in take_back(many, trunk + asked[2], len(texts[1]))))
     with make_tree_session(model, config) as target, make_tree_session(small, config) as draft:

@@ -30,6 +30,7 @@ from kvactors.core.errors import InvalidConfig, InvalidStep, TokenOutOfRange, Un
 from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.load import choose_policy, derive_spec
 from kvactors.core.model.options import ModelOptions
+from kvactors.core.numbers import whole
 
 __all__ = [
     "Session",
@@ -101,13 +102,13 @@ class Session(Generic[Face]):
     def _checked(self, tokens: Sequence[int], positions: int) -> mx.array:
         if len(tokens) != positions:
             raise InvalidStep(f"a step of {len(tokens)} tokens was given {positions} positions")
-        fed = mx.array(tokens, mx.int32)
-        wrong = [token for token in fed.tolist() if not 0 <= token < self._vocabulary]
-        if wrong:
-            raise TokenOutOfRange(
-                f"token {wrong[0]} is not in [0, {self._vocabulary}), the model's embedding"
-            )
-        return fed
+        for token in tokens:
+            found = whole(token)
+            if found is None or not 0 <= found < self._vocabulary:
+                raise TokenOutOfRange(
+                    f"token {token!r} is not in [0, {self._vocabulary}), the model's embedding"
+                )
+        return mx.array(list(tokens), mx.int32)
 
     def update_and_attend(
         self,

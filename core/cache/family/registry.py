@@ -7,7 +7,7 @@ A cache that is taken from the registry goes on to work when its key is erased.
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kvactors.core.cache.family.config import CacheConfig
 from kvactors.core.cache.family.contiguous import ContiguousBookkeeping
@@ -19,6 +19,8 @@ from kvactors.core.errors import FaceMismatch, InvalidConfig
 __all__ = ["Builder", "CacheRegistry", "build", "builders", "faced", "registry"]
 
 Face = TypeVar("Face")
+FaceType = Callable[..., Face]
+"""A protocol: not `type[Face]`, which is for classes that have instances of their own."""
 Builder = Callable[[CacheConfig], Cache]
 
 builders: dict[str, Builder] = {
@@ -29,7 +31,7 @@ builders: dict[str, Builder] = {
 """What makes the cache of a kind: put another one here to have sessions with a cache of yours."""
 
 
-def build(kind: str, face: type[Face], config: CacheConfig) -> Face:
+def build(kind: str, face: FaceType[Face], config: CacheConfig) -> Face:
     """A cache of this `kind`, sized as `config` says, that has this `face`. Raises FaceMismatch if
     what its builder makes has not, or makes no plans."""
     cache = builders[kind](config)
@@ -37,15 +39,16 @@ def build(kind: str, face: type[Face], config: CacheConfig) -> Face:
     return faced(cache, face, f"the builder of {kind!r}")
 
 
-def faced(cache: object, face: type[Face], whose: str) -> Face:
+def faced(cache: object, face: FaceType[Face], whose: str) -> Face:
     """The cache, known to have this `face`. Raises FaceMismatch that says `whose` it is."""
-    if not isinstance(cache, face):
-        lacks = [name for name in dir(face) if name[0] != "_" and not hasattr(cache, name)]
-        raise FaceMismatch(
-            f"{whose} gives a {type(cache).__name__}, which is no {face.__name__}: it lacks "
-            f"{', '.join(lacks)}"
-        )
-    return cache
+    protocol = cast(type[Face], face)
+    if isinstance(cache, protocol):
+        return cache
+    lacks = [name for name in dir(face) if name[0] != "_" and not hasattr(cache, name)]
+    raise FaceMismatch(
+        f"{whose} gives a {type(cache).__name__}, which is no {protocol.__name__}: it lacks "
+        f"{', '.join(lacks)}"
+    )
 
 
 class CacheRegistry:
@@ -66,7 +69,7 @@ class CacheRegistry:
             self._caches[key] = cache
         return key
 
-    def get(self, key: str, face: type[Face]) -> Face:
+    def get(self, key: str, face: FaceType[Face]) -> Face:
         """The cache of a key, as a `face`. Raises InvalidConfig if there is none, FaceMismatch if
         it is of another kind."""
         with self._lock:

@@ -26,6 +26,7 @@ class SeqBookkeeping:
     def __init__(self, capacity: int) -> None:
         self._capacity = whole_capacity(capacity)
         self._once = PlanOnce()
+        self._placed: list[Token] = []
         self.clear()
 
     @property
@@ -143,7 +144,7 @@ class SeqBookkeeping:
     def end_step(self) -> None:
         """All layers have the plan: the next one is another step's."""
         self._once.forget()
-        self._placed: list[Token] = []
+        self._placed = []
 
     def take_back(self) -> None:
         """The step under way failed: its tokens are not there, and are still declared."""

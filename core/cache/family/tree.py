@@ -89,7 +89,7 @@ class TreeBookkeeping:
             raise InvalidStep(f"{self.waiting} nodes were proposed and have not run yet")
         if not len(parents):
             raise InvalidStep("at least one node is proposed")
-        found = []
+        found: list[int] = []
         for given in parents:
             parent, node = whole(given), self.pending + len(found)
             if parent is None or not -1 <= parent < node:

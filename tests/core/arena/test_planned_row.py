@@ -18,6 +18,7 @@ from kvactors.core.arena.sessions import planned_row
 from kvactors.core.arena.sessions.planned_row import PlannedRow
 from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.cache.family.contiguous import ContiguousBookkeeping
+from kvactors.core.cache.family.step_plan import StepPlan
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.testing.attend_oracle import AttendOracle
 
@@ -40,6 +41,14 @@ def stored(array: np.ndarray, bits: int | None) -> np.ndarray:
     return np.array(mx.dequantize(*codes, group_size=32, bits=bits))
 
 
+def row_attends(
+    row: PlannedRow, new: tuple[Any, ...], positions: Sequence[int], plan: StepPlan, layer: int
+) -> np.ndarray:
+    q, k, v = (mx.array(array, mx.float32) for array in new)
+    out = row.update_and_attend(q, k, v, positions, plan, layer_id=layer, scale=SCALE)
+    return np.array(out)
+
+
 class Attends:
     """Tokens attend through a row of an arena, and through the oracle."""
 
@@ -58,12 +67,10 @@ class Attends:
 
     def both(self, positions: list[int], names: Sequence[int], layer: int) -> tuple[Any, Any]:
         q, k, v = (numbers(what, names, layer) for what in "qkv")
-        arrays = [mx.array(array, mx.float32) for array in (q, k, v)]
         plan = self.cache.plan(positions)
-        out = self.row.update_and_attend(*arrays, positions, plan, layer_id=layer, scale=SCALE)
-        kept = [stored(array, self.bits) for array in (k, v)]
-        expected = self.oracle.update_and_attend(q, *kept, positions, layer, SCALE)
-        return np.array(out), expected
+        out = row_attends(self.row, (q, k, v), positions, plan, layer)
+        k, v = stored(k, self.bits), stored(v, self.bits)
+        return out, self.oracle.update_and_attend(q, k, v, positions, layer, SCALE)
 
     def spoil(self, positions: list[int]) -> None:
         """Only one layer is reached."""
@@ -159,13 +166,10 @@ def test_a_single_sequence_on_each_path(mode: Any) -> None:
 
     for part in (range(300), range(300, 301), range(301, 340)):
         q, k, v = (numbers(what, part) for what in "qkv")
-        arrays = [mx.array(array, mx.float32) for array in (q, k, v)]
-        plan = cache.plan(part)
-        found = row.update_and_attend(*arrays, part, plan, layer_id=0, scale=SCALE)
-        kept = [stored(array, 4) for array in (k, v)]
-        expected = oracle.update_and_attend(q, *kept, part, 0, SCALE)
+        found = row_attends(row, (q, k, v), part, cache.plan(part), 0)
+        expected = oracle.update_and_attend(q, stored(k, 4), stored(v, 4), part, 0, SCALE)
         assert found.shape == (1, HEADS, len(part), DIM)
-        np.testing.assert_allclose(np.array(found), expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_row_begins_small_and_grows_with_what_it_holds() -> None:

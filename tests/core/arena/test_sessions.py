@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from makers import LoadGrid
 
+from kvactors.core.arena.kv_layer import KVLayer
 from kvactors.core.arena.sessions.session import (
     Session,
     make_decode_session,
@@ -132,6 +133,8 @@ def test_each_node_of_a_tree_has_the_logits_of_its_path_alone(
 def same_bytes(alone: Alone, session: Session[TreeCache], text: list[int]) -> None:
     arena, _ = alone.filled(text)
     for mine, theirs in zip(session.row.arena.layers, arena.layers, strict=True):
+        assert isinstance(mine, KVLayer)
+        assert isinstance(theirs, KVLayer)
         ours = mine.rows.pools[0].export(0, 0, len(text))
         others = theirs.rows.pools[0].export(0, 0, len(text))
         assert all(bool(mx.array_equal(ours[name], others[name])) for name in ours)

@@ -64,7 +64,7 @@ TestTrees.settings = FEW
 def test_a_single_sequence_attends_to_all_before() -> None:
     oracle = AttendOracle(ContiguousBookkeeping(16))
     q, k, v = (numbers(what, range(8)) for what in "qkv")
-    known = [{name: array[0, :, name] for name in range(8)} for array in (k, v)]
+    keys, values = ({name: array[0, :, name] for name in range(8)} for array in (k, v))
 
     found = [
         oracle.update_and_attend(
@@ -73,7 +73,7 @@ def test_a_single_sequence_attends_to_all_before() -> None:
         for part in (slice(5), slice(5, 6), slice(6, 8))
     ]
 
-    expected = attended(q, *known, [set(range(n + 1)) for n in range(8)])
+    expected = attended(q, keys, values, [set(range(n + 1)) for n in range(8)])
     np.testing.assert_allclose(np.concatenate(found, axis=2), expected, rtol=1e-12)
 
 

@@ -89,6 +89,7 @@ def test_each_kind_has_its_face_and_a_plan(kind: str, made: type, face: type) ->
     assert type(cache) is made
     assert isinstance(cache, face)
     assert isinstance(cache, Planner)
+    assert isinstance(cache, Cache)
     assert cache.capacity == 64
 
 

@@ -44,8 +44,9 @@ class Sequences(RuleBasedStateMachine):
             taken = {token.position for token in self.plain.of(sequence)}
             taken |= {position for other, position in chosen if other == sequence}
             behind = max(taken, default=-1) + 1
-            others = st.integers(0, behind + 3).filter(lambda p, taken=taken: p not in taken)  # type: ignore[misc]
-            chosen.append((sequence, data.draw(st.just(behind) | others, "position")))
+            free = [position for position in range(behind + 4) if position not in taken]
+            position = data.draw(st.just(behind) | st.sampled_from(free), "position")
+            chosen.append((sequence, position))
         return chosen
 
     @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
