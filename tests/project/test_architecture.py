@@ -34,6 +34,7 @@ core/model: core/arena core/attention core/cache core/conversation core/errors c
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
+    core/numbers
 core/sessions: core/arena/sessions core/cache/family
 core/engine: core/arena core/blas core/cache core/conversation core/errors
     core/model core/schedule core/trace

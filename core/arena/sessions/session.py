@@ -45,7 +45,7 @@ Face = TypeVar("Face", bound=Cache)
 
 class Session(Generic[Face]):
     """A context manager: `key` is where its `cache` is found in the registry until it is closed,
-    `row` has the bytes.
+    `row` has the bytes. Tokens are those of `vocabulary` rows of the `model`'s embedding.
 
     The model is shared by as many sessions as there are; what one of them remembers is all here.
     """
