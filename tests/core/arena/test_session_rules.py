@@ -71,8 +71,11 @@ def test_a_session_holds_the_face_of_its_kind_and_is_found_by_its_key(
 def test_a_key_is_erased_on_every_way_out_and_who_is_at_work_goes_on(load_grid: LoadGrid) -> None:
     model = load_grid(4).model
     there = len(registry)
-    with pytest.raises(KeyError), make_seq_session(model, config()):
+    with pytest.raises(KeyError), make_seq_session(model, config()) as left:
         raise KeyError("a way out")
+    assert len(registry) == there
+    with pytest.raises(InvalidConfig, match=f"no cache has the key '{left.key}'"):
+        registry.get(left.key, SeqCache)
     dropped = make_decode_session(model, config())
     del dropped
     gc.collect()

@@ -164,5 +164,6 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(load_grid: LoadGrid, maker
         with pytest.raises(RuntimeError, match="poisoned token 50"):
             fed(session, [12, 50], [7, 8])
 
+        assert session.cache.can_extend(193)
         # What was declared stays so.
         alone.agrees(session.step([12, 13], [7, 8]), [[*PROMPT, 12], [*PROMPT, 12, 13]])
