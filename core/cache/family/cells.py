@@ -76,7 +76,7 @@ class OwnedCells:
         """`sequence` holds these cells, (position, cell), of others too."""
         if some:
             held = self._sequences.setdefault(sequence, _Sequence())
-            held.at = sorted({*held.at, *some})
+            held.at = sorted({*held.at, *some}) if held.at else list(some)
             held.members |= _bits(some)
 
     def let_go(self, sequence: int, start: int = 0, end: int | None = None) -> None:

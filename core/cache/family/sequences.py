@@ -69,7 +69,7 @@ class SeqBookkeeping:
         if not self.seq_len(source):
             raise InvalidStep(f"sequence {source} holds nothing that sequence {target} could share")
         shared, mine = self._cells.at(source, start, end), dict(self._cells.at(target))
-        for position, cell in shared:
+        for position, cell in shared if mine else ():
             if mine.get(position, cell) != cell:
                 raise InvalidStep(
                     f"sequence {target} already holds position {position}, in cell "
