@@ -99,12 +99,16 @@ class PrefillStep:
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """One step of `batch` rows; each of `agent_ids` got a token. Steps run one ahead, so that
-    the first of a row gives none. Scoring a choice is a step of one row that gives none."""
+    the first of a row gives none. Scoring a choice is a step of one row that gives none. Of the
+    `drafted` tokens that it checked, so many were `accepted`: an agent has one token more for each
+    of its own."""
 
     began: float
     at: float
     batch: int
     agent_ids: tuple[str, ...]
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from kvactors.core.model import mlx_limit  # noqa: E402
 from kvactors.core.model.load import LoadedModel  # noqa: E402
 from kvactors.core.model.options import ModelOptions  # noqa: E402
 from kvactors.core.model.workspace import WorkSpace  # noqa: E402
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.testing.families import build  # noqa: E402
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
 from kvactors.persistence.files.atomic import Files  # noqa: E402
@@ -136,9 +137,15 @@ def make_engine() -> Callable[..., Engine]:
         return measured[id(loaded)][1]
 
     def make(
-        loaded: LoadedModel, max_batch: int = 16, budget: int = 1 << 30, stored: bool = False
+        loaded: LoadedModel,
+        max_batch: int = 16,
+        budget: int = 1 << 30,
+        *,
+        stored: bool = False,
+        speculation: SpeculationConfig | None = None,
     ) -> Engine:
-        return Engine(loaded, EngineConfig(max_batch, budget, stored), measure=once)
+        config = EngineConfig(max_batch, budget, stored, speculation=speculation)
+        return Engine(loaded, config, measure=once)
 
     return make
 

@@ -15,6 +15,7 @@ from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.numbers import number, whole
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.persistence.files.encryption import KEY_BYTES
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "check_seconds",
     "check_seed",
     "check_spawn",
+    "check_speculation",
     "check_storage",
     "check_turns",
     "default_store",
@@ -161,6 +163,14 @@ def check_isolation(isolation: object) -> bool:
     if isolation not in ("shared", "strict"):
         raise InvalidConfig(f'isolation is "shared" or "strict", not {isolation!r}')
     return isolation == "strict"
+
+
+def check_speculation(speculation: object, *, isolated: bool) -> SpeculationConfig | None:
+    """What drafts, None for nothing; where agents are `isolated` they repeat only themselves.
+    Raises InvalidConfig unless it is "auto" or "off"."""
+    if speculation not in ("auto", "off"):
+        raise InvalidConfig(f'speculation is "auto" or "off", not {speculation!r}')
+    return SpeculationConfig(share=not isolated) if speculation == "auto" else None
 
 
 def default_store() -> Path:

@@ -110,6 +110,7 @@ class AgentRegistry:
         system_prompt: str | None = None,
         *,
         from_: str | Agent | None = None,
+        wait: bool = True,
         context_policy: ContextPolicy | None = None,
         prompt_lane: LanePolicy | None = None,
         behaviour: AgentBehaviour | Callable[[], AgentBehaviour] | None = None,
@@ -119,10 +120,11 @@ class AgentRegistry:
         """The agent `agent_id`, restored if the store knows it. Writes nothing, reads no KV.
 
         `system_prompt` None means as stored. `from_` another agent: a new one that remembers all
-        that the other has when its turns so far are done, without a copy of its KV in memory or on
-        disk. `context_policy`: what happens at the end of the context, "refuse", DropOldest() or
-        Summarize(); None leaves it as it is, "refuse" for a new agent. `prompt_lane`: how many
-        prompts and messages may wait for it, and what then happens; by default the system's.
+        that the other has when its turns so far are done, or without `wait` all but what a turn
+        says that still runs; its KV is not copied in memory or on disk. `context_policy`: what
+        happens at the end of the context, "refuse", DropOldest() or Summarize(); None leaves it as
+        it is, "refuse" for a new agent. `prompt_lane`: how many prompts and messages may wait for
+        it, and what then happens; by default the system's.
         `behaviour`: what it does with messages, or what makes one
         anew after every restart; `supervision`: how that goes on after an error, and `parent` whom
         it may escalate to. Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch, AgentExists,
@@ -136,7 +138,7 @@ class AgentRegistry:
         if from_ is not None:
             if system_prompt is not None:
                 raise InvalidConfig("a fork has its parent's system prompt: leave it unset")
-            agent = self._fork(agent_id, from_, context_policy)
+            agent = self._fork(agent_id, from_, context_policy, wait=wait)
         else:
             agent = self._spawn(agent_id, system_prompt, context_policy)
         inbox = agent.actor.actor_inbox
@@ -206,7 +208,9 @@ class AgentRegistry:
                 known.actor.context_policy = policy
             return known
 
-    def _fork(self, child: str, parent: str | Agent, policy: ContextPolicy | None) -> Spawned:
+    def _fork(
+        self, child: str, parent: str | Agent, policy: ContextPolicy | None, *, wait: bool
+    ) -> Spawned:
         source = self._source(parent)
         with self._lock:
             self._lifecycle.require_running()
@@ -215,7 +219,7 @@ class AgentRegistry:
             self._forking.add(child)
         stored = None
         try:
-            ticket = self._host.send(source, lambda t: Fork(t, child), None, streamed=False)
+            ticket = self._host.send(source, lambda t: Fork(t, child, wait), None, streamed=False)
             copied, stored = ticket.reply.get()
             if stored is not None:
                 stored.get()

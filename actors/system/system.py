@@ -25,6 +25,7 @@ from kvactors.actors.system.parameters import (
     check_progress,
     check_seconds,
     check_seed,
+    check_speculation,
     check_storage,
     check_turns,
     default_store,
@@ -81,9 +82,9 @@ class AgentSystem:
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; while nobody
             streams, a prompt that takes under a second goes first.
+        speculation: "auto": a step checks several tokens of what was said before; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
-        isolation: "shared" lets agents with the same system prompt hold its KV once;
-            "strict" shares nothing between agents that were not forked.
+        isolation: "shared": agents with the same system prompt hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
         max_unsaved: bytes, or "1GB", that may wait for a slow or failing disk before turns are
@@ -121,6 +122,7 @@ class AgentSystem:
         max_disk: int | str | None = DEFAULT_MAX_DISK,
         encryption_key: EncryptionKey | None = None,
         target_latency: float = 0.1,
+        speculation: str = "auto",
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
         prompt_lane: LanePolicy = DEFAULT_LANE,
@@ -172,6 +174,7 @@ class AgentSystem:
             memory_budget=parse_limit("memory_budget", memory_budget),
             target_latency=check_seconds("target_latency", target_latency),
             stored=path is not None,
+            speculation=check_speculation(speculation, isolated=isolated),
             eviction=check_eviction(eviction),
             max_waiting=check_turns("max_waiting", max_waiting),
             clock=CountingClock() if deterministic else time.perf_counter,
@@ -249,16 +252,13 @@ class AgentSystem:
 
     def watch(self, agent: str | Agent) -> ReplyFuture[Terminated]:
         """A future that resolves when an agent's behaviour ends; at once if it has none."""
-        agent_id = agent if isinstance(agent, str) else agent.agent_id
         future: ReplyFuture[Terminated] = ReplyFuture()
-        self.parts.router.on_end(agent_id, future.resolve)
+        self.parts.router.on_end(getattr(agent, "agent_id", str(agent)), future.resolve)
         return future
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The latest messages that nobody handled, 1,000 at most.
-
-        Behaviours get them as they come under the topic "dead letters".
-        """
+        """The latest 1,000 messages that nobody handled. Behaviours get them under the topic
+        "dead letters"."""
         return tuple(self.parts.router.letters)
 
     # -- what is known of it -----------------------------------------------------------

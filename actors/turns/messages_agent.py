@@ -6,7 +6,7 @@ do is be refused: its receiver is gone, and who waits for it is told.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
@@ -35,8 +35,12 @@ class _InPromptLane:
     """Goes into an agent's bounded prompt lane, which a running turn shuts."""
 
     __slots__ = ()
-    in_prompt_lane: ClassVar[Literal[True]] = True
     ticket: Ticket
+
+    @property
+    def in_prompt_lane(self) -> bool:
+        """Whether it waits there."""
+        return True
 
     def reject(self, error: BaseException | None = None) -> None:
         """Fail whoever waits: with `error`, or that the agent stopped first."""
@@ -68,7 +72,7 @@ class Rewind(_InPromptLane):
 
 @dataclass(frozen=True, slots=True)
 class Fork(_InPromptLane):
-    """To an agent: let a new one begin with all of its memory. Goes into the prompt lane.
+    """To an agent: let a new one begin with all of its memory.
 
     Its reply is a copy of the transcript, and a future that resolves when the new agent is
     stored (None where nothing is).
@@ -78,6 +82,13 @@ class Fork(_InPromptLane):
     """Who waits for it."""
     child: str
     """Id of the new agent."""
+    wait: bool = True
+    """Whether for the turns before it; else what a turn says that still runs is not the child's."""
+
+    @property
+    def in_prompt_lane(self) -> bool:
+        """Whether it waits there."""
+        return self.wait
 
 
 Prompt = Ask | Fork | Rewind

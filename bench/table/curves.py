@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 
 from kvactors.bench.disk import fill, save_one, seconds_of
 from kvactors.bench.setup import Setup, answer
-from kvactors.bench.table.decoding import deep_llama, hot_agents, step
+from kvactors.bench.table.decoding import deep_llama
 from kvactors.bench.table.latency import remembering
+from kvactors.bench.turns import hot_agents, step
 from kvactors.core.trace import DecodeStep, PrefillStep, TraceEvent, Tracer
 from kvactors.persistence import Store
 

@@ -25,7 +25,7 @@ from kvactors.bench.regime import (
     Sides,
 )
 from kvactors.bench.setup import ENDLESS, Setup
-from kvactors.bench.table.decoding import hot_agents
+from kvactors.bench.turns import hot_agents
 
 __all__ = ["REGIMES"]
 

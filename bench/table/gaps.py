@@ -15,7 +15,7 @@ from kvactors.actors import Agent
 from kvactors.bench.disk import raw_write
 from kvactors.bench.regime import NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.setup import ENDLESS, FIRST, Setup, answer
-from kvactors.bench.table.decoding import hot_agents, step
+from kvactors.bench.turns import hot_agents, step
 
 __all__ = ["REGIMES"]
 

@@ -10,7 +10,15 @@ from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import print_table
 from kvactors.bench.serve import speed, traces
 from kvactors.bench.setup import Scale, Setup, endless
-from kvactors.bench.table import decoding, footprint, gaps, guided, latency, many_agents, prefill
+from kvactors.bench.steps import flat, guided, speculation
+from kvactors.bench.table import (
+    decoding,
+    footprint,
+    gaps,
+    latency,
+    many_agents,
+    prefill,
+)
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.table.figures import Figures, draw
 from kvactors.bench.table.growth import grow
@@ -21,7 +29,9 @@ __all__ = ["REGIMES", "choose", "run_suite"]
 REGIMES: tuple[Regime, ...] = (
     *prefill.REGIMES,
     *decoding.REGIMES,
+    *flat.REGIMES,
     *guided.REGIMES,
+    *speculation.REGIMES,
     *footprint.REGIMES,
     *latency.REGIMES,
     *gaps.REGIMES,

@@ -78,7 +78,7 @@ class Arena:
 
     def take_bytes(self, other: "Arena", source: int) -> int:
         """Bytes that `take` would allocate."""
-        if self._own_slab(other, source) is not None:
+        if _own_slab(self.table, other.table, source) is not None:
             return 0
         length = other.table.lengths[source] + 1
         slab = self.table.choose_slab(length, other.table.shared_pieces(source))
@@ -134,7 +134,7 @@ class Arena:
         """
         length, pieces = other.table.lengths[source], other.table.shared_pieces(source)
         both = list(zip(self._rows, other._rows, strict=True))
-        slab = self._own_slab(other, source)
+        slab = _own_slab(self.table, other.table, source)
         if slab is not None:
             for rows, theirs in both:
                 rows.share(theirs, slab)
@@ -144,15 +144,6 @@ class Arena:
         for rows, theirs in both:
             rows.copy_row(row, theirs, source)
         return row
-
-    def _own_slab(self, other: "Arena", source: int) -> int | None:
-        """The slab that a row of another arena has to itself there, if it would have one here."""
-        there, _ = other.table.locate(source)
-        if len(other.table.slabs[there].rows) > 1:
-            return None
-        pieces = other.table.shared_pieces(source)
-        here = self.table.choose_slab(other.table.lengths[source] + 1, pieces)
-        return there if here == len(self.table.slabs) else None
 
     def export(self, row: int, start: int, end: int) -> Piece:
         """Tokens [start, end) of a row, evaluated; with a checkpoint if the row ends there."""
@@ -196,34 +187,30 @@ class Arena:
         were; the bytes beyond them are dead.
         """
         width = tokens.shape[1]
-        steps: list[tuple[mx.array, int | None]] = [(tokens, None)]
-        if not self.spec.batched:
-            steps = [(tokens[n : n + 1], n) for n in range(len(self.table.slabs))]
-        rows = [
-            self._step(model, part, EvenStep(self.table, width, slab, floats=self.floats))
-            for part, slab in steps
-        ]
+        even = partial(EvenStep, self.table, width, floats=self.floats)
+        if self.spec.batched:
+            logits = self.step(model, tokens, even())
+        else:
+            rows = [
+                self.step(model, tokens[slab : slab + 1], even(slab))
+                for slab in range(len(self.table.slabs))
+            ]
+            logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
         self.table.advance(width)
-        return rows[0] if len(rows) == 1 else mx.concatenate(rows)
-
-    def forward_flat(self, model: Any, tokens: mx.array, counts: Sequence[int]) -> mx.array:
-        """One step in which each row takes as many tokens as `counts` says, at least one: `tokens`
-        [sum of counts] are those of the first row, then those of the second. Lazy logits
-        [sum of counts, vocab]; otherwise as `forward`.
-
-        Only where `spec.flat` is true.
-        """
-        lengths = self.table.lengths
-        rows = [FlatRow(range(n, n + count)) for n, count in zip(lengths, counts, strict=True)]
-        logits = self.step_flat(model, tokens, rows)
-        self.table.advance_by(counts)
         return logits
 
-    def step_flat(self, model: Any, tokens: mx.array, rows: Sequence[FlatRow]) -> mx.array:
-        """`forward_flat` of tokens that stand and see as `rows` say; commits no length."""
+    def forward_flat(self, model: Any, tokens: mx.array, counts: Sequence[int]) -> mx.array:
+        """One step of the `model` in which each row takes as many tokens as `counts` says, at least
+        one: `tokens` [tokens] are those of the first row, then those of the second. Lazy logits
+        [tokens, vocab]; otherwise as `forward`. Only where `spec.flat` is true.
+        """
         assert self.spec.flat, "layers of this model take as many tokens in each row"
+        lengths = self.table.lengths
+        rows = [FlatRow(range(n, n + count)) for n, count in zip(lengths, counts, strict=True)]
         geometry = FlatStep(self.table, rows, floats=self.floats)
-        return self._step(model, tokens[:, None], geometry)[:, 0]
+        logits = self.step(model, tokens[:, None], geometry)[:, 0]
+        self.table.advance_by(counts)
+        return logits
 
     def begin(self, geometry: StepGeometry) -> None:
         """All layers take a step of this geometry next: allocate what it needs."""
@@ -233,7 +220,9 @@ class Arena:
             held = self.table.slabs[slab]
             held.capacity = self.table.capacity_for(held.capacity, extent)
 
-    def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+    def step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+        """One step of the `model`, of `tokens` [B, T] that stand as the `geometry` says: lazy
+        logits [B, T, vocab]. Commits no length."""
         self.begin(geometry)
         with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
@@ -247,6 +236,16 @@ class Arena:
     def evaluate(self) -> None:
         """Run what was written so far; after a prefill chunk no one asks for its logits."""
         mx.eval([rows.state for rows in self._rows])
+
+
+def _own_slab(here: SlotTable, there: SlotTable, source: int) -> int | None:
+    """The slab that row `source` has to itself `there`, if it would have one `here`."""
+    slab, _ = there.locate(source)
+    if len(there.slabs[slab].rows) > 1:
+        return None
+    pieces = there.shared_pieces(source)
+    alone = here.choose_slab(there.lengths[source] + 1, pieces) == len(here.slabs)
+    return slab if alone else None
 
 
 def _make_table(

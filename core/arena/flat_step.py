@@ -46,7 +46,8 @@ class FlatRow:
 
 
 class FlatStep(StepGeometry):
-    """A step of the `rows` of `table`, at least one token of each, in the order of the batch."""
+    """A step of the `rows` of `table`, at least one token of each, in the order of the batch; with
+    `floats` there is memory to keep what codes say as floats."""
 
     def __init__(self, table: SlotTable, rows: Sequence[FlatRow], *, floats: bool = False) -> None:
         assert len(rows) == len(table)
@@ -66,7 +67,7 @@ class FlatStep(StepGeometry):
         return self._folds[index].fold(queries)
 
     def unfolded(self, index: int, attended: mx.array) -> mx.array:
-        """The way back."""
+        """The way back, of what `attended` [n, heads, T, dim] of slab `index`."""
         return self._folds[index].unfold(attended)
 
     def _reach(self, index: int, layer: LayerSpec) -> Reach:

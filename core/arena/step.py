@@ -84,7 +84,7 @@ class StepGeometry(ABC):
         return queries
 
     def unfolded(self, index: int, attended: mx.array) -> mx.array:
-        """The way back."""
+        """The way back, of what `attended` [n, heads, T, dim] of slab `index`."""
         return attended
 
     def reaches(self, layer: LayerSpec) -> list[Reach]:
@@ -107,7 +107,7 @@ class EvenStep(StepGeometry):
     keys of a slab once for all of its rows. Position p of a layer that holds `cells` tokens of
     a row stands in cell p % cells.
 
-    `slab` restricts the step to one slab: the others' rows stand still.
+    `slab` restricts the step to one slab: the others' rows stand still. `floats` as above.
     """
 
     def __init__(

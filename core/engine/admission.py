@@ -11,6 +11,7 @@ from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.schedule.events import KVNeeded
 from kvactors.core.schedule.eviction import EvictionPolicy
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.core.schedule.waiting import WaitingTurns
 
 __all__ = ["Admission", "EngineConfig"]
@@ -26,7 +27,7 @@ class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
     `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns that may
-    wait to be admitted."""
+    wait to be admitted; `speculation`: whether drafts are checked, and whose."""
 
     max_batch: int
     memory_budget: int
@@ -35,6 +36,7 @@ class EngineConfig:
     backlog_limit: int = 512 * 2**20
     eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
+    speculation: SpeculationConfig | None = None
 
 
 class Admission:

@@ -22,6 +22,7 @@ from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+from kvactors.core.schedule.speculation.speculation import Speculation
 from kvactors.core.trace import Tracer
 
 __all__ = ["Engine", "EngineConfig"]
@@ -68,7 +69,13 @@ class Engine:
             )
         )
         self.execution = Execution(
-            loaded, self.memory, self._scheduler, self._sharing, self._metrics, clock
+            loaded,
+            self.memory,
+            self._scheduler,
+            self._sharing,
+            self._metrics,
+            clock,
+            speculation=_speculation(loaded, config),
         )
         self._events: list[Event] = []
         self._cancelled: list[Request] = []
@@ -222,7 +229,7 @@ class Engine:
         if not request.passing:
             self.execution.keep(request)
             self._queue_again()
-        self.memory.leave(request)
+        self.execution.leave(request)
         self._admission.ended(request)
         exported = () if request.passing else self._transfer.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
@@ -231,9 +238,16 @@ class Engine:
         """End a turn without a trace in what is remembered or saved. The agent's cache has what it
         had, and perhaps whole pieces of the prompt: a retry begins behind them, any other turn cuts
         them off, and they are evicted like all that is hot."""
-        self.memory.leave(request)
+        self.execution.leave(request)
         self._admission.ended(request)
         self._events.append(Aborted(request.agent_id, request.serial, error))
+
+
+def _speculation(loaded: LoadedModel, config: EngineConfig) -> Speculation | None:
+    """What drafts, unless it is turned off, or a run is to repeat to the bit."""
+    if config.speculation is None or loaded.policy.reproducible:
+        return None
+    return Speculation(config.speculation)
 
 
 def _begun(request: Request) -> list[Event]:

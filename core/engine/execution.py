@@ -4,7 +4,7 @@ Each outcome is given as soon as it is there, so that a turn that ended has left
 the next batch asks for room. A step that fails is blamed on its turns. GPU thread only.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.engine.failure import PROBATION, is_fatal, turn_failed
@@ -12,11 +12,13 @@ from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.preemption import Preemption
 from kvactors.core.engine.prefix_sharing import PrefixSharing
-from kvactors.core.engine.runner import DecodeBatch, Decoded, PrefillBatch
+from kvactors.core.engine.runner import DecodeBatch, PrefillBatch
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Progress, Tokens
+from kvactors.core.schedule.flight import Decoded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
+from kvactors.core.schedule.speculation.speculation import Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
 
@@ -43,7 +45,7 @@ Outcome = Progress | Tokens | Ended | Failed
 class Execution:
     """Runs plans of a `loaded` model over the batches of `memory`, and tells the `scheduler` how
     long they took by `clock`; `sharing` is offered beginnings, `metrics` runs and counts the
-    forwards."""
+    forwards; `speculation` gives drafts, if there is one."""
 
     def __init__(
         self,
@@ -53,8 +55,11 @@ class Execution:
         sharing: PrefixSharing,
         metrics: EngineMetrics,
         clock: Callable[[], float],
+        *,
+        speculation: Speculation | None = None,
     ) -> None:
         self.preemption = Preemption(memory)
+        self._speculation = speculation
         # The turns of the forward that runs, or ran last.
         self.forward: Sequence[Request] = ()
         self._late_checkpoints = loaded.spec.checkpointed
@@ -88,7 +93,8 @@ class Execution:
         seconds = 0.0
         for batch in running.decoding:
             if self.preemption.make_growth(batch):
-                seconds += yield from self._decode(batch, launch=batch not in late)
+                launch = batch not in late and not self._waits(batch)
+                seconds += yield from self._decode(batch, launch=launch)
         if seconds and not late:
             self._scheduler.record_decode(seconds)
         for batch in list(running.suspects):
@@ -100,6 +106,12 @@ class Execution:
         self.preemption.make_room_to_keep(request)
         self.preemption.keep(request)
         cache.borrowed = False
+
+    def leave(self, request: Request) -> None:
+        """A turn has ended, well or not: its row goes."""
+        self._memory.leave(request)
+        if self._speculation is not None:
+            self._speculation.ended(request)
 
     # -- prefill -----------------------------------------------------------------------
 
@@ -175,16 +187,38 @@ class Execution:
 
     # -- decode ------------------------------------------------------------------------
 
+    def _waits(self, batch: DecodeBatch) -> bool:
+        """Whether what is in flight is better read before the next forward, which can then check
+        drafts behind it."""
+        speculation = self._speculation
+        if speculation is None or not batch.in_flight or not batch.arena.spec.flat:
+            return False
+        return speculation.worth_waiting(batch.requests)
+
+    def _drafts(self, batch: DecodeBatch) -> Mapping[Request, Sequence[int]]:
+        """What the next forward of a batch can check, if there is room for it as things are."""
+        if self._speculation is None or batch.in_flight or not batch.arena.spec.flat:
+            return {}
+        drafts = self._speculation.drafts(batch.requests)
+        return drafts if drafts and self.preemption.can_check(batch, drafts) else {}
+
     def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, float]:
         """One step of a batch; returns the seconds that it took, 0 if none was launched."""
+        drafts = self._drafts(batch) if launch else {}
+        steady, rows = batch.in_flight and launch, len(batch)
         begin, self.forward = self._clock(), batch.requests
         try:
-            decoded = self._metrics.decode(batch, launch=launch)
+            decoded = self._metrics.decode(batch, drafts, launch=launch)
         except Exception as error:
             yield from self._blame(batch.requests, error)
             return 0.0
         seconds = self._clock() - begin if launch else 0.0
+        if self._speculation is not None and (steady or drafts):
+            self._speculation.took(rows, drafts, seconds)
         for item in decoded:
+            if item.request not in batch.requests:
+                # It ended with a token before this one.
+                continue
             try:
                 yield from self._receive(item)
             except Exception as error:
@@ -202,6 +236,8 @@ class Execution:
         request.tokens.append(item.token)
         request.logprobs += item.logprobs
         request.cached = len(request.tokens) - 1
+        if self._speculation is not None:
+            self._speculation.hear(request)
         if request.stream:
             yield Tokens(request.agent_id, request.serial, (item.token,), item.logprobs)
         if request.says_stop:

@@ -12,6 +12,7 @@ from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.eviction import EvictionPolicy
+from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Launch:
     memory_budget: int | None
     target_latency: float
     stored: bool
+    speculation: SpeculationConfig | None = None
     eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
     clock: Callable[[], float] = time.perf_counter
@@ -74,6 +76,7 @@ class Launch:
             target_latency=self.target_latency,
             eviction=self.eviction,
             max_waiting=self.max_waiting,
+            speculation=self.speculation,
         )
         info = ModelInfo(
             loaded.name,

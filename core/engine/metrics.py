@@ -1,6 +1,6 @@
 """Runs the engine's forwards: counts their tokens, and tells of each if anybody listens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -9,16 +9,20 @@ from kvactors.core.schedule.scheduler import Chunk
 from kvactors.core.trace import DecodeStep, Fault, PrefillStep, Tracer, TurnStarted
 
 if TYPE_CHECKING:
-    from kvactors.core.engine.runner import DecodeBatch, Decoded, PrefillBatch
+    from kvactors.core.engine.runner import DecodeBatch, PrefillBatch
+    from kvactors.core.schedule.flight import Decoded
 
 __all__ = ["EngineMetrics"]
 
+_COUNTED = ("prefilled_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
+
 
 class EngineMetrics:
-    """`counts`: tokens prefilled and generated so far. GPU thread only."""
+    """`counts`: tokens prefilled and generated so far; and those that were drafted, and right. GPU
+    thread only."""
 
     def __init__(self, tracer: Tracer) -> None:
-        self.counts = {"prefilled_tokens": 0, "generated_tokens": 0}
+        self.counts = dict.fromkeys(_COUNTED, 0)
         self._tracer = tracer
 
     def prefill(self, batch: "PrefillBatch", chunks: Sequence[Chunk]) -> int:
@@ -33,11 +37,19 @@ class EngineMetrics:
             self._tracer.tell(PrefillStep(began, perf_counter(), parts))
         return computed
 
-    def decode(self, batch: "DecodeBatch", *, launch: bool) -> "list[Decoded]":
-        """Launch the next step, if asked to, then read the one before it."""
-        began = perf_counter() if self._tracer.steps else 0.0
-        decoded = batch.step(launch=launch)
-        self._decoded(began, len(batch), [d.request for d in decoded if d.error is None])
+    def decode(
+        self, batch: "DecodeBatch", drafts: Mapping[Request, Sequence[int]], *, launch: bool
+    ) -> "list[Decoded]":
+        """Check the `drafts` of a batch, if there are any; or launch the next step, if asked to,
+        then read the one before it."""
+        began, rows = perf_counter() if self._tracer.steps else 0.0, len(batch)
+        decoded = batch.verify(drafts) if drafts else batch.step(launch=launch)
+        drafted = sum(map(len, drafts.values()))
+        accepted = len(decoded) - rows if drafts else 0
+        self.counts["drafted_tokens"] += drafted
+        self.counts["accepted_tokens"] += accepted
+        told = [d.request for d in decoded if d.error is None]
+        self._decoded(began, rows, told, drafted, accepted)
         return decoded
 
     def choose(self, batch: "PrefillBatch", request: Request) -> bool:
@@ -64,8 +76,8 @@ class EngineMetrics:
             alone = suspects[0].agent_id if len(suspects) == 1 else ""
             self._tracer.tell(Fault(perf_counter(), "step", alone, type(error).__name__))
 
-    def _decoded(self, began: float, rows: int, requests: Sequence[Request]) -> None:
+    def _decoded(self, began: float, rows: int, requests: Sequence[Request], *drafted: int) -> None:
         self.counts["generated_tokens"] += len(requests)
         if began:
             agents = tuple(request.agent_id for request in requests)
-            self._tracer.tell(DecodeStep(began, perf_counter(), rows, agents))
+            self._tracer.tell(DecodeStep(began, perf_counter(), rows, agents, *drafted))

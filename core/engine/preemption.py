@@ -4,7 +4,7 @@ A turn that gives way goes back into the queue and is resumed by itself; what it
 stays in its request, so its tokens are the same as if nothing had happened. GPU thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.cache.blocks import block_floor
@@ -88,6 +88,22 @@ class Preemption:
                 break
         batch.arena.floats = self._memory.plenty(batch.arena.float_bytes)
         return bool(batch.requests)
+
+    def can_check(self, batch: DecodeBatch, drafts: Mapping[Request, Sequence[int]]) -> bool:
+        """Whether a forward that checks these `drafts` fits as things are: nobody leaves for it."""
+        arena, memory = batch.arena, self._memory
+        width = 1 + max(map(len, drafts.values()))
+        space = memory.workspace[batch.requests[0].form.index].choice(
+            width, len(batch), arena.table.extent(max(arena.table.lengths) + width)
+        )
+        blocks = memory.hot.blocks
+        missing = sum(blocks.missing(r.agent_id, len(r.tokens) + 1 + width) for r in drafts)
+        if missing > blocks.free_blocks or not memory.fits(arena.step_bytes(width) + space):
+            return False
+        for request in drafts:
+            blocks.allocate(request.agent_id, len(request.tokens) + 1 + width)
+        memory.expect(space)
+        return True
 
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes the agent's hot cache."""

@@ -5,8 +5,7 @@ still computing, before they are read. A row that turns out to have ended was th
 more; its lengths are cut and the surplus token is never read. GPU thread.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -15,13 +14,13 @@ from kvactors.core.arena.pieces import Piece
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule import scoring
-from kvactors.core.schedule.drawing import draw_rows
-from kvactors.core.schedule.logprobs import TokenLogprob
+from kvactors.core.schedule.drawing import Place, draw_places
+from kvactors.core.schedule.flight import Decoded, Flight, read_drafts, read_flight
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw_choice, draw_key
 from kvactors.core.schedule.scheduler import Chunk
 
-__all__ = ["SPARE_TOKENS", "DecodeBatch", "Decoded", "PrefillBatch", "new_arena"]
+__all__ = ["SPARE_TOKENS", "DecodeBatch", "PrefillBatch", "new_arena"]
 
 # Most tokens that a row has room for beyond its prompt.
 SPARE_TOKENS = 256
@@ -29,18 +28,6 @@ SPARE_TOKENS = 256
 LATE_LAUNCHES = 4
 # Slabs of rows of different lengths.
 MOST_SLABS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What one step gave one row: a token, or the error of its own sampler; `replaced`: another
-    one was drawn, and fed. With its log-probability, if the turn asks for that."""
-
-    request: Request
-    token: int
-    error: Exception | None = None
-    replaced: bool = False
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def new_arena(loaded: LoadedModel) -> Arena:
@@ -133,18 +120,6 @@ class PrefillBatch:
         _leave(self.arena, self.requests, request)
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was launched and not read: `tokens` [rows] of `requests`, None for one that has
-    left since, the errors of rows whose own sampler failed, and what is `looked` up of rows whose
-    turns ask for log-probabilities."""
-
-    tokens: mx.array
-    requests: list[Request | None]
-    errors: dict[int, Exception]
-    looked: dict[int, scoring.Looked]
-
-
 class DecodeBatch:
     """The rows that decode together, one step ahead of what was read."""
 
@@ -196,17 +171,40 @@ class DecodeBatch:
         flight, self._flight = self._flight, None
         more = any(not self._last_in_flight(request, flight) for request in self.requests)
         if not (launch and more):
-            return _read(flight)
+            return read_flight(flight)
         fed, logits = self._forward(flight)
         if not any(request.guide for request in self.requests):
             self._draw(fed, logits, flight)
-            return _read(flight)
+            return read_flight(flight)
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        decoded = _read(flight)
+        decoded = read_flight(flight)
         self._draw(fed, logits, flight)
         for item in decoded:
             if item.replaced:
                 self._take_back(item.request)
+        return decoded
+
+    def verify(self, drafts: Mapping[Request, Sequence[int]]) -> list[Decoded]:
+        """Feed each row its last token and its draft, if it has one, while nothing is in flight:
+        the tokens that follow, one of each row and one more for each draft that was right.
+
+        Each place is drawn with the key of its own (agent, turn, position), whatever was drafted;
+        a draft is accepted while it equals what is drawn, so tokens are those of plain steps. It is
+        read before the next forward is launched. The rows hold what was accepted.
+        """
+        assert not self.in_flight
+        rows = [(request, tuple(drafts.get(request, ()))) for request in self.requests]
+        places = [Place(request, row[:n]) for request, row in rows for n in range(len(row) + 1)]
+        fed = mx.array([token for request, row in rows for token in (request.tokens[-1], *row)])
+        lengths = self.arena.table.lengths
+        logits = self.arena.forward_flat(self._model, fed, [len(row) + 1 for _, row in rows])
+        own = scoring.own_logprobs([place.request for place in places], logits)
+        tokens, errors = draw_places(places, logits, fed)
+        flight = Flight(tokens, [], errors, scoring.look_up(own, tokens))
+        decoded: list[Decoded] = []
+        for row, accepted in enumerate(read_drafts(flight, rows)):
+            self.arena.cut(row, lengths[row] + len(accepted))
+            decoded += accepted
         return decoded
 
     def cut(self, request: Request) -> int:
@@ -238,7 +236,8 @@ class DecodeBatch:
         """Draw the tokens of the step that was launched behind `flight`."""
         ahead = set(map(id, flight.requests)) if flight else set()
         own = scoring.own_logprobs(self.requests, logits)
-        tokens, errors = draw_rows(self.requests, logits, fed, ahead)
+        places = [Place(request, ahead=id(request) in ahead) for request in self.requests]
+        tokens, errors = draw_places(places, logits, fed)
         looked = scoring.look_up(own, tokens)
         self._flight = Flight(tokens, list(self.requests), errors, looked)
         mx.async_eval(tokens, [places.arrays for places in looked.values()])  # type: ignore[no-untyped-call]
@@ -267,30 +266,6 @@ class DecodeBatch:
                 used += 1
         known = mx.array(fresh, dtype=flight.tokens.dtype)
         return mx.concatenate([flight.tokens, known])[mx.array(index)]
-
-
-def _read(flight: Flight | None) -> list[Decoded]:
-    """What a step gave its rows. Waits for it."""
-    if flight is None:
-        return []
-    read: list[int] = flight.tokens.tolist()  # type: ignore[assignment]
-    return [
-        _take(flight, index, request, token)
-        for index, (request, token) in enumerate(zip(flight.requests, read, strict=True))
-        if request is not None
-    ]
-
-
-def _take(flight: Flight, index: int, request: Request, token: int) -> Decoded:
-    """A token that was drawn, or the one that the turn's grammar takes in its place."""
-    taken, error = token, flight.errors.get(index)
-    if request.guide is not None and error is None:
-        try:
-            taken = request.guide.take(token)
-        except Exception as failure:
-            error = failure
-    logprobs = scoring.read_logprob(flight.looked.get(index), taken)
-    return Decoded(request, taken, error, taken != token, logprobs)
 
 
 def _leave(arena: Arena, requests: list[Request], request: Request) -> None:

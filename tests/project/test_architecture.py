@@ -36,8 +36,9 @@ persistence/store: core/cache persistence/commit persistence/errors persistence/
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
+core/schedule/speculation: core/schedule
 core/engine: core/arena core/blas core/cache core/conversation core/errors
-    core/model core/schedule core/trace
+    core/model core/schedule core/schedule/speculation core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger persistence/store
@@ -55,8 +56,8 @@ actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/
     core/numbers core/schedule core/trace
 actors/system: actors/agents actors/behaviours actors/errors actors/observe actors/runtime
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
-    core/errors core/model core/numbers core/schedule core/trace persistence/commit
-    persistence/errors persistence/files persistence/formats persistence/store
+    core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
+    persistence/commit persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
     actors/workers core/conversation core/errors core/schedule
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
@@ -73,8 +74,10 @@ bench/micro: actors actors/observe actors/runtime bench core/blas core/conversat
 bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
     core/schedule core/testing persistence/commit persistence/store
 bench/serve: actors actors/frontends/server/web bench core/model
-bench/table: actors actors/runtime bench bench/micro bench/serve core/arena core/engine core/errors
-    core/model core/schedule core/testing core/trace persistence
+bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
+    core/schedule/speculation core/testing
+bench/table: actors actors/runtime bench bench/micro bench/serve bench/steps core/arena core/engine
+    core/errors core/model core/schedule core/testing core/trace persistence
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule

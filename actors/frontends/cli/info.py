@@ -45,6 +45,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("vocabulary", f"{spec.vocab_size:,} tokens"),
         ("context", f"{spec.context:,} tokens"),
         ("rows", "in one batch" if spec.batched else "one by one"),
+        ("tokens of a step", "as each row asks" if spec.flat else "as many in each row"),
         ("KV per token, float", f"{plain:,} bytes"),
         ("KV per token, kept", f"{packed:,} bytes{ratio}"),
         ("windows and states", f"at most {decimal(whole - spec.context * packed)} an agent"),

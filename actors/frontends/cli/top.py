@@ -151,6 +151,8 @@ def _work(now: Snapshot, before: Snapshot) -> Table:
     size = f"{decimal(used)} of {decimal(stats['budget_bytes'])}"
     bar.add_row(_bar(used, stats["budget_bytes"], "cyan"), size)
     table.add_row("generated", f"{_rate('generated_tokens', now, before)} tokens/s")
+    right, drafted = stats["accepted_tokens"], stats["drafted_tokens"]
+    table.add_row("drafts", f"{right:,} of {drafted:,} tokens right" if drafted else "none yet")
     table.add_row("prefilled", f"{_rate('prefilled_tokens', now, before)} tokens/s")
     in_engine = stats["waiting"] + stats["active_agents"]
     mailboxes = max(0, now["outstanding_turns"] - in_engine)

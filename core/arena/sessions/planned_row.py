@@ -46,7 +46,8 @@ class PlannedRow:
         if _even(positions, plan):
             self._stand_behind(plan.cells[0])
             return self.arena.forward(model, tokens[None])[0]
-        return self.arena.step_flat(model, tokens, [_flat_row(positions, plan)])
+        geometry = FlatStep(self.arena.table, [_flat_row(positions, plan)])
+        return self.arena.step(model, tokens[:, None], geometry)[:, 0]
 
     def update_and_attend(
         self,

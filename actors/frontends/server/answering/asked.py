@@ -17,14 +17,17 @@ __all__ = ["continuation", "prompt_tokens", "sampling_of"]
 FRAME_TOKENS = 64
 
 
-def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan) -> Continuation:
-    """What the turn of an `inquiry` says in a `dialect`, behind what its agent has by a `plan`."""
+def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Agent) -> Continuation:
+    """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`."""
     conversation = plan.conversation
     new = conversation.said[plan.matched :]
     tools = dialect.system("", inquiry.tools) if plan.tools else ""
     if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
         new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
     system = dialect.system(conversation.system, inquiry.tools)
+    if plan.alike:
+        # The ledger's own text stands: what differs was told, or says nothing.
+        system = agent.system_prompt or ""
     return Continuation(plan.keep, tuple(map(dialect.turn, new)), system)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypeVar
 
 from kvactors.actors.frontends.server.answering.asked import (
@@ -66,7 +67,7 @@ class Service:
         self.counts.open.set_function(lambda: len(self._tasks))
         self._resolver = Resolver(index, rules, self._stands)
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
-        # A fork waits for what its parent says; others must not wait behind it.
+        # A fork waits for the store; others must not wait behind it.
         self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
         self._busy: set[str] = set()
         self._open: dict[str, Broadcast] = {}
@@ -193,12 +194,12 @@ class Service:
         plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
-            parent = plan.parent or None
-            agent = await self._on_spawner(lambda: self.system.spawn(known.agent_id, from_=parent))
+            spawn = partial(self.system.spawn, from_=plan.parent or None, wait=False)
+            agent = await self._on_spawner(lambda: spawn(known.agent_id))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, new_call_id)
-            said = continuation(self.dialect, inquiry, plan)
+            said = continuation(self.dialect, inquiry, plan, agent)
             # Long texts take their time: not that of the streams on the loop.
             sampling = await self._on_spawner(
                 lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)

@@ -54,7 +54,8 @@ class Conversation:
 class Plan:
     """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
     are the first `matched` messages said; `tell` comes before the others. `fresh`: the agent is to
-    be made. `tools`: its tools are others than those that it was told of."""
+    be made. `tools`: its tools are others than those that it was told of. `alike`: it begins with
+    the words of its parent, whose system prompt and tools are the same by the rules."""
 
     known: Known
     parent: str
@@ -66,6 +67,7 @@ class Plan:
     reuse: Reuse
     fresh: bool
     tools: bool = False
+    alike: bool = False
 
 
 def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
@@ -133,10 +135,16 @@ class Resolver:
         told = {"values": conversation.values, "tools": list(marks)}
         if found is None:
             mine = self._anew(client, marks, busy)
-            parent = self._relative(client, mine, conversation, busy)
             notes = json.dumps(told)
-            reuse = Reuse("forked" if parent else "new", (), miss)
-            return Plan(mine, parent, 0, 0, conversation, "", notes, reuse, fresh=True)
+            twin = self._twin(mine, conversation, busy)
+            if twin is not None:
+                kept, tell = self._kept(json.loads(twin.notes), conversation)
+                parent = twin.agent_id
+            else:
+                kept, tell, parent = (), "", self._relative(client, mine)
+            how = Reuse("forked" if parent else "new", kept, miss)
+            alike = twin is not None
+            return Plan(mine, parent, 0, 0, conversation, tell, notes, how, fresh=True, alike=alike)
         place, known = found.place, found.known
         kept, tell = self._kept(json.loads(known.notes), conversation)
         matched = self._matched(conversation, place)
@@ -206,16 +214,22 @@ class Resolver:
         mine = Known(client.agent, client.tenant, _thread(client), json.dumps(tools), "{}", True)
         return mine if named else unnamed(mine)
 
-    def _relative(
-        self, client: Client, mine: Known, conversation: Conversation, busy: set[str]
-    ) -> str:
-        """Whom a new agent has most in common with: who begins with the same system prompt and
-        tools, or else, if the client says, the thread that it comes from or its own."""
+    def _twin(self, mine: Known, conversation: Conversation, busy: set[str]) -> Known | None:
+        """An agent that begins with the same system prompt and tools, rather one that has time."""
+        twin: Known | None = None
         for place in self._index.places([conversation.before]):
             known = self._index.known(place.agent_id)
-            free = known is not None and place.agent_id not in busy | {mine.agent_id}
-            if known and free and json.loads(known.tools) == conversation.tools:
-                return place.agent_id
+            if known is None or known.agent_id == mine.agent_id:
+                continue
+            if json.loads(known.tools) == conversation.tools:
+                if known.agent_id not in busy:
+                    return known
+                twin = twin or known
+        return twin
+
+    def _relative(self, client: Client, mine: Known) -> str:
+        """Whom a new agent comes from by what its client says: the thread that it names as its
+        parent, or its own."""
         for thread in (client.parent and f"thread:{client.parent}", _thread(client)):
             family = self._index.thread(client.tenant, thread) if thread else []
             if family := [agent for agent in family if agent != mine.agent_id]:

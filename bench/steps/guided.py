@@ -7,7 +7,7 @@ from typing import Any
 from kvactors.actors import Grammar
 from kvactors.bench.regime import ANYWHERE, Regime, Sides
 from kvactors.bench.setup import Setup
-from kvactors.bench.table.decoding import hot_agents, step
+from kvactors.bench.turns import hot_agents, step
 
 __all__ = ["REGIMES"]
 

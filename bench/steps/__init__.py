@@ -1,0 +1,1 @@
+"""Regimes of decode steps that do more than one token a row: flat ones, drafts, grammars."""

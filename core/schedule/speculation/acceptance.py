@@ -1,0 +1,125 @@
+"""How often drafts are right, and what checking them costs: learned, for the whole engine.
+Pure: one thread at a time.
+
+The chance that the next token is what followed a match grows with the length of the match, and
+hardly depends on who speaks: it is learned by (source, length), from plain steps too, whose token a
+draft that was not fed would have said. What a token more costs a forward is measured on the device.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+
+__all__ = ["Acceptance", "Costs", "Draft", "share_out"]
+
+# Lengths of a match that count as one, by their least, and how often the next token was right on
+# texts of several kinds, where nothing is known yet.
+_FROM = (1, 2, 3, 4, 6, 10, 18)
+_BEFORE = (0.25, 0.47, 0.52, 0.65, 0.75, 0.86, 0.92)
+# What was known before counts as so many observations; beyond MOST the older ones fade.
+_WEIGHT, _MOST = 8.0, 512.0
+# A draft ends where the chance that it gets so far is less.
+LEAST_CHANCE = 0.1
+MOST_DRAFTED = 15
+# What a token more costs, and one of padding, of a step of one row, before it was measured.
+TOKEN_COST, PADDING_COST = 0.1, 0.027
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a turn may say next: `tokens`, and the chance that each is right if those before are."""
+
+    tokens: Sequence[int]
+    chances: Sequence[float]
+    source: str
+
+
+class Acceptance:
+    """The chance that a drafted token is right, by the `source` of the draft and the length of the
+    match behind it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[list[float]]] = {}
+
+    def chance(self, source: str, length: int) -> float:
+        """Of the token behind a match of so many tokens."""
+        right, seen = self._of(source, length)
+        return right / seen
+
+    def note(self, source: str, length: int, *, right: bool) -> None:
+        """The token behind a match of `length` in this `source` was `right`, or not."""
+        counts = self._of(source, length)
+        counts[0] += right
+        counts[1] += 1
+        if counts[1] > _MOST:
+            counts[:] = [count / 2 for count in counts]
+
+    def _of(self, source: str, length: int) -> list[float]:
+        known = self._seen.get(source)
+        if known is None:
+            known = self._seen[source] = [[_WEIGHT * chance, _WEIGHT] for chance in _BEFORE]
+        return known[max(0, bisect_right(_FROM, length) - 1)]
+
+
+@dataclass(slots=True)
+class Costs:
+    """What a forward that checks drafts takes, in plain steps of the same rows: how it grows is
+    known (bench/LOG.md), how steeply is measured on the device."""
+
+    _plain: dict[int, float] = field(default_factory=dict)
+    _steepness: float = 1.0
+
+    def of(self, rows: int, more: int, longest: int) -> float:
+        """Of a forward of `rows` rows with so many tokens `more`, the longest draft being so
+        long."""
+        return 1.0 + self._steepness * _growth(rows, more, longest)
+
+    def note_plain(self, rows: int, seconds: float) -> None:
+        """A plain step of `rows` rows took so long."""
+        self._plain[rows] = _moved(self._plain.get(rows), seconds)
+        # What was measured long ago is doubted: it may have been a busy moment.
+        self._steepness += 0.01 * (1.0 - self._steepness)
+
+    def note(self, rows: int, more: int, longest: int, seconds: float) -> None:
+        """A forward of `rows` rows with `more` tokens, the `longest` draft being so long, took so
+        many `seconds`."""
+        plain = self._plain.get(rows)
+        if plain is not None:
+            found = (seconds / plain - 1.0) / _growth(rows, more, longest)
+            self._steepness = _moved(self._steepness, max(0.0, found))
+
+
+def _growth(rows: int, more: int, longest: int) -> float:
+    """What more tokens cost, and what rows of fewer are padded by, if it is as it was found where
+    it was tried: a step of more rows takes about as their root."""
+    return (TOKEN_COST * more + PADDING_COST * rows * longest) / math.sqrt(rows)
+
+
+def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float) -> list[int]:
+    """How many tokens of each of `drafts` to feed in one forward of `rows` rows: those with the
+    best chances first, as long as tokens by what `costs` say grow, and none where that is less than
+    `least` times a plain step's.
+
+    One is added with the chance that all before it are right too.
+    """
+    taken = [0] * len(drafts)
+    heap = [(-draft.chances[0], index) for index, draft in enumerate(drafts) if draft.tokens]
+    heapify(heap)
+    gain, best, expected, more = 1.0, list(taken), float(rows), 0
+    while heap and -heap[0][0] >= LEAST_CHANCE:
+        chance, index = -heap[0][0], heap[0][1]
+        taken[index] += 1
+        expected, more = expected + chance, more + 1
+        worth = expected / rows / costs.of(rows, more, max(taken))
+        if worth > gain:
+            gain, best = worth, list(taken)
+        draft, place = drafts[index], taken[index]
+        onward = place < min(len(draft.tokens), MOST_DRAFTED)
+        heapreplace(heap, (-chance * draft.chances[place] if onward else 0.0, index))
+    return best if gain >= least else [0] * len(drafts)
+
+
+def _moved(before: float | None, sample: float) -> float:
+    return sample if before is None else 0.8 * before + 0.2 * sample

@@ -1,0 +1,54 @@
+"""Forks of an agent that is busy: with what it has said so far, at once or when it is done."""
+
+from makers import OpenSystem
+
+from kvactors.actors import Sampling
+from kvactors.actors.testing import FaultyModel
+
+WAIT = 60
+SHORT = Sampling(max_tokens=4)
+
+
+def test_a_fork_that_does_not_wait_has_all_but_the_turn_that_runs(open_system: OpenSystem) -> None:
+    model = FaultyModel()
+    system = open_system(model)
+    alice = system.spawn("alice")
+    alice.ask("one", sampling=SHORT).get(timeout=WAIT)
+    before = alice.transcript().token_ids
+    gate = model.hold()
+    running = alice.ask("two", sampling=SHORT)
+    assert model.reached.wait(WAIT)
+
+    bob = system.spawn("bob", from_=alice, wait=False)
+
+    assert not running.done
+    assert bob.transcript().token_ids == before
+    gate.set()
+    running.get(timeout=WAIT)
+    said = bob.ask("three", sampling=SHORT).get(timeout=WAIT)
+    assert said.usage.reused_tokens == len(before) - 1
+    late = system.spawn("late", from_=alice)
+    assert late.transcript().token_ids == alice.transcript().token_ids
+
+
+def test_a_fork_that_did_not_wait_is_stored_without_the_turn_that_ran(
+    open_system: OpenSystem,
+) -> None:
+    model = FaultyModel()
+    system = open_system(model)
+    alice = system.spawn("alice")
+    alice.ask("one", sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+    before = alice.transcript().token_ids
+    gate = model.hold()
+    running = alice.ask("two", sampling=SHORT)
+    assert model.reached.wait(WAIT)
+    system.spawn("bob", from_=alice, wait=False)
+    gate.set()
+    running.get(timeout=WAIT)
+    system.stop(timeout=WAIT)
+
+    again = open_system(FaultyModel()).spawn("bob")
+
+    assert again.transcript().token_ids == before
+    said = again.ask("three", sampling=SHORT).get(timeout=WAIT)
+    assert (said.cache, said.usage.reused_tokens) == ("warm", len(before) - 1)

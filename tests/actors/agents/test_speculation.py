@@ -1,0 +1,70 @@
+"""Speculation as users have it: the same answers, sooner where agents repeat what they know."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from makers import OpenSystem
+
+from kvactors.actors import AgentSystem, InvalidConfig, Sampling
+from kvactors.actors.testing import PuppetModel, use_puppet
+from kvactors.core.model.worlds.world import make_world
+
+WAIT = 300
+WORLDS = 6
+FILE = "def all():\n" + "\n".join(
+    f"    value_{n} = compute(part_{n % 7}, {n * 31 % 17})" for n in range(24)
+)
+
+
+def answers(open_system: OpenSystem, speculation: str) -> tuple[list[str], dict[str, int]]:
+    """What agents of the default model answer about their worlds, all asked at once; what the
+    system counted."""
+    rng = np.random.default_rng(5)
+    worlds = [make_world(rng, facts=16, names="seen") for _ in range(WORLDS)]
+    system = open_system("default", store=False, speculation=speculation)
+    asked = []
+    for number, world in enumerate(worlds):
+        agent = system.spawn(f"{number}", system_prompt=world.system)
+        agent.observe(" ".join(world.turns))
+        asked += [agent.ask(fact.question) for fact in world.facts]
+    found = [future.get(timeout=WAIT).text for future in asked]
+    return found, system.stats()
+
+
+def test_the_default_model_answers_the_same(open_system: OpenSystem) -> None:
+    plain, without = answers(open_system, "off")
+    found, stats = answers(open_system, "auto")
+
+    assert found == plain
+    assert without["drafted_tokens"] == 0
+    assert stats["accepted_tokens"] > 0
+
+
+def copied(open_system: OpenSystem, **options: object) -> AgentSystem:
+    """A system in which a puppet has said its prompt again."""
+    puppet = PuppetModel([FILE])
+    prepare = partial(use_puppet, puppet=puppet)
+    system = open_system(puppet, store=False, prepare=prepare, **options)
+    reply = system.spawn("a").ask(FILE, sampling=Sampling(max_tokens=900)).get(timeout=WAIT)
+    assert reply.text == FILE
+    return system
+
+
+def test_who_copies_what_it_was_told_takes_several_tokens_a_step(open_system: OpenSystem) -> None:
+    stats = copied(open_system).stats()
+
+    assert stats["accepted_tokens"] > stats["generated_tokens"] / 2
+    assert stats["accepted_tokens"] > 0.7 * stats["drafted_tokens"]
+
+
+@pytest.mark.parametrize("options", [{"speculation": "off"}, {"reproducible": True}])
+def test_it_is_off_where_it_is_turned_off_and_where_runs_repeat(
+    open_system: OpenSystem, options: dict[str, object]
+) -> None:
+    assert copied(open_system, **options).stats()["drafted_tokens"] == 0
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="speculation is"):
+        AgentSystem(speculation="always")

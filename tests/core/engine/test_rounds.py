@@ -1,0 +1,271 @@
+"""Turns that are given drafts say what they say without: tokens and bytes, in any company, whatever
+was drafted."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
+from seeded import Bug, bug, seeded
+
+from kvactors import Grammar, Sampling
+from kvactors.core.engine.runner import DecodeBatch
+from kvactors.core.errors import TurnFailed
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.drawing import Place
+from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
+from kvactors.core.testing.engines import make_request, run_engine
+
+ON = SpeculationConfig()
+FORMS = (
+    Sampling(max_tokens=40),
+    Sampling(max_tokens=31, temperature=0.9, seed=3, top_p=0.95),
+    Sampling(max_tokens=27, temperature=0.6, seed=4, repetition_penalty=1.4, top_k=30),
+    Sampling(max_tokens=33, repetition_penalty=1.2),
+    Sampling(max_tokens=24, temperature=1.2, seed=5, min_p=0.02, top_logprobs=2),
+    Sampling(max_tokens=30, grammar=Grammar.regex("[a-z]{20,}!")),
+)
+LENGTHS = (40, 7, 300, 64, 1, 90)
+# Bytes in which the turns do not all fit at once.
+SHORT_OF_MEMORY = 1_500_000
+
+Drafts = dict[Request, Sequence[int]]
+
+
+def turns() -> list[Request]:
+    """One of each form; the one with a grammar can end."""
+    prompts = prompts_of(LENGTHS, seed=2)
+    return [
+        make_request(f"{row}", [], prompt, form, stop_tokens=[0] if form.grammar else (), turn=row)
+        for row, (prompt, form) in enumerate(zip(prompts, FORMS, strict=True))
+    ]
+
+
+def ends(engine: Any, requests: Sequence[Request], on_step: Any = None) -> dict[str, Finished]:
+    arrivals = [(3 * number, request) for number, request in enumerate(requests)]
+    return run_engine(engine, arrivals, on_step)
+
+
+def said(found: Mapping[str, Finished]) -> dict[str, list[int]]:
+    return {name: end.request.generated for name, end in found.items()}
+
+
+def saved(found: Mapping[str, Finished]) -> dict[str, list[Any]]:
+    return {name: [part.tensors for part in end.exported] for name, end in found.items()}
+
+
+@contextmanager
+def drafting(true: Mapping[str, list[int]], right: int, wrong: int) -> Iterator[list[int]]:
+    """Every turn is given its next `right` tokens and so many that are `wrong`, in every round that
+    has nothing in flight; how many were given in each."""
+    given: list[int] = []
+
+    def tokens(request: Request) -> Sequence[int]:
+        left = request.sampling.max_tokens - request.decoded - 1
+        if request.guide is not None or left <= 0:
+            return ()
+        next_ones = true[request.agent_id][request.decoded : request.decoded + right]
+        falsely = [token + 1 for token in true[request.agent_id][-1:]] * wrong
+        return [*next_ones, *falsely][:left]
+
+    @bug(Speculation, "drafts")
+    def known(_true: Any) -> Any:
+        def drafts(_self: Speculation, requests: Sequence[Request]) -> Drafts:
+            found = {request: tokens(request) for request in requests}
+            found = {request: draft for request, draft in found.items() if draft}
+            given.extend(map(len, found.values()))
+            return found
+
+        return drafts
+
+    @bug(Speculation, "worth_waiting")
+    def always(_true: Any) -> Any:
+        return lambda _self, _requests: True
+
+    with seeded(known), seeded(always):
+        yield given
+
+
+def both(
+    loaded: LoadedModel, make_engine: MakeEngine, right: int, wrong: int = 1
+) -> tuple[dict[str, Finished], dict[str, Finished]]:
+    """The turns' ends without drafts, and with them."""
+    plain = ends(make_engine(loaded, stored=True), turns())
+    with drafting(said(plain), right, wrong) as given:
+        engine = make_engine(loaded, stored=True, speculation=ON)
+        found = ends(engine, turns())
+    assert given, "nothing was drafted: the test says too little"
+    accepted = engine.stats()["accepted_tokens"]
+    assert accepted > 0 if right else accepted < sum(given)
+    return plain, found
+
+
+@pytest.mark.parametrize("right", range(7))
+def test_every_accepted_length_says_and_keeps_the_same(
+    load_grid: LoadGrid, make_engine: MakeEngine, right: int
+) -> None:
+    plain, found = both(load_grid(), make_engine, right)
+
+    assert said(found) == said(plain)
+    assert saved(found) == saved(plain)
+    looked = {name: end.request.logprobs for name, end in plain.items()}
+    assert {name: end.request.logprobs for name, end in found.items()} == looked
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("right", [1, 4])
+def test_windows_sinks_and_experts_too(
+    load_family: LoadFamily, make_engine: MakeEngine, family: str, right: int
+) -> None:
+    plain, found = both(load_family(family), make_engine, right, wrong=3)
+
+    assert said(found) == said(plain)
+    assert saved(found) == saved(plain)
+
+
+def test_a_turn_that_gives_way_or_is_cancelled_in_between_is_as_without(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded = load_grid()
+    plain = said(ends(make_engine(loaded), turns()))
+    engine = make_engine(loaded, budget=SHORT_OF_MEMORY, speculation=ON)
+
+    def on_step(number: int) -> None:
+        if number == 12:
+            engine.cancel("2", None)
+
+    with drafting(plain, 3, 1):
+        found = said(ends(engine, turns(), on_step))
+
+    cut = found.pop("2")
+    assert plain.pop("2")[: len(cut)] == cut
+    assert found == plain
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_stop_within_a_draft_ends_the_turn_there(
+    load_grid: LoadGrid, make_engine: MakeEngine, place: int
+) -> None:
+    loaded = load_grid()
+    endless = ends(make_engine(loaded), turns())
+    token = endless["1"].request.generated[place + 3]
+    stops = [replace_stop(request, token) for request in turns()]
+    plain = ends(make_engine(loaded, stored=True), stops)
+
+    with drafting(said(endless), 6, 0):
+        again = [replace_stop(request, token) for request in turns()]
+        found = ends(make_engine(loaded, stored=True, speculation=ON), again)
+
+    assert found["1"].reason == "stop"
+    assert said(found) == said(plain)
+    assert saved(found) == saved(plain)
+
+
+def replace_stop(request: Request, token: int) -> Request:
+    request.stop_tokens = frozenset({0, token})
+    return request
+
+
+def test_a_turn_that_went_on_remembers_what_it_said_and_no_more(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded = load_grid()
+    plain = ends(make_engine(loaded), turns())
+    tokens = plain["0"].request.tokens
+    with drafting(said(plain), 4, 2):
+        engine = make_engine(loaded, stored=True, speculation=ON)
+        ends(engine, turns())
+    form = Sampling(max_tokens=8)
+
+    onward = run_engine(engine, [(0, make_request("0", tokens, [5, 6], form, turn=9))])["0"]
+    untouched = make_engine(loaded)
+    told = run_engine(untouched, [(0, make_request("0", [], [*tokens, 5, 6], form, turn=9))])["0"]
+
+    assert onward.request.kept == len(tokens) - 1
+    assert onward.request.generated == told.request.generated
+
+
+def test_without_room_nothing_is_drafted(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    loaded = load_grid()
+    plain = said(ends(make_engine(loaded), turns()))
+    engine = make_engine(loaded, budget=SHORT_OF_MEMORY // 3, speculation=ON)
+
+    with drafting(plain, 6, 0):
+        assert said(ends(engine, turns())) == plain
+
+
+# -- bugs on purpose ---------------------------------------------------------------------------
+
+
+@bug(DecodeBatch, "verify")
+def one_too_many_is_accepted(true: Any) -> Any:
+    def check(batch: Any, drafts: Drafts) -> Any:
+        decoded = true(batch, drafts)
+        last = {item.request: item for item in decoded}
+        return [*decoded, *(last[request] for request in drafts if request in last)]
+
+    return check
+
+
+@bug(Place, "beyond")
+def a_key_is_that_of_the_place_before(true: Any) -> Any:
+    return property(lambda place: max(0, true.fget(place) - bool(place.after)))
+
+
+@bug(DecodeBatch, "verify")
+def a_row_is_cut_one_token_too_far(true: Any) -> Any:
+    def check(batch: Any, drafts: Drafts) -> Any:
+        decoded = true(batch, drafts)
+        for row, length in enumerate(batch.arena.table.lengths):
+            batch.arena.cut(row, length - 1)
+        return decoded
+
+    return check
+
+
+@bug(Request, "says_stop")
+def a_stop_is_found_one_token_late(true: Any) -> Any:
+    return property(lambda request: request.decoded > 1 and true.fget(_without_last(request)))
+
+
+def _without_last(request: Request) -> Request:
+    return replace(request, tokens=request.tokens[:-1])
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        one_too_many_is_accepted,
+        a_key_is_that_of_the_place_before,
+        a_row_is_cut_one_token_too_far,
+    ],
+    ids=str,
+)
+def test_a_bug_in_a_round_is_caught(
+    load_grid: LoadGrid, make_engine: MakeEngine, seed: Bug
+) -> None:
+    loaded = load_grid()
+    plain = ends(make_engine(loaded, stored=True), turns())
+    with drafting(said(plain), 3, 1), seeded(seed):
+        try:
+            found = ends(make_engine(loaded, stored=True, speculation=ON), turns())
+        except (AssertionError, TurnFailed):
+            return
+    assert said(found) != said(plain) or saved(found) != saved(plain)
+
+
+def test_a_stop_that_is_found_late_is_caught(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    loaded = load_grid()
+    endless = ends(make_engine(loaded), turns())
+    token = endless["1"].request.generated[6]
+    plain = ends(make_engine(loaded), [replace_stop(request, token) for request in turns()])
+
+    with drafting(said(endless), 6, 0), seeded(a_stop_is_found_one_token_late):
+        again = [replace_stop(request, token) for request in turns()]
+        found = ends(make_engine(loaded, speculation=ON), again)
+
+    assert said(found) != said(plain)

@@ -1,0 +1,111 @@
+"""A main agent and its sub-agents: what they have in common is computed once, whoever is busy."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from chats import WAIT
+from seeded import bug, seeded
+
+from kvactors.actors.frontends.server.identity.resolve import Resolver
+from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.testing import FaultyModel
+
+RULES = "You are a careful agent. " * 60
+TOOLS = [{"name": "read", "description": "Reads. " * 40, "input_schema": {"type": "object"}}]
+BLOCK = 256
+SUBS = 4
+
+
+def body(text: str, nonce: str, day: str = "2026-11-22") -> dict[str, Any]:
+    """What Claude Code sends: the first line is another one each time."""
+    parts = (f"x-anthropic-billing-header: cch={nonce};", f"{RULES}\nToday's date: {day}")
+    return {
+        "model": "any",
+        "max_tokens": 8,
+        "temperature": 0,
+        "system": [{"type": "text", "text": part} for part in parts],
+        "messages": [{"role": "user", "content": text}],
+        "tools": TOOLS,
+    }
+
+
+async def ask(client: httpx.AsyncClient, server: Server, name: str, **said: str) -> httpx.Response:
+    headers = {"x-claude-code-session-id": "one"}
+    if name:
+        headers["x-claude-code-agent-id"] = name
+    asked = body(**said)
+    return await client.post(f"{server.url}/v1/messages", json=asked, headers=headers)
+
+
+def family(server: Server, model: FaultyModel, day: str = "2026-11-22") -> list[httpx.Response]:
+    """A main agent's first answer; then sub-agents ask while it is answering again."""
+
+    async def all_of_them() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            await ask(client, server, "", text="Begin.", nonce="0")
+            gate = model.hold()
+            main = asyncio.create_task(ask(client, server, "", text="Go on.", nonce="1"))
+            await asyncio.to_thread(model.reached.wait, WAIT)
+            subs = [
+                asyncio.create_task(
+                    ask(client, server, f"sub-{n}", text=f"Part {n}.", nonce=f"2{n}", day=day)
+                )
+                for n in range(SUBS)
+            ]
+            while (
+                f"kvactors_open_turns {SUBS + 1}.0"
+                not in (await client.get(f"{server.url}/metrics")).text
+            ):
+                await asyncio.sleep(0.01)
+            gate.set()
+            await main
+            return [await sub for sub in subs]
+
+    return asyncio.run(all_of_them())
+
+
+def test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(
+    server: Server, model: FaultyModel
+) -> None:
+    for answer in family(server, model):
+        used = answer.json()["usage"]
+        assert used["cache_read_input_tokens"] > len(RULES)
+        assert used["input_tokens"] < BLOCK
+        assert "billing-header" in answer.headers["x-kvactors-kept"]
+
+
+def test_a_sub_agent_is_told_what_has_changed(server: Server, model: FaultyModel) -> None:
+    (first, *_) = family(server, model, day="2026-11-23")
+
+    agent = server.service.system.spawn(first.headers["x-kvactors-agent"])
+    told = agent.transcript().text
+
+    assert "2026-11-22" in told
+    assert told.index("2026-11-23") > told.index("2026-11-22")
+    assert "date" in first.headers["x-kvactors-kept"]
+
+
+def test_a_family_that_shares_nothing_is_seen(server: Server, model: FaultyModel) -> None:
+    @bug(Resolver, "_twin")
+    def nobody(_true: Any) -> Any:
+        return lambda *_args: None
+
+    with seeded(nobody), pytest.raises(AssertionError):
+        test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(server, model)
+
+
+def test_who_has_begun_otherwise_since_is_no_twin(server: Server, model: FaultyModel) -> None:
+    async def both() -> httpx.Response:
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            named = {"x-kvactors-agent": "me"}
+            url = f"{server.url}/v1/messages"
+            await client.post(url, json=body("Begin.", "0"), headers=named)
+            other = body("Begin.", "0") | {"system": "Quite another text. " * 40}
+            await client.post(url, json=other, headers=named)
+            return await ask(client, server, "sub", text="Part.", nonce="3")
+
+    agent = asyncio.run(both()).headers["x-kvactors-agent"]
+
+    assert RULES.strip() in str(server.service.system.spawn(agent).system_prompt)
