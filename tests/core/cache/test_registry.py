@@ -1,5 +1,7 @@
 """How large a cache is, and where caches are found."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -148,3 +150,15 @@ def test_threads_get_keys_of_their_own() -> None:
         thread.join()
 
     assert len(set(keys)) == len(registry) == 400
+
+
+def test_bookkeeping_loads_neither_mlx_nor_numpy() -> None:
+    program = (
+        "import sys\n"
+        "import kvactors.core.cache.family.registry\n"
+        "print({'mlx', 'numpy', 'pykka'} & set(sys.modules))"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ended.stdout == "set()\n", ended.stderr
