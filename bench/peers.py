@@ -24,7 +24,7 @@ from kvactors.bench.busy_threads import busy_threads
 from kvactors.bench.setup import FIRST
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.schedule.scheduler import Scheduler
+from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
 from kvactors.core.testing.engines import make_request
 
 __all__ = [
@@ -52,10 +52,10 @@ TRIED = 2048
 Found = tuple[float, list[int]]
 
 
-def engine_chunks(tokens: int) -> list[int]:
-    """The chunks in which the engine prefills so many tokens while nobody decodes: all but the
-    last one, whose step gives the first token."""
-    scheduler, sizes = Scheduler(), []
+def engine_chunks(tokens: int, longest: int) -> list[int]:
+    """The chunks, of `longest` tokens at most, in which the engine prefills so many tokens while
+    nobody decodes: all but the last one, whose step gives the first token."""
+    scheduler, sizes = Scheduler(SchedulerConfig(longest_chunk=longest)), []
     request = make_request("a", [], [0] * tokens, FIRST)
     while request.remaining:
         size = scheduler.plan([request], []).prefill[0].tokens
@@ -208,7 +208,7 @@ class Bare:
         self.arena.floats = True
         self.arena.add_row(0, len(tokens))
         done = 0
-        for size in [*engine_chunks(len(tokens)), 1]:
+        for size in [*engine_chunks(len(tokens), loaded.longest_chunk), 1]:
             last = self._ahead(tokens[done : done + size])
             self.arena.evaluate()
             done += size

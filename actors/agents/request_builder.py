@@ -119,7 +119,7 @@ def make_request(
             f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
         )
     alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
-    shared = [] if alone else _shared_beginning(transcript, tokens)
+    shared = [] if alone else _shared_beginning(transcript, draft.system_prompt, tokens)
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
@@ -205,9 +205,11 @@ def most_tokens(request: Request) -> int:
     return request.prompt + (request.sampling.max_tokens if request.generate else 0)
 
 
-def _shared_beginning(transcript: Transcript, tokens: list[int]) -> list[int]:
+def _shared_beginning(
+    transcript: Transcript, system_prompt: str | None, tokens: list[int]
+) -> list[int]:
     """The tokens of a first turn that every agent with this system prompt has too."""
-    shared = common_prefix(transcript.beginning(), tokens)
+    shared = common_prefix(transcript.beginning(system_prompt), tokens)
     return tokens[:shared] if shared >= LEAST_SHARED else []
 
 

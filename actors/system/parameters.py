@@ -24,6 +24,7 @@ __all__ = [
     "check_isolation",
     "check_journal",
     "check_lane",
+    "check_latency",
     "check_model",
     "check_progress",
     "check_seconds",
@@ -156,6 +157,11 @@ def check_seconds(name: str, value: Any) -> float:
     if found is None or not 0 < found <= sys.float_info.max:
         raise InvalidConfig(f"{name} must be above 0 seconds, not {value!r}")
     return found
+
+
+def check_latency(seconds: Any) -> float | None:
+    """The value, None as it is. Raises InvalidConfig unless it is a number above 0, and finite."""
+    return None if seconds is None else check_seconds("target_latency", seconds)
 
 
 def check_isolation(isolation: object) -> bool:

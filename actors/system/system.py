@@ -21,6 +21,7 @@ from kvactors.actors.system.parameters import (
     check_isolation,
     check_journal,
     check_lane,
+    check_latency,
     check_model,
     check_progress,
     check_seconds,
@@ -80,8 +81,8 @@ class AgentSystem:
         model_name: name of the model in messages and, for a callable, in its identity.
         max_disk: bytes of KV on disk, or "8GB", before the least recently used is evicted.
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
-        target_latency: seconds between two tokens of an agent while others prefill; while nobody
-            streams, a prompt that takes under a second goes first.
+        target_latency: seconds between two tokens of an agent while others prefill; None: a tenth
+            of one, or five steps of who is streamed if that is less.
         speculation: "auto": a step checks several tokens of what was said before; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
         isolation: "shared": agents with the same system prompt hold its KV once; or "strict".
@@ -121,7 +122,7 @@ class AgentSystem:
         model_name: str | None = None,
         max_disk: int | str | None = DEFAULT_MAX_DISK,
         encryption_key: EncryptionKey | None = None,
-        target_latency: float = 0.1,
+        target_latency: float | None = None,
         speculation: str = "auto",
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
@@ -172,7 +173,7 @@ class AgentSystem:
             options,
             max_batch=check_turns("max_batch", max_batch),
             memory_budget=parse_limit("memory_budget", memory_budget),
-            target_latency=check_seconds("target_latency", target_latency),
+            target_latency=check_latency(target_latency),
             stored=path is not None,
             speculation=check_speculation(speculation, isolated=isolated),
             eviction=check_eviction(eviction),

@@ -88,11 +88,11 @@ class Transcript:
                 "system_prompt unset, or forget the agent first"
             )
 
-    def beginning(self) -> list[int]:
-        """Token ids that the system prompt contributes to any first turn."""
-        if self.system_prompt is None:
+    def beginning(self, system_prompt: str | None) -> list[int]:
+        """Token ids that a system prompt contributes to any first turn."""
+        if system_prompt is None:
             return []
-        first = self.chat.opening("user", PROBE, system=self.system_prompt, answer=True)
+        first = self.chat.opening("user", PROBE, system=system_prompt, answer=True)
         return self.chat.encode(first.partition(PROBE)[0])
 
     # -- turns that are not part of it yet ---------------------------------------------

@@ -32,7 +32,7 @@ class EngineConfig:
     max_batch: int
     memory_budget: int
     stored: bool
-    target_latency: float = 0.1
+    target_latency: float | None = None
     backlog_limit: int = 512 * 2**20
     eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000

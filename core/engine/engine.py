@@ -64,6 +64,7 @@ class Engine:
         self._scheduler = Scheduler(
             SchedulerConfig(
                 config.target_latency,
+                longest_chunk=loaded.longest_chunk,
                 reproducible=loaded.fixed_chunks,
                 checkpointed=loaded.spec.checkpointed,
             )

@@ -33,7 +33,7 @@ class Launch:
     options: ModelOptions
     max_batch: int
     memory_budget: int | None
-    target_latency: float
+    target_latency: float | None
     stored: bool
     speculation: SpeculationConfig | None = None
     eviction: EvictionPolicy | None = None

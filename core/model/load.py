@@ -29,11 +29,15 @@ from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["LoadedModel", "choose_policy", "load_model", "locate"]
+__all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model", "locate"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 32_768
+
+
+# Of a GPU what [write-up, 3.4] has.
+CPU_CHUNK, GPU_CHUNK = 512, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,12 @@ class LoadedModel:
     def fixed_chunks(self) -> bool:
         """Whether chunks end where they always do, and are not shortened: to repeat bit for bit."""
         return self.policy.reproducible or self.spec.fixed_chunks
+
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of a prefill chunk from which longer ones are no faster on this device, and only
+        take more memory (bench/LOG.md)."""
+        return CPU_CHUNK if on_cpu() else GPU_CHUNK
 
     def form_of(self, tokens: int) -> KVForm:
         """Which of `forms` a turn is run in that begins with so many tokens, its prompt among

@@ -23,25 +23,32 @@ __all__ = ["Chunk", "Plan", "Scheduler", "SchedulerConfig"]
 _CHUNK_TABLE = ((2_000, 4096), (8_000, 2048), (20_000, 1024))
 _LONGEST_CHUNK_BEYOND = 512
 _BLOCK = 256
+# Seconds between two tokens where nobody said how many; and steps of those who read them.
+_LATENCY, _SMOOTH = 0.1, 5.0
+# Chunks beside decoding rows have multiples of so many tokens.
+_GRAIN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
-    prefills, or `patience` of its steps for the prefill where those are longer;
+    prefills (None: a tenth of one, or five of its steps where somebody reads them as they come and
+    those are shorter), or `patience` of its steps for the prefill where those are longer;
     `unwatched_latency` those that a short prompt, or one that was passed over for long, may take
     at once where nobody reads the tokens as they come; `max_wait` plans that may pass a prefill
     over before it goes first.
+    No chunk has more than `longest_chunk` tokens: longer ones are no faster on this device.
     `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
     gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
     they stop where a shared beginning ends."""
 
-    target_latency: float = 0.1
+    target_latency: float | None = None
     unwatched_latency: float = 1.0
     patience: float = 2.5
     least_chunk: int = 32
     first_chunk: int = 256
     max_wait: int = 8
+    longest_chunk: int = 4096
     reproducible: bool = False
     checkpointed: bool = False
 
@@ -119,7 +126,10 @@ class Scheduler:
             size = max(self.config.first_chunk, 2 * self._last_chunk)
         if self.config.checkpointed:
             size = min(size, _BLOCK)
-        return min(remaining, _longest(cached), size)
+        elif decoding and remaining <= size + size // 8:
+            # The rest of a prompt would take as long by itself as in this chunk.
+            size = remaining
+        return min(remaining, _longest(cached), self.config.longest_chunk, size)
 
     def record_prefill(self, tokens: int, seconds: float, *, decoding: bool) -> None:
         """A chunk of `tokens` tokens (padding included) took `seconds`, while others were
@@ -145,7 +155,11 @@ class Scheduler:
 
     def _latency_beside(self, first: Request, decoding: Sequence[Request]) -> float:
         """Seconds between two decode steps while the first prompt is prefilled."""
-        target, unwatched = self.config.target_latency, self.config.unwatched_latency
+        unwatched = self.config.unwatched_latency
+        target = self.config.target_latency or _LATENCY
+        step = self._decode_seconds.value
+        if step and not self.config.target_latency and any(r.stream for r in decoding):
+            return min(target, _SMOOTH * step)
         if any(request.stream or request.priority > first.priority for request in decoding):
             return target
         short = first.remaining <= self._affordable(unwatched)
@@ -168,10 +182,9 @@ class Scheduler:
         return request.remaining
 
     def _affordable(self, latency: float) -> int:
-        """Tokens that fit between two decode steps so far apart, in steps of the least chunk,
-        which always does."""
+        """Tokens that fit between two decode steps so far apart; the least chunk always does."""
         least, pace = self.config.least_chunk, self._pace.value
-        return max(least, int(self._spare(latency) / pace) // least * least) if pace else least
+        return max(least, int(self._spare(latency) / pace) // _GRAIN * _GRAIN) if pace else least
 
     def _waited_enough(self, request: Request) -> bool:
         return request.passed_over >= self.config.max_wait

@@ -52,7 +52,7 @@ class Text:
             found = self._last(wanted[-length * _WIDTH :], end)
             if found is not None:
                 return self._longer(ids, found, length), self.cut + found + length
-            length //= 2
+            length = (length + 1) // 2 if length > 1 else 0
         return 0, 0
 
     def _last(self, wanted: bytes, end: int) -> int | None:

@@ -86,17 +86,25 @@ def test_where_nobody_reads_tokens_as_they_come_a_short_prompt_goes_first() -> N
     log = run(paced(), [request(200), request(300, 1), request(1001, 2)], [ASKED], 10)
 
     # The last one takes longer than a second.
-    assert log[:3] == ["200", "300", "64"]
+    assert log[:3] == ["200", "300", "80"]
 
 
 def test_a_short_prompt_waits_for_those_whose_tokens_are_read_as_they_come() -> None:
-    log = run(paced(), [request(200)], [ASKED, STREAMED], 6)
+    log = run(paced(target_latency=0.1), [request(200)], [ASKED, STREAMED], 5)
 
-    assert log == ["64", "64", "64", "8", "d", "d"]
+    assert log == ["80", "80", "40", "d", "d"]
+
+
+def test_who_is_streamed_waits_for_five_of_its_steps_where_nothing_else_was_asked() -> None:
+    assert run(paced(), [request(200)], [STREAMED], 3) == ["32", "32", "32"]
+
+
+def test_the_last_few_tokens_of_a_prompt_go_with_the_ones_before() -> None:
+    assert run(paced(target_latency=0.1), [request(168)], [STREAMED], 3) == ["80", "88", "d"]
 
 
 def test_a_short_prompt_waits_for_turns_that_are_more_urgent() -> None:
-    assert run(paced(), [request(200, priority=-1)], [ASKED], 2) == ["64", "64"]
+    assert run(paced(), [request(200, priority=-1)], [ASKED], 2) == ["80", "80"]
 
 
 def test_a_long_prompt_that_was_passed_over_for_long_gets_as_much_as_a_short_one() -> None:
@@ -104,7 +112,7 @@ def test_a_long_prompt_that_was_passed_over_for_long_gets_as_much_as_a_short_one
     for arrival in range(8):
         run(scheduler, [long, request(500, arrival + 1)], [ASKED], 1)
 
-    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["960"]
+    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["976"]
 
 
 def test_the_pace_of_short_prompts_says_nothing_about_a_deep_one() -> None:
@@ -112,11 +120,11 @@ def test_the_pace_of_short_prompts_says_nothing_about_a_deep_one() -> None:
 
 
 def test_a_few_tokens_that_took_long_do_not_shorten_the_next_chunk() -> None:
-    scheduler = paced()
+    scheduler = paced(target_latency=0.1)
     scheduler.plan([request(1)], [])
     scheduler.record_prefill(1, 0.09, decoding=False)
 
-    assert run(scheduler, [request(900)], [STREAMED], 1) == ["64"]
+    assert run(scheduler, [request(900)], [STREAMED], 1) == ["80"]
 
 
 def test_prompts_that_end_with_each_chunk_still_owe_the_others_their_steps() -> None:

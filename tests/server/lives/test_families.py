@@ -39,6 +39,11 @@ async def ask(client: httpx.AsyncClient, server: Server, name: str, **said: str)
     return await client.post(f"{server.url}/v1/messages", json=asked, headers=headers)
 
 
+async def until_open(client: httpx.AsyncClient, server: Server, turns: int) -> None:
+    while f"kvactors_open_turns {turns}.0" not in (await client.get(f"{server.url}/metrics")).text:
+        await asyncio.sleep(0.01)
+
+
 def family(server: Server, model: FaultyModel, day: str = "2026-11-22") -> list[httpx.Response]:
     """A main agent's first answer; then sub-agents ask while it is answering again."""
 
@@ -109,3 +114,29 @@ def test_who_has_begun_otherwise_since_is_no_twin(server: Server, model: FaultyM
     agent = asyncio.run(both()).headers["x-kvactors-agent"]
 
     assert RULES.strip() in str(server.service.system.spawn(agent).system_prompt)
+
+
+def test_conversations_that_begin_alike_and_at_once_compute_it_once(
+    server: Server, model: FaultyModel
+) -> None:
+    async def all_at_once() -> list[httpx.Response]:
+        gate = model.hold()
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            asks = []
+            for number in range(SUBS):
+                said = [
+                    {"role": "system", "content": RULES},
+                    {"role": "user", "content": f"{number}."},
+                ]
+                asked = {"messages": said, "max_tokens": 6, "temperature": 0}
+                url = f"{server.url}/v1/chat/completions"
+                asks.append(asyncio.create_task(client.post(url, json=asked)))
+            await until_open(client, server, SUBS)
+            gate.set()
+            return [await one for one in asks]
+
+    answers = asyncio.run(all_at_once())
+
+    known = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert sum(cached > len(RULES) - BLOCK for cached in known) == SUBS - 1
+    assert server.service.system.stats()["prefilled_tokens"] < len(RULES) + SUBS * BLOCK
