@@ -18,6 +18,21 @@ JSON_STYLE: Any = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
+# Keywords whose values are no schemas, and those that have one by each name.
+_VALUES = ("const", "default", "enum", "examples", "required")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|"
+    "02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP})"
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_DATES = {
+    "date": _DATE,
+    "date-time": f"{_DATE}T{_HOUR}:[0-5][0-9](?:[.][0-9]{{1,9}})?(?:Z|[+-]{_HOUR})",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,31 @@ def _source(kind: Kind, text: str) -> str:
         return LLMatcher.grammar_from_regex(text)
     if kind == "lark":
         return LLMatcher.grammar_from_lark(text)
-    return LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
+    schema = json.dumps(_with_true_dates(json.loads(text)))
+    return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
+
+
+def _with_true_dates(schema: Any) -> Any:
+    """A JSON `schema` whose dates are days that there are: llguidance has a 29th of February in
+    each year, and a year 0."""
+    if isinstance(schema, list):
+        return [_with_true_dates(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _true_part(key, value) for key, value in schema.items()}
+    pattern = _DATES.get(str(found.get("format")))
+    if pattern is not None and "pattern" not in found:
+        del found["format"]
+        found["pattern"] = f"^{pattern}$"
+    return found
+
+
+def _true_part(key: str, value: Any) -> Any:
+    if key in _VALUES:
+        return value
+    if key in _BY_NAME and isinstance(value, dict):
+        return {name: _with_true_dates(part) for name, part in value.items()}
+    return _with_true_dates(value)
 
 
 @lru_cache(maxsize=256)

@@ -167,3 +167,42 @@ def test_a_grammar_of_everything_allows_every_token_of_text(tokens: GrammarToken
     guide = Guide(tokens, Grammar.regex("(?s:.*)"), 5)
 
     assert all(guide.allowed()[:128])
+
+
+@pytest.mark.parametrize(
+    ("day", "there"),
+    [
+        ("2024-02-29", True),
+        ("2023-02-29", False),
+        ("6673-02-29", False),
+        ("1900-02-29", False),
+        ("2000-02-29", True),
+        ("0000-01-01", False),
+        ("0001-01-01", True),
+        ("2026-04-31", False),
+        ("2026-12-31", True),
+    ],
+)
+@pytest.mark.parametrize("rest", ["", "T23:59:00Z", "T00:00:59.5+01:00"])
+def test_a_date_is_a_day_that_there_is(
+    tokens: GrammarTokens, day: str, *, there: bool, rest: str
+) -> None:
+    kind = "date-time" if rest else "date"
+    grammar = Grammar.json_schema(
+        {
+            "type": "object",
+            "properties": {"format": {"type": "string", "format": kind}},
+            "required": ["format"],
+            "additionalProperties": False,
+        }
+    )
+
+    wanted = json.dumps({"format": day + rest})
+    assert (say(Guide(tokens, grammar, 60), wanted) == wanted) is there
+
+
+def test_what_is_no_schema_keeps_its_format(tokens: GrammarTokens) -> None:
+    grammar = Grammar.json_schema({"enum": [{"format": "date"}]})
+    wanted = '{"format": "date"}'
+
+    assert say(Guide(tokens, grammar, 60), wanted) == wanted
