@@ -12,7 +12,10 @@
     │   ├── SystemPromptMismatch
     │   ├── RewindOutOfRange
     │   ├── ContextExceeded
-    │   └── MemoryExceeded
+    │   ├── MemoryExceeded
+    │   ├── InvalidStep
+    │   ├── CacheFull
+    │   └── FaceMismatch
     ├── ModelError                        the model cannot be used
     │   ├── ModelNotFound
     │   ├── UnsupportedLayer
@@ -43,15 +46,18 @@ __all__ = [
     "AskCycle",
     "BehaviourFailed",
     "BlockingCall",
+    "CacheFull",
     "ContextExceeded",
     "EmptyPrompt",
     "EngineDied",
+    "FaceMismatch",
     "GroupSizeMismatch",
     "InvalidAgentId",
     "InvalidConfig",
     "InvalidGrammar",
     "InvalidInput",
     "InvalidSampling",
+    "InvalidStep",
     "KvactorsError",
     "MailboxFull",
     "MemoryExceeded",
@@ -127,6 +133,18 @@ class ContextExceeded(InvalidInput):
 
 class MemoryExceeded(InvalidInput):
     """A turn can never fit into the memory budget."""
+
+
+class InvalidStep(InvalidInput):
+    """A step, or what is asked between two, that a cache's rules do not allow."""
+
+
+class CacheFull(InvalidInput):
+    """A step needs more cells than a cache has free."""
+
+
+class FaceMismatch(InvalidInput):
+    """A cache cannot do what the kind of session needs that it was made for."""
 
 
 class ModelError(KvactorsError):

@@ -193,12 +193,12 @@ class Arena:
         were; the bytes beyond them are dead.
         """
         width = tokens.shape[1]
-        step = partial(EvenStep, self.table, width, floats=self.floats)
+        even = partial(EvenStep, self.table, width, floats=self.floats)
         if self.spec.batched:
-            logits = self._step(model, tokens, step())
+            logits = self.step(model, tokens, even())
         else:
             rows = [
-                self._step(model, tokens[slab : slab + 1], step(slab))
+                self.step(model, tokens[slab : slab + 1], even(slab))
                 for slab in range(len(self.table.slabs))
             ]
             logits = rows[0] if len(rows) == 1 else mx.concatenate(rows)
@@ -210,25 +210,26 @@ class Arena:
         one: `tokens` [tokens] are those of the first row, then those of the second. Lazy logits
         [tokens, vocab]; otherwise as `forward`. Only where `spec.flat` is true.
         """
+        assert self.spec.flat, "layers of this model take as many tokens in each row"
         lengths = self.table.lengths
         rows = [FlatRow(range(n, n + count)) for n, count in zip(lengths, counts, strict=True)]
-        logits = self.step_flat(model, tokens, rows)
+        geometry = FlatStep(self.table, rows, floats=self.floats)
+        logits = self.step(model, tokens[:, None], geometry)[:, 0]
         self.table.advance_by(counts)
         return logits
 
-    def step_flat(self, model: Any, tokens: mx.array, rows: Sequence[FlatRow]) -> mx.array:
-        """`forward_flat` of the `model` with `tokens` [tokens] that stand and see as `rows` say;
-        commits no length. Lazy logits [tokens, vocab]."""
-        assert self.spec.flat, "layers of this model take as many tokens in each row"
-        geometry = FlatStep(self.table, rows, floats=self.floats)
-        return self._step(model, tokens[:, None], geometry)[:, 0]
-
-    def _step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+    def begin(self, geometry: StepGeometry) -> None:
+        """All layers take a step of this geometry next: allocate what it needs."""
         for layer in self.layers:
             layer.begin(geometry)
         for slab, extent in zip(geometry.slabs, geometry.extents, strict=True):
             held = self.table.slabs[slab]
             held.capacity = self.table.capacity_for(held.capacity, extent, held.trunk.end)
+
+    def step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+        """One step of the `model`, of `tokens` [B, T] that stand as the `geometry` says: lazy
+        logits [B, T, vocab]. Commits no length."""
+        self.begin(geometry)
         with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
         return logits

@@ -14,6 +14,7 @@ With cells and masks of its own a row holds sequences or a tree [cache-family, 5
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 import mlx.core as mx
@@ -78,11 +79,11 @@ class FlatStep(StepGeometry):
         slots = [slot for slot, row in enumerate(held) for _ in row.positions]
         if layer.cells is None:
             own = Cells(at - self.bases[index], None, slots)
-            return Reach(extent, own, _mask(held, positions, extent))
+            return Reach(extent, own, partial(_mask, held, positions, extent))
         assert most <= BLOCK_TOKENS, "a ring has room for a block beside the window"
         assert all(row.sees is None for row in held), "a ring holds one sequence"
         extent = min(extent, layer.cells)
-        mask = ring_mask(positions, layer, extent)
+        mask = partial(ring_mask, positions, layer, extent)
         return Reach(extent, Cells(at % layer.cells, None, slots), mask)
 
 

@@ -8,8 +8,9 @@ import mlx.core as mx
 from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.arena.step import StepGeometry
 from kvactors.core.attention.attend import attend, attend_together
+from kvactors.core.attention.attend_spec import AttendSpec
 from kvactors.core.attention.plan import AttendPlan
-from kvactors.core.attention.policy import AttentionPolicy
+from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec, Side
 from kvactors.core.errors import UnsupportedLayer
@@ -90,10 +91,17 @@ class KVLayer:
         return self._floats() if self.layer.plain else (self, self)
 
     def attend(
-        self, queries: mx.array, mask: Any, *, scale: float, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        mask: Any,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+        out_dtype: mx.Dtype | None = None,
     ) -> mx.array:
         """Attention of `queries` [B, heads, T, head_dim], their scores times `scale`, over what
-        each row holds; `sinks` [heads] take weight. Returns [B, heads, T, value_dim].
+        each row holds; `sinks` [heads] take weight. Returns [B, heads, T, value_dim], as
+        `out_dtype` or as the queries are.
 
         `mask` is the model's: only one that a cache of this step made says no more than the
         cache knows. Raises UnsupportedLayer for another, such as of chosen keys.
@@ -106,29 +114,41 @@ class KVLayer:
                 "did not show at load: it would need the layer's keys as floats"
             )
         self._repeats, self._sinks = queries.shape[1] // layer.kv_heads, sinks is not None
+        precision = getattr(mx, self.policy.precision)
         parts = []
         for index, asked in enumerate(geometry.apart(queries)):
-            attended = self._attended(index, geometry.folded(index, asked), scale, sinks)
-            parts.append(geometry.unfolded(index, attended))
+            folded = geometry.folded(index, asked)
+            path = self.policy.path(folded.shape[2], self._repeats)
+            spec, keys = self._seen(index, path, folded.shape[2], out_dtype)
+            plan = spec.plan(path, scale, sinks, precision)
+            parts.append(geometry.unfolded(index, self._attended(index, folded, keys, plan)))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _attended(
-        self, index: int, queries: mx.array, scale: float, sinks: mx.array | None
-    ) -> mx.array:
+    def _seen(
+        self, index: int, path: AttentionPath, tokens: int, out_dtype: mx.Dtype | None
+    ) -> tuple[AttendSpec, int]:
+        """What one slab's queries see, and how many keys are read. Rows that end together need no
+        mask, if the sum of a row may be another than beside longer ones."""
+        geometry = self.geometry
+        assert geometry is not None
+        reach = geometry.reaches(self.layer)[index]
+        fixed = path == "packed" or self.policy.reproducible or geometry.shared[index]
+        if reach.end is None or fixed:
+            return AttendSpec(reach.mask, out_dtype), reach.extent
+        return AttendSpec.of_run(tokens, out_dtype), reach.end
+
+    def _attended(self, index: int, queries: mx.array, keys: int, plan: AttendPlan) -> mx.array:
         """One slab's part: `queries` [n, heads, T, head_dim] of its rows."""
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
         pool, shared = self.rows.pools[geometry.slabs[index]], geometry.shared[index]
-        reach, rows = geometry.reaches(layer)[index], len(queries)
-        path = self.policy.path(queries.shape[2], self._repeats)
-        precision = getattr(mx, self.policy.precision)
-        plan = AttendPlan(path, scale, reach.mask, sinks, precision=precision)
+        rows = len(queries)
         alike = layer.window is None and plan.sinks is None and queries.shape[2] == 1
         if alike and self.policy.together(rows, self._repeats, shared, apart=pool.trunk.end > 0):
-            stored = pool.read(rows, reach.extent, floats=plan.unpack, own=True)
+            stored = pool.read(rows, keys, floats=plan.unpack, own=True)
             prefix = pool.prefix_floats(shared, plan.precision)
             return attend_together(queries, stored, prefix, plan)
-        return attend(queries, pool.read(rows, reach.extent, floats=plan.unpack), plan)
+        return attend(queries, pool.read(rows, keys, floats=plan.unpack), plan)
 
     def make_mask(self, *_args: Any, return_array: bool = False, **_kwargs: Any) -> Any:
         """None where the cache decides how it is attended."""

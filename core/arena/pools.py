@@ -7,6 +7,7 @@ from the row's first one all the same, and who reads both gets them joined, for 
 takes. GPU thread only.
 """
 
+from collections.abc import Sequence
 from copy import copy
 
 import mlx.core as mx
@@ -184,6 +185,18 @@ class Pool:
             row = mx.contiguous(array[:, source])
             mx.eval(row)
             array[:, target] = row
+
+    def gather_into(self, slot: int, start: int, cells: Sequence[int]) -> None:
+        """Copy these `cells` of a `slot`, in this order, to start, start + 1, ... of it."""
+        target = slice(start, start + len(cells))
+        if list(cells) == list(range(target.start, target.stop)):
+            return
+        arrays, at = self._changing(), mx.array(list(cells))
+        for array in arrays.values():
+            # As in `move`: taken out first. Some of them may be written over.
+            taken = mx.take(array[:, slot], at, axis=2)
+            mx.eval(taken)
+            array[:, slot, :, target] = taken
 
     def gather(self, slots: list[int]) -> None:
         """Keep these slots, in this order."""

@@ -1,8 +1,8 @@
 """One step's geometry: where each row reads and writes. GPU thread."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import accumulate
 
 import mlx.core as mx
@@ -15,17 +15,26 @@ from kvactors.core.cache.spec import LayerSpec
 __all__ = ["EvenStep", "Reach", "StepGeometry", "ring_mask"]
 
 
-@dataclass(frozen=True, slots=True)
 class Reach:
     """Where the layers of one window write in one slab, and what their queries see.
 
     `mask` is boolean [n, 1, T, extent]: position by position, since a window's cells are used in
-    a ring.
+    a ring. It is made when it is asked for: where all rows end before the same cell, `end`, they
+    see all that is before it but what comes after themselves.
     """
 
-    extent: int
-    cells: Cells
-    mask: mx.array
+    def __init__(
+        self, extent: int, cells: Cells, mask: Callable[[], mx.array], end: int | None = None
+    ) -> None:
+        self.extent = extent
+        self.cells = cells
+        self.end = end
+        self._make_mask = mask
+
+    @cached_property
+    def mask(self) -> mx.array:
+        """[n, 1, T, extent], boolean."""
+        return self._make_mask()
 
 
 class StepGeometry(ABC):
@@ -122,15 +131,19 @@ class EvenStep(StepGeometry):
         first = starts[0] if len(set(starts)) == 1 else None
         cells = layer.cells
         if cells is None:
-            queries = positions[:, None, :, None]
-            base = self.bases[index]
+            base, mask = self.bases[index], partial(_causal, positions, extent)
             at = Cells(positions - base, None if first is None else first - base)
-            return Reach(extent, at, mx.arange(extent) <= queries)
+            return Reach(extent, at, mask, None if first is None else first + self.width)
         assert self.width <= BLOCK_TOKENS, "a ring has room for a block beside the window"
         if first is not None:
             first = first % cells if first % cells + self.width <= cells else None
         extent = min(extent, cells)
-        return Reach(extent, Cells(positions % cells, first), ring_mask(positions, layer, extent))
+        mask = partial(ring_mask, positions, layer, extent)
+        return Reach(extent, Cells(positions % cells, first), mask)
+
+
+def _causal(positions: mx.array, extent: int) -> mx.array:
+    return mx.arange(extent) <= positions[:, None, :, None]
 
 
 def ring_mask(positions: mx.array, layer: LayerSpec, extent: int) -> mx.array:

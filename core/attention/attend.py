@@ -41,7 +41,7 @@ def attend(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
         stored: keys and values of n rows, [1, n, kv_heads, extent, width].
         plan: mask, scale, sinks and path.
 
-    Returns [n, heads, T, value_dim] in the queries' dtype.
+    Returns [n, heads, T, value_dim] in the dtype that is asked for, else the queries'.
     """
     if plan.packed:
         return attend_packed(queries, stored, plan)
@@ -86,7 +86,7 @@ def attend_together(
         own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0]
     else:
         own = folded @ to_float(rest.keys, own_side, plan.precision)[0].swapaxes(-1, -2)
-    assert plan.mask is not None
+    assert isinstance(plan.mask, mx.array)
     own = mx.where(plan.mask[..., shared:], own, -mx.inf)
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
     common = exponentials(common - as_one(top), powers=powers)
@@ -97,7 +97,7 @@ def attend_together(
         out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0]
     else:
         out += own @ to_float(rest.values, value_side, plan.precision)[0]
-    return (out / total).reshape(*queries.shape[:3], -1).astype(queries.dtype)
+    return (out / total).reshape(*queries.shape[:3], -1).astype(plan.out_dtype or queries.dtype)
 
 
 def _dequantized(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
@@ -111,4 +111,4 @@ def _dequantized(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.ar
         mask=plan.mask,
         sinks=None if plan.sinks is None else plan.sinks.astype(plan.precision),
     )
-    return out.astype(queries.dtype)
+    return out.astype(plan.out_dtype or queries.dtype)

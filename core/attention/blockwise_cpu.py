@@ -10,6 +10,8 @@ that no query of a block sees are left out of it.
 import mlx.core as mx
 import numpy as np
 
+from kvactors.core.attention.plan import Mask
+
 __all__ = ["BLOCK_BYTES", "attend_in_blocks", "exponentiate"]
 
 # Scores of one block.
@@ -21,7 +23,7 @@ def attend_in_blocks(
     keys: mx.array,
     values: mx.array,
     scale: float,
-    mask: mx.array | None = None,
+    mask: Mask = None,
     sinks: mx.array | None = None,
     *,
     block_bytes: int = BLOCK_BYTES,
@@ -29,16 +31,18 @@ def attend_in_blocks(
     """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] `keys` and
     `values`; scores are products times `scale`.
 
-    `mask` is boolean and broadcasts to [rows, 1, T, E]; `sinks` [heads] are scores that take weight
-    and have no value; `block_bytes` of scores are a block. Returns [rows, heads, T, value_dim];
-    what it needs is evaluated.
+    `mask` is boolean and broadcasts to [rows, 1, T, E], or "causal"; `sinks` [heads] are scores
+    that take weight and have no value; `block_bytes` of scores are a block. Returns
+    [rows, heads, T, value_dim]; what it needs is evaluated.
     """
     rows, heads, tokens, dim = queries.shape
     kv_heads, extent = keys.shape[1:3]
     # Query heads that share a KV head become rows of one product, not copies of the keys.
     folded = (queries * scale).reshape(rows, kv_heads, -1, tokens, dim)
     turned = keys.swapaxes(-1, -2)
-    sees = None if mask is None else np.asarray(mx.broadcast_to(mask, (rows, 1, tokens, extent)))
+    sees = None
+    if isinstance(mask, mx.array):
+        sees = np.asarray(mx.broadcast_to(mask, (rows, 1, tokens, extent)))
     width = max(1, block_bytes // (4 * rows * heads * extent))
     parts = []
     for begin in range(0, tokens, width):
@@ -50,6 +54,10 @@ def attend_in_blocks(
             if used.size:
                 first, last = int(used[0]), int(used[-1]) + 1
             hidden = ~seen[..., first:last]
+        elif mask is not None:
+            ends = np.arange(begin, begin + block.shape[3]) + extent - tokens
+            last = int(ends[-1]) + 1
+            hidden = (np.arange(last) > ends[:, None])[None, None]
         scores = block.flatten(2, 3) @ turned[..., first:last]
         total = exponentiate(scores, hidden, block.shape[2], sinks)
         out = (scores @ values[:, :, first:last]) / total

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from kvactors.core.attention.blockwise_cpu import exponentiate
-from kvactors.core.attention.plan import AttendPlan
+from kvactors.core.attention.plan import AttendPlan, causal_mask
 from kvactors.core.attention.products_cpu import multiply, scores_of, worth_unpacking
 from kvactors.core.cache.spec import Side
 from kvactors.core.quant.codec import PRECISION, Stored, StoredKV, to_float
@@ -35,13 +35,16 @@ def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.a
     """`attend` of `kvactors.core.attention.attend` on the packed path, `stored` and `plan` as
     there: `queries` are [rows, heads, T, head_dim], the result is [rows, heads, T, value_dim]."""
     rows, heads, tokens, _ = queries.shape
-    scores = rows * heads * stored.keys[0].shape[-2]
+    keys = stored.keys[0].shape[-2]
+    if isinstance(plan.mask, str):
+        plan = replace(plan, mask=causal_mask(tokens, keys))
+    scores = rows * heads * keys
     one = not plan.unpack or tokens > 1 or rows == 1 or scores < HALVED_SCORES
     if one or plan.second is None:
         return _attended(queries, stored, plan)
 
     def attended(some: slice) -> mx.array:
-        mask = None if plan.mask is None else plan.mask[some]
+        mask = plan.mask[some] if isinstance(plan.mask, mx.array) else None
         return _attended(queries[some], stored.rows(some), replace(plan, mask=mask))
 
     with mx.stream(plan.second()):
@@ -59,6 +62,7 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
     asked = queries.astype(PRECISION) * (plan.scale * LOG2_E if powers else plan.scale)
     folded = asked.reshape(1, rows, kv_heads, repeats * tokens, dim)
     key_side, value_side = stored.sides
+    assert not isinstance(plan.mask, str)
     scores = _masked(score(folded, stored.keys, key_side, unpack=plan.unpack), plan.mask, tokens)
     total = None
     if powers:
@@ -72,7 +76,7 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
     out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
     if total is not None:
         out = out / total
-    return out.reshape(rows, heads, tokens, -1).astype(queries.dtype)
+    return out.reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)
 
 
 def _masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:

@@ -15,6 +15,7 @@ core/trace:
 persistence/errors: core/errors
 actors/runtime: core/errors core/numbers
 core/cache: core/errors core/numbers
+core/cache/family: core/cache core/errors core/numbers
 core/conversation: core/errors core/numbers
 actors/errors: core/errors persistence/errors
 persistence/files: core/cache persistence/errors
@@ -32,6 +33,9 @@ core/model: core/arena core/attention core/cache core/conversation core/errors c
     core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
+core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
+    core/numbers
+core/sessions: core/arena/sessions core/cache/family
 core/schedule/speculation: core/schedule
 core/engine: core/arena core/blas core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
@@ -41,8 +45,8 @@ persistence/formats: core/cache persistence/commit persistence/errors persistenc
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
-core/testing: core/arena core/cache core/conversation core/engine core/model core/quant
-    core/schedule
+core/testing: core/arena core/cache core/cache/family core/conversation core/engine core/model
+    core/quant core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
     core/model core/schedule persistence/commit persistence/store
 actors/observe: actors/turns core/errors core/trace

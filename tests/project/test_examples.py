@@ -1,6 +1,7 @@
 """Every example runs, in a process of its own as a reader would start it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,35 @@ def test_mlx_lm_batch() -> None:
 
     for answer in ("called Biscuit.", "is on Friday.", "lives in Lisbon."):
         assert answer in out
+
+
+def test_own_loop() -> None:
+    lines = run("own_loop.py").splitlines()
+    texts = {line[:10].strip(): line[10:].strip() for line in lines if line[0] != " "}
+
+    cat, friday, lisbon = (
+        "Your cat is called Biscuit.",
+        "The meeting is on Friday.",
+        "Marta lives in Lisbon.",
+    )
+    assert texts["decode"] == cat
+    assert texts["streams"] == texts["fork"] == f"{cat} | {friday} | {lisbon}"
+    assert texts["admit"].endswith(f" | {lisbon}")
+    assert texts["admit"].count(" | ") == 2
+    assert texts["take back"] == " | ".join([friday] * 3)
+    assert texts["speculate"] == lisbon
+    tokens, forwards = (int(word) for word in lines[-2].split() if word.isdecimal())
+    assert forwards <= tokens / 2
+    assert lines[-1].endswith("the same as one by one: True")
+
+
+def test_the_page_of_sessions_shows_what_the_example_has() -> None:
+    page = (EXAMPLES.parent / "core/arena/sessions/README.md").read_text(encoding="utf-8")
+    source = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
+    shown = re.findall(r"```python\n(def .*?)\n```", page, re.DOTALL)
+
+    assert len(shown) >= 8
+    assert [function for function in shown if f"{function}\n" not in source] == []
 
 
 # Those that run as `python -m kvactors.bench.ROOM` or `ROOM.NAME`.

@@ -24,6 +24,7 @@ from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.arena.pools import Pool
 from kvactors.core.arena.recurrent_layer import StateRows
+from kvactors.core.attention.plan import causal_mask
 from kvactors.core.engine import kv_transfer
 from kvactors.core.engine.hot_cache import HotCaches
 
@@ -136,13 +137,15 @@ def the_state_of_a_joining_row_is_not_copied(true: Any) -> Any:
 @bug(kv_layer, "attend")
 def a_key_is_dropped(true: Any) -> Any:
     def attend(queries: Any, stored: Any, plan: Any) -> Any:
-        return true(queries, stored, replace(plan, mask=plan.mask & _all_but_the_second(plan.mask)))
+        others = mx.arange(stored.keys[0].shape[-2]) != 1
+        mask = plan.mask
+        if isinstance(mask, str):
+            mask = causal_mask(queries.shape[2], len(others))
+        seen = others[None, None, None] if mask is None else mask & others
+        seen = mx.broadcast_to(seen, (len(queries), *seen.shape[1:]))
+        return true(queries, stored, replace(plan, mask=seen))
 
     return attend
-
-
-def _all_but_the_second(mask: mx.array) -> mx.array:
-    return mx.arange(mask.shape[-1]) != 1
 
 
 @bug(mx, "quantized_matmul")

@@ -93,7 +93,7 @@ def test_a_token_that_sees_one_too_many_is_found(load_family: LoadFamily) -> Non
         def reach(step: FlatStep, index: int, layer: Any) -> Any:
             found = true(step, index, layer)
             mask = mx.concatenate([found.mask[..., :1], found.mask[..., :-1]], axis=-1)
-            return type(found)(found.extent, found.cells, mask)
+            return type(found)(found.extent, found.cells, lambda: mask)
 
         return reach
 
