@@ -102,8 +102,8 @@ def what_is_read_is_lost(true: Any) -> Any:
 
 @bug(HotCaches, "fork")
 def a_child_forgets(true: Any) -> Any:
-    def fork(self: Any, parent: str, child: str) -> Any:
-        cache = true(self, parent, child)
+    def fork(self: Any, parent: str, child: str, *copies: Any) -> Any:
+        cache = true(self, parent, child, *copies)
         cache.pieces = [zeroed(piece) for piece in cache.pieces]
         return cache
 
