@@ -75,8 +75,10 @@ class Setup:
         return self._others[source]
 
     def system(self, source: Callable[[], Any] | None = None, **options: Any) -> AgentSystem:
-        """An engine over the model, by default without a store."""
+        """An engine over the model, by default without a store, and without drafts: a random model
+        repeats itself, and steps of one token are what most lines compare."""
         options.setdefault("kv_bits", self.kv_bits)
+        options.setdefault("speculation", "off")
         options.setdefault("store", False)
         return AgentSystem(source or self.source, model_name="bench", **options)
 
