@@ -101,21 +101,6 @@ def test_a_family_that_shares_nothing_is_seen(server: Server, model: FaultyModel
         test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(server, model)
 
 
-def test_who_has_begun_otherwise_since_is_no_twin(server: Server, model: FaultyModel) -> None:
-    async def both() -> httpx.Response:
-        async with httpx.AsyncClient(timeout=WAIT) as client:
-            named = {"x-kvactors-agent": "me"}
-            url = f"{server.url}/v1/messages"
-            await client.post(url, json=body("Begin.", "0"), headers=named)
-            other = body("Begin.", "0") | {"system": "Quite another text. " * 40}
-            await client.post(url, json=other, headers=named)
-            return await ask(client, server, "sub", text="Part.", nonce="3")
-
-    agent = asyncio.run(both()).headers["x-kvactors-agent"]
-
-    assert RULES.strip() in str(server.service.system.spawn(agent).system_prompt)
-
-
 def test_conversations_that_begin_alike_and_at_once_compute_it_once(
     server: Server, model: FaultyModel
 ) -> None:

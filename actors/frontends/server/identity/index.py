@@ -163,9 +163,7 @@ class Index:
         last its end; it was told `notes`. `answer_id` names what it answered there."""
         places, now = list(places), self._clock()
         with self._db:
-            # Who keeps nothing may begin otherwise, too.
-            gone = keep if keep else -1
-            self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, gone))
+            self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
             self._db.executemany(
                 "insert or replace into places values (?, ?, ?, ?)",
                 [(p.chain, agent_id, p.turns, p.mark) for p in places],
