@@ -158,9 +158,11 @@ class Scheduler:
         unwatched = self.config.unwatched_latency
         target = self.config.target_latency or _LATENCY
         step = self._decode_seconds.value
-        if step and not self.config.target_latency and any(r.stream for r in decoding):
+        if any(request.stream for request in decoding):
+            if self.config.target_latency or not step:
+                return target
             return min(target, _SMOOTH * step)
-        if any(request.stream or request.priority > first.priority for request in decoding):
+        if any(request.priority > first.priority for request in decoding):
             return target
         short = first.remaining <= self._affordable(unwatched)
         return max(target, unwatched) if short or self._waited_enough(first) else target

@@ -33,22 +33,18 @@ class _Turn:
         self.followers = {"own": Follower(self.text, own=True)}
         if replies is not None:
             self.followers["others"] = Follower(replies, own=False)
-        self._follow(request)
-
-    def _follow(self, request: Request) -> None:
-        tail = request.tokens[-_TAIL:]
         for follower in self.followers.values():
-            follower.follow(tail)
+            follower.follow(request.tokens[-_TAIL:])
 
     def hear(self, request: Request, acceptance: Acceptance) -> None:
         """The turn has one token more. Every follower says what it would have drafted, whether that
         was fed or not."""
-        token = request.tokens[-1]
+        tail = request.tokens[-_TAIL:]
+        self.text.add(tail[-1:])
         for source, follower in self.followers.items():
-            if expected := follower.ahead(1):
-                acceptance.note(source, follower.length, right=expected == [token])
-        self.text.add([token])
-        self._follow(request)
+            length, right = follower.length, follower.follow(tail)
+            if right is not None:
+                acceptance.note(source, length, right=right)
 
     def draft(self, acceptance: Acceptance, most: int, *, behind: int = 0) -> Draft:
         """The likeliest text to follow, of `most` tokens; `behind` tokens are in flight before."""

@@ -83,15 +83,18 @@ class Follower:
         self._own = own
         self._place = self.length = 0
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """The turn, whose last tokens these are, has one token more: its last."""
-        if self.length and self.ahead(1) == [tokens[-1]]:
+    def follow(self, tokens: Sequence[int]) -> bool | None:
+        """The turn, whose last tokens these are, has one token more: its last. Whether that is what
+        followed here; None if nothing did."""
+        expected = self.ahead(1)
+        if expected == [tokens[-1]]:
             self._place += 1
             self.length += 1
-            return
+            return True
         # What a turn's own text ends with is no match.
         end = self._text.cut + len(self._text) - self._own
         self.length, self._place = self._text.find(tokens, end)
+        return False if expected else None
 
     def ahead(self, count: int) -> list[int]:
         """What followed there, `count` tokens at most. A text that ends meanwhile goes on as it
