@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chats import WAIT
+from chats import WAIT, asked, until, url
 from seeded import bug, seeded
 
 from kvactors.actors.frontends.server.identity.resolve import Resolver
@@ -39,11 +39,6 @@ async def ask(client: httpx.AsyncClient, server: Server, name: str, **said: str)
     return await client.post(f"{server.url}/v1/messages", json=asked, headers=headers)
 
 
-async def until_open(client: httpx.AsyncClient, server: Server, turns: int) -> None:
-    while f"kvactors_open_turns {turns}.0" not in (await client.get(f"{server.url}/metrics")).text:
-        await asyncio.sleep(0.01)
-
-
 def family(server: Server, model: FaultyModel, day: str = "2026-11-22") -> list[httpx.Response]:
     """A main agent's first answer; then sub-agents ask while it is answering again."""
 
@@ -59,11 +54,7 @@ def family(server: Server, model: FaultyModel, day: str = "2026-11-22") -> list[
                 )
                 for n in range(SUBS)
             ]
-            while (
-                f"kvactors_open_turns {SUBS + 1}.0"
-                not in (await client.get(f"{server.url}/metrics")).text
-            ):
-                await asyncio.sleep(0.01)
+            await until(server, SUBS + 1)
             gate.set()
             await main
             return [await sub for sub in subs]
@@ -113,10 +104,9 @@ def test_conversations_that_begin_alike_and_at_once_compute_it_once(
                     {"role": "system", "content": RULES},
                     {"role": "user", "content": f"{number}."},
                 ]
-                asked = {"messages": said, "max_tokens": 6, "temperature": 0}
-                url = f"{server.url}/v1/chat/completions"
-                asks.append(asyncio.create_task(client.post(url, json=asked)))
-            await until_open(client, server, SUBS)
+                body = asked("", messages=said, max_tokens=6)
+                asks.append(asyncio.create_task(client.post(url(server), json=body)))
+            await until(server, SUBS)
             gate.set()
             return [await one for one in asks]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chats import WAIT, asked, post
+from chats import WAIT, asked, post, until
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
@@ -17,15 +17,6 @@ from kvactors.actors.testing import FaultyModel
 
 def agents(server: Server) -> list[Any]:
     return list(server.service.system.agents())
-
-
-async def until(server: Server, open_turns: int) -> None:
-    """Return when so many turns are open."""
-    while True:
-        text = (await asyncio.to_thread(httpx.get, f"{server.url}/metrics")).text
-        if f"kvactors_open_turns {open_turns}.0" in text:
-            return
-        await asyncio.sleep(0.01)
 
 
 def test_a_request_that_is_resent_attaches_to_the_one_in_flight(

@@ -7,21 +7,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from responding import ASKED, GREEDY, TOLD, ask, cached
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
-
-TOLD = "My cat is called Tom. Remember that."
-ASKED = "What is my cat called?"
-GREEDY: dict[str, Any] = {"model": "default", "temperature": 0, "max_output_tokens": 30}
-
-
-def ask(client: Any, given: Any, **options: Any) -> Any:
-    return client.responses.create(input=given, **(GREEDY | options))
-
-
-def cached(response: Any) -> int:
-    return int(response.usage.input_tokens_details.cached_tokens)
 
 
 def client_of(server: Server, key: str = "none") -> openai.OpenAI:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import openai
 import pytest
 from fastapi import FastAPI
+from responding import GREEDY, TOLD
 from scripted_answers import ScriptedAnswers
 from starlette.testclient import TestClient
 
@@ -19,8 +20,6 @@ from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 from kvactors.core.errors import AdmissionFull, ContextExceeded
 
 T = TypeVar("T")
-GREEDY: dict[str, Any] = {"model": "default", "temperature": 0, "max_output_tokens": 30}
-TOLD = "My cat is called Tom. Remember that."
 MESSAGE = [
     "response.output_item.added",
     "response.content_part.added",
