@@ -111,7 +111,7 @@ def decide(players: dict[str, Agent]) -> tuple[str, str]:
     decisions = []
     for name, future in zip(SECRETS, asked, strict=True):
         text, scores = future.get(timeout=WAIT)
-        shown = ", ".join(f"{choice} {score:.2f}" for choice, score in scores.items())
+        shown = ", ".join(f"{choice} {score:.0f}" for choice, score in scores.items())
         print(f"  {name:6} chooses: {text}  (log-probabilities: {shown})")
         decisions.append(text)
     return decisions[0], decisions[1]
