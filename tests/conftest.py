@@ -69,6 +69,13 @@ def pytest_report_header() -> str:
     return "all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"
 
 
+def pytest_collection_finish() -> None:
+    """What imports and collection made stays: an engine collects garbage when it is made, and a
+    run makes thousands of them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def no_engine() -> Iterator[None]:
     """As if no other test's engine were alive: MLX's limit is that of the largest."""
