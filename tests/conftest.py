@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores, and so do the processes that they start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 blas.preload()
+
+MEMORY = Path("/dev/shm")
+if not os.environ.get("KVACTORS_FULL") and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9:
+    # Tests of power losses have disks of their own; others need not wait for this machine's.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 from makers import load_as_meant  # noqa: E402
 from samples import DAY, FULL  # noqa: E402
