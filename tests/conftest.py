@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -157,9 +158,10 @@ def make_engine() -> Callable[..., Engine]:
         stored: bool = False,
         share: bool = True,
         speculation: SpeculationConfig | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> Engine:
         config = EngineConfig(max_batch, budget, stored, share=share, speculation=speculation)
-        return Engine(loaded, config, measure=once)
+        return Engine(loaded, config, clock, measure=once)
 
     return make
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from makers import Ticks
 
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine, EngineConfig
@@ -111,7 +112,7 @@ class _Crowd:
         config = EngineConfig(lot.max_batch, lot.budget, lot.stored)
         for form in loaded.forms:
             _work_space(form)
-        self.engine = Engine(loaded, config, clock=_Clock(), measure=_work_space)
+        self.engine = Engine(loaded, config, clock=Ticks(), measure=_work_space)
         self._before = mx.get_active_memory() - self.engine.memory.active
         mx.reset_peak_memory()
         self._rng = np.random.default_rng(lot.seed)
@@ -194,17 +195,6 @@ class _Crowd:
     def _tokens(self, count: int) -> list[int]:
         tokens: list[int] = self._rng.integers(1, 128, count).tolist()
         return tokens
-
-
-class _Clock:
-    """Every look takes a hundredth of a second: what is planned does not depend on the machine."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def __call__(self) -> float:
-        self._seconds += 0.01
-        return self._seconds
 
 
 def _copied(part: Segment) -> Segment:
