@@ -37,7 +37,6 @@ from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import mlx_limit  # noqa: E402
 from kvactors.core.model.load import LoadedModel  # noqa: E402
 from kvactors.core.model.options import ModelOptions  # noqa: E402
-from kvactors.core.model.workspace import WorkSpace  # noqa: E402
 from kvactors.core.schedule.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.testing.families import build  # noqa: E402
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
@@ -141,14 +140,7 @@ def load_family() -> LoadGrid:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
-    """An engine over a loaded model, by default with room for everything. The work space of a
-    model is measured once, not for each of its engines."""
-    measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
-
-    def once(loaded: LoadedModel) -> WorkSpace:
-        if id(loaded) not in measured:
-            measured[id(loaded)] = loaded, WorkSpace.measure(loaded)
-        return measured[id(loaded)][1]
+    """An engine over a loaded model, by default with room for everything."""
 
     def make(
         loaded: LoadedModel,
@@ -161,7 +153,7 @@ def make_engine() -> Callable[..., Engine]:
         clock: Callable[[], float] = time.perf_counter,
     ) -> Engine:
         config = EngineConfig(max_batch, budget, stored, share=share, speculation=speculation)
-        return Engine(loaded, config, clock, measure=once)
+        return Engine(loaded, config, clock)
 
     return make
 

@@ -111,8 +111,8 @@ class _Crowd:
         self.said: list[str] = []
         config = EngineConfig(lot.max_batch, lot.budget, lot.stored)
         for form in loaded.forms:
-            _work_space(form)
-        self.engine = Engine(loaded, config, clock=Ticks(), measure=_work_space)
+            WorkSpace.once(form)
+        self.engine = Engine(loaded, config, clock=Ticks())
         self._before = mx.get_active_memory() - self.engine.memory.active
         mx.reset_peak_memory()
         self._rng = np.random.default_rng(lot.seed)
@@ -222,12 +222,3 @@ def _with_trunks(family: str, attention: str, reproducible: bool, float_tokens: 
         for form in _load(family, attention, reproducible, float_tokens).forms
     ]
     return replace(forms[0], floats=forms[1] if forms[1:] else None)
-
-
-_measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
-
-
-def _work_space(loaded: LoadedModel) -> WorkSpace:
-    if id(loaded) not in _measured:
-        _measured[id(loaded)] = loaded, WorkSpace.measure(loaded)
-    return _measured[id(loaded)][1]
