@@ -20,12 +20,11 @@ from torch import Tensor
 
 from kvactors.core.attention.export.cells import who_answers
 
-__all__ = ["SCHEMA", "update_and_attend"]
+__all__ = ["ARGUMENTS", "traced", "update_and_attend"]
 
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor position, int layer_id, float scale, ScalarType out_dtype"
 )
-SCHEMA = f"({ARGUMENTS}) -> Tensor"
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, position: Tensor, *constants: Any) -> Tensor:
@@ -35,14 +34,15 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, position: Tensor, *constants: Any) -
     )
 
 
-def _traced(q: Tensor, k: Tensor, v: Tensor, position: Tensor, *constants: Any) -> Tensor:
-    """Of that shape, and of the dtype that the nodes behind it are built for."""
+def traced(q: Tensor, k: Tensor, v: Tensor, position: Tensor, *constants: Any) -> Tensor:
+    """What tracers see: a tensor like `q`, of the dtype that the nodes behind it are built for,
+    whatever `k`, `v` and `position` are. The last of the `constants` is that dtype."""
     _, _, out_dtype = constants
     return q.new_empty(q.shape, dtype=out_dtype)
 
 
 update_and_attend = torch.library.custom_op(
-    "kvcache::update_and_attend", _eager, mutates_args=(), schema=SCHEMA
+    "kvcache::update_and_attend", _eager, mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor"
 )
 """The op. Somebody else's of this name is replaced, and replaces this one: the last one stands."""
-update_and_attend.register_fake(_traced)
+update_and_attend.register_fake(traced)

@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from seeded import Bug, seeded
 
 from kvactors.core.attention.export.cells import Cells, answering
-from kvactors.core.attention.export.op import update_and_attend
+from kvactors.core.attention.export.op import traced, update_and_attend
 from kvactors.core.cache.family.contiguous import ContiguousBookkeeping
 from kvactors.core.errors import CacheFull, InvalidStep
 from kvactors.core.testing.attend_oracle import AttendOracle
@@ -126,10 +126,11 @@ def stands_for_the_node(dtype: torch.dtype) -> None:
 @contextmanager
 def traced_as_queries() -> Iterator[None]:
     """The fake kernel gives the queries' dtype."""
-    right = update_and_attend._abstract_fn
     update_and_attend.register_fake(lambda q, *_: torch.empty_like(q))
-    yield
-    update_and_attend.register_fake(right)
+    try:
+        yield
+    finally:
+        update_and_attend.register_fake(traced)
 
 
 def test_a_fake_that_forgets_the_dtype_is_seen() -> None:

@@ -1,5 +1,6 @@
 """A `.pte` has the calls of the op and what sizes a cache; what runs them is not in it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,19 @@ def test_what_is_no_pte_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidConfig, match=r"text\.pte is no \.pte that executorch reads"):
         read_pte(tmp_path / "text.pte")
+
+
+def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[4] / "core/attention/export/README.md"
+    (shown,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+
+    exec(shown, names)
+
+    assert names["logits"].shape == (4, names["model"].config.vocab_size)
+    assert names["session"].cache.length == 5
+    assert (tmp_path / "llama.pte").exists()
 
 
 def test_a_call_for_each_layer_stands_in_the_file(pte: Path) -> None:
