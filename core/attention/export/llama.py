@@ -155,8 +155,9 @@ class Llama(nn.Module):  # type: ignore[misc]
 def load_llama(folder: Path) -> Llama:
     """Of a folder with `config.json` and `model.safetensors`, in float32. Raises InvalidConfig."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    model = Llama(LlamaConfig.read(config)).eval()
+    model = Llama(LlamaConfig.read(config))
     model.load_state_dict(load_file(folder / "model.safetensors"))
+    model.eval()
     return model
 
 
