@@ -161,9 +161,10 @@ def load_llama(folder: Path) -> Llama:
     return model
 
 
-def export_llama(model: Llama) -> torch.export.ExportedProgram:
-    """Its graph, for any number of tokens: a node of the op for each layer."""
-    tokens = torch.export.Dim("tokens", min=1)
+def export_llama(model: Llama, most_tokens: int = 512) -> torch.export.ExportedProgram:
+    """Its graph, for steps of 1 to `most_tokens`: a node of the op for each layer. A context may be
+    longer than that; it comes in more steps then."""
+    tokens = torch.export.Dim("tokens", min=1, max=most_tokens)
     # Two tensors: of one, given twice, the graph would have one input.
     some = torch.arange(3), torch.arange(3)
     shapes = {"tokens": {0: tokens}, "position": {0: tokens}}

@@ -19,6 +19,8 @@ __all__ = ["read_pte", "write_pte"]
 
 # The form in which a file without a delegate calls an op: what it returns is planned memory.
 OUT = "kvcache::update_and_attend.out"
+# More than any step has; torch's own "no bound" is above all numbers.
+MOST_TOKENS = 1 << 31
 
 
 def _into(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
@@ -30,9 +32,22 @@ torch.library.impl(OUT, "default", _into)
 
 
 def write_pte(program: torch.export.ExportedProgram, facts: ModelFacts, path: Path) -> None:
-    """Write an exported `program` and the `facts` of its model to a `.pte` at `path`."""
+    """Write an exported `program` and the `facts` of its model to a `.pte` at `path`. Raises
+    InvalidConfig for a program whose steps may have any length."""
+    _check_bounds(program)
     edge = to_edge(program, constant_methods=write_metadata({}, facts))
     path.write_bytes(edge.to_executorch().buffer)
+
+
+def _check_bounds(program: torch.export.ExportedProgram) -> None:
+    """A file says how much memory a step takes. Without a bound executorch plans for as many tokens
+    as the example had, and no more could be run."""
+    for name, bounds in program.range_constraints.items():
+        if bounds.upper > MOST_TOKENS:
+            raise InvalidConfig(
+                f"dimension {name} of the program has no bound, and a .pte has planned memory: "
+                "export it with Dim(..., max=the most tokens of a step)"
+            )
 
 
 def read_pte(path: Path) -> dict[str, int]:

@@ -39,7 +39,7 @@ CONFIG = LlamaConfig(
 def pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a random llama."""
     path = tmp_path_factory.mktemp("pte") / "llama.pte"
-    write_pte(export_llama(Llama(CONFIG).eval()), CONFIG.facts, path)
+    write_pte(export_llama(Llama(CONFIG).eval(), most_tokens=40), CONFIG.facts, path)
     return path
 
 
@@ -56,13 +56,13 @@ def test_what_was_written_is_read(pte: Path) -> None:
     assert CacheConfig(read_metadata(metadata), capacity=100, bits=None).facts == CONFIG.facts
 
 
+class Next(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return x + 1
+
+
 def one_more(tmp_path: Path, metadata: dict[str, Any]) -> Path:
     """A file of another program."""
-
-    class Next(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            return x + 1
-
     program = torch.export.export(Next(), (torch.zeros(2),))
     path = tmp_path / "next.pte"
     edge = to_edge(program, constant_methods=metadata)
@@ -100,6 +100,18 @@ def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names["logits"].shape == (4, names["model"].config.vocab_size)
     assert names["session"].cache.length == 5
     assert (tmp_path / "llama.pte").exists()
+
+
+def test_memory_is_planned_for_the_longest_step(pte: Path, tmp_path: Path) -> None:
+    program = deserialize_pte_binary(pte.read_bytes()).program
+    plan = next(plan for plan in program.execution_plan if plan.name == "forward")
+
+    assert [plan.values[index].val.sizes for index in plan.inputs] == [[40], [40]]
+    unbounded = {"x": {0: torch.export.Dim("some", min=1)}}
+    any_length = torch.export.export(Next(), (torch.zeros(3),), dynamic_shapes=unbounded)
+    with pytest.raises(InvalidConfig, match=r"has no bound.* max=the most tokens"):
+        write_pte(any_length, CONFIG.facts, tmp_path / "any.pte")
+    assert not (tmp_path / "any.pte").exists()
 
 
 def test_a_call_for_each_layer_stands_in_the_file(pte: Path) -> None:
