@@ -192,7 +192,7 @@ def test_many_restores_under_a_small_budget_read_each_agent_once(
 
     system = open_system(
         tiny_llama(),
-        memory_budget=10 * 320 * 256,
+        memory_budget=12 * 320 * 256,
         max_batch=3,
         prepare=partial(use_store, kind=Counted),
     )
