@@ -42,7 +42,6 @@ class FloatCopy:
         """A step's new codes, at the flat cells [sides, n, kv_heads, T]."""
         if self._late and (len(self._late) == LATE_STEPS or self._late[0][1].shape != at.shape):
             self.settle()
-            mx.async_eval(self._stored)  # type: ignore[no-untyped-call]
         self._late.append((new, at))
         self._flat[at] = self._said(new)
         self.floats = self._flat.reshape(self.floats.shape)
@@ -56,6 +55,8 @@ class FloatCopy:
             new = mx.concatenate([new[name] for new, _ in self._late], axis=3)
             self._stored[name] = written(array, new, at)
         self._late.clear()
+        # Or who settles often keeps a graph that grows.
+        mx.async_eval(self._stored)  # type: ignore[no-untyped-call]
 
     def _said(self, codes: dict[str, mx.array]) -> mx.array:
         return dequantize(tuple(codes.values()), self._side, PRECISION)

@@ -105,7 +105,9 @@ class KVRows:
         self.pools = [pool for pool, kept in zip(self.pools, slots, strict=True) if kept]
 
     def cut(self, row: int, length: int) -> None:
-        """Moves no bytes: what is beyond `length` is overwritten by the next tokens."""
+        """Moves no bytes: what is beyond `length` is overwritten by the next tokens. Codes that
+        wait are stored before: those of two steps for one cell would be written in no order."""
+        self.pools[self.table.locate(row)[0]].floats.settle()
 
     def export(self, row: int, start: int, end: int, *, checkpoint: bool) -> Arrays:
         """Tokens [start, end) of a row; of a window its last tokens, if a checkpoint is asked."""

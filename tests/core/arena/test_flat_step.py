@@ -1,6 +1,7 @@
 """Rows that take different numbers of tokens in one forward are as alone, to the bit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from seeded import bug, seeded
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.flat_step import FlatStep
 from kvactors.core.arena.wire import to_raw
+from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
@@ -85,6 +87,28 @@ def test_tokens_that_were_taken_back_leave_no_trace(load_family: LoadFamily) -> 
     logits = together.forward(loaded.model, mx.array([[3], [4]]))
     for row, (arena, token) in enumerate(zip(arenas, (3, 4), strict=True)):
         assert mx.array_equal(logits[row], arena.forward(loaded.model, mx.array([[token]]))[0])
+
+
+def test_codes_that_wait_are_not_written_over_those_that_took_their_place(
+    load_grid: LoadGrid,
+) -> None:
+    loaded = load_grid()
+    loaded = replace(loaded, policy=AttentionPolicy(unpack=True))
+    held = []
+    for floats in (True, False):
+        arena, _ = batched(loaded, prompts_of((9, 20), seed=3))
+        arena.floats = floats
+        # The first step shows that floats may be kept.
+        arena.forward(loaded.model, mx.array([[1], [2]]))
+        for taken, token in ((1, 10), (3, 20), (2, 30), (4, 40)):
+            length = arena.table.lengths[0]
+            arena.forward_flat(loaded.model, mx.arange(token, token + 5), [4, 1])
+            arena.cut(0, length + taken)
+        held.append((arena.float_bytes, to_raw(arena.export(0, 0, arena.table.lengths[0]))))
+
+    (kept, ours), (missing, theirs) = held
+    assert (kept, missing > 0) == (0, True)
+    assert ours == theirs
 
 
 def test_a_token_that_sees_one_too_many_is_found(load_family: LoadFamily) -> None:
