@@ -13,7 +13,6 @@ import kvactors.actors
 
 # Rooms and modules that must load neither MLX nor pykka, each in a process of its own.
 TENSOR_FREE = (
-    "actors/scenarios/results",
     "core/blas",
     "core/errors",
     "core/trace",
@@ -34,6 +33,7 @@ MLX_FREE = (
     "actors/frontends",
     "actors/observe",
     "actors/runtime",
+    "actors/scenarios",
     "actors/system",
     "actors/turns",
     "actors/workers",

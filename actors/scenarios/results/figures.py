@@ -36,7 +36,7 @@ INKED = (
     *("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"),
     *("xtick.color", "ytick.color", "legend.labelcolor"),
 )
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
     "svg.fonttype": "none",

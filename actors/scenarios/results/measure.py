@@ -79,19 +79,18 @@ def _lineage(branch: str) -> Iterator[str]:
 
 def _costs(turns: Sequence[Turn], heard: Sequence[Heard]) -> Iterator[Metric]:
     """Tokens of agents in phases, and of all; `count` turns, and texts that were heard."""
-    columns = {
-        "tokens_prefilled": (*turns, *heard),
-        "tokens_reused": turns,
-        "tokens_generated": turns,
+    columns: dict[str, Sequence[Turn | Heard]] = {
+        "prefilled": (*turns, *heard),
+        "reused": turns,
+        "generated": turns,
     }
     for name, records in columns.items():
         if not records:
             continue
-        field = f"{name.removeprefix('tokens_')}_tokens"
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for record in records:
-            groups[record.agent, record.phase].append(getattr(record, field))
+            groups[record.agent, record.phase].append(getattr(record, f"{name}_tokens"))
         every = [tokens for found in groups.values() for tokens in found]
-        yield Metric(name, sum(every), len(every))
+        yield Metric(f"tokens_{name}", sum(every), len(every))
         for (agent, phase), found in groups.items():
-            yield Metric(name, sum(found), len(found), agent, phase)
+            yield Metric(f"tokens_{name}", sum(found), len(found), agent, phase)
