@@ -21,11 +21,11 @@ from kvactors.actors.system.system import AgentSystem
 
 __all__ = ["Watch", "copy_beginning", "read_runs", "replay_runs", "run_part", "unwatched"]
 
-# Told of each record of a run by its label, and whether it was there before.
-Watch = Callable[[str, Record], object]
+# Told of each record, and how many turns there will be at most.
+Watch = Callable[[int, Record], object]
 
 
-def unwatched(label: str, record: Record) -> None:
+def unwatched(most_turns: int, record: Record) -> None:
     """Nobody watches."""
 
 
@@ -54,9 +54,14 @@ def run_part(
     alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
     scripts = folder.scripts()
     groups = [[script] for script in scripts] if alone else [scripts]
+    most = sum(script.most_turns() for script in scripts)
+
+    def told(record: Record) -> None:
+        watch(most, record)
+
     for group in groups:
         with ExitStack() as stack:
-            runs = [_begin(folder, s, world, clock, lockstep, watch, stack) for s in group]
+            runs = [_begin(folder, s, world, clock, lockstep, told, stack) for s in group]
             while going := [run for run in runs if not run.runner.ended]:
                 for run in going:
                     run.journal.sync()
@@ -87,12 +92,12 @@ def _begin(
     world: World,
     clock: Callable[[float], tuple[float, float]],
     lockstep: bool,  # noqa: FBT001
-    watch: Watch,
+    watch: Callable[[Record], None],
     stack: ExitStack,
 ) -> _Running:
     path, label = folder.journal(script.point.label), script.point.label
     records: list[Record] = []
-    if path.exists():
+    if begun := path.exists():
         header, records = read_journal(path)
         journal = Journal(path)
     else:
@@ -100,7 +105,7 @@ def _begin(
         journal = Journal(path, header)
     stack.callback(journal.close)
     for record in records:
-        watch(label, record)
+        watch(record)
     past = len(records)
 
     def keep(record: Record) -> None:
@@ -109,13 +114,12 @@ def _begin(
             past -= 1
             return
         journal.append(record)
-        watch(label, record)
+        watch(record)
 
     runner = Runner(script, keep, lockstep=lockstep)
     runner.replay(records)
     if runner.ended == "end":
         return _Running(runner, journal)
-    keep(Event(runner.steps_ended + 1, "process", "", clock(header.begun)[0]))
     agents = LiveAgents(
         world,
         script,
@@ -124,6 +128,9 @@ def _begin(
         origin=None if folder.origin is None else f"{folder.origin}{label}",
         clock=lambda: clock(header.begun),
     )
+    if not begun:
+        agents.require_new()
+    keep(Event(runner.steps_ended + 1, "process", "", clock(header.begun)[0]))
     runner.go_on(agents)
     return _Running(runner, journal)
 

@@ -27,10 +27,19 @@ from kvactors.actors.scenarios.part import (
     run_part,
     unwatched,
 )
+from kvactors.actors.scenarios.results.write import write_results
 from kvactors.actors.scenarios.running.script import points
 from kvactors.actors.system.system import AgentSystem
 
-__all__ = ["Scenario", "compare_runs", "fork_run", "go_on", "part_in_folder", "replay_run", "resume_run"]
+__all__ = [
+    "Scenario",
+    "compare_runs",
+    "fork_run",
+    "go_on",
+    "part_in_folder",
+    "replay_run",
+    "resume_run",
+]
 
 RESTART = 75
 _PART = """
@@ -70,11 +79,12 @@ class Scenario:
         lockstep: bool = False,
         watch: Watch = unwatched,
     ) -> list[Run]:
-        """Run all of it into a new folder `out`, with a `system` that runs or, without one, with one
-        of its own; `lockstep`: a round begins when the last one has ended. `watch` is told of each
-        record. The results are written, and given back. Raises InvalidScenario, KvactorsError,
+        """Run all of it into a new folder `out`, with a `system` that runs, or without one with its
+        own; `lockstep`: a round begins when the last one has ended. `watch` is told of each record. The results are written, and given back. Raises InvalidScenario, KvactorsError,
         OSError; what was done until then is kept, and `resume_run` goes on."""
-        if system is not None and (phase := next((p for p in self.words.phases if p.restart), None)):
+        if system is not None and (
+            phase := next((p for p in self.words.phases if p.restart), None)
+        ):
             raise InvalidScenario(
                 f"phase {phase.name!r} restarts the process, which has your system: leave it out"
             )
@@ -108,7 +118,7 @@ def fork_run(
     system: AgentSystem | None = None,
     watch: Watch = unwatched,
 ) -> list[Run]:
-    """Go on otherwise from a `step` of the runs in the folder `run`: into the new folder `out`, with
+    """Go on otherwise from a `step` of the runs in the folder `run`, into the new folder `out`, with
     `settings` that concern what comes then. The agents begin with the memory that they had, in the
     same store, and the first run's stay as they are. `system` and `watch` as in `Scenario.run`.
     Raises InvalidScenario, KvactorsError, OSError."""
@@ -199,9 +209,5 @@ def _system(folder: RunFolder) -> AgentSystem:
 
 def _results(folder: RunFolder) -> list[Run]:
     runs = read_runs(folder)
-    try:
-        from kvactors.actors.scenarios.results.write import write_results
-    except ModuleNotFoundError:  # TODO until merged
-        return runs
     write_results(runs, folder.path)
     return runs

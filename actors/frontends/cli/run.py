@@ -105,7 +105,9 @@ def _diff(
         steps = len({difference.step for difference in differences})
         out.print(f"{label}: they part at step {first.step}; {steps} steps differ", soft_wrap=True)
         for one in differences[:SHOWN]:
-            text = f"  {one.step} {one.agent}, {one.phase}, {one.what}: {one.left!r} | {one.right!r}"
+            text = (
+                f"  {one.step} {one.agent}, {one.phase}, {one.what}: {one.left!r} | {one.right!r}"
+            )
             out.print(Text(printable(text)), soft_wrap=True)
     raise typer.Exit(1 if any(found.values()) else 0)
 

@@ -1,1 +1,1 @@
-"""A scenario as it is written: YAML with lines, the words it may have, templates, tables, checks."""
+"""A scenario as it is written: YAML and its lines, the words it may have, templates, tables."""

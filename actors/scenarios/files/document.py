@@ -214,7 +214,8 @@ def _said(found: Any, values: dict[str, Any]) -> str:
         choices = [
             word.strip(" '") for word in found["ctx"]["expected"].replace(" or ", ",").split(",")
         ]
-        return f"{found['input']!r} is none of {', '.join(choices)}: {nearest(str(found['input']), choices)}"
+        known = nearest(str(found["input"]), choices)
+        return f"{found['input']!r} is none of {', '.join(choices)}: {known}"
     if kind == "missing":
         return "it is missing"
     text = found["msg"].removeprefix("Value error, ")
@@ -233,7 +234,8 @@ def _words_at(place: Sequence[str | int]) -> list[str]:
         if isinstance(word, int):
             part = part.get("items", {})
         else:
-            part = part.get("properties", {}).get(word) or part.get("additionalProperties") or part
+            named = part.get("properties", {}).get(word)
+            part = named or next(iter(part.get("patternProperties", {}).values()), part)
     return [*_resolved(part, schema).get("properties", {}), *(() if place else ("inherits",))]
 
 

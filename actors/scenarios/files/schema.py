@@ -41,7 +41,9 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
+Names = Annotated[
+    tuple[Text, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[Text, ...])
+]
 
 
 def _seeds(value: Any) -> Any:
@@ -57,7 +59,9 @@ def _seeds(value: Any) -> Any:
 
 
 Seeds = Annotated[
-    tuple[int, ...], BeforeValidator(_seeds), Field(min_length=1, max_length=MOST_SEEDS)
+    tuple[int, ...],
+    BeforeValidator(_seeds, json_schema_input_type=int | str | tuple[int, ...]),
+    Field(min_length=1, max_length=MOST_SEEDS),
 ]
 
 

@@ -85,9 +85,8 @@ def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:
             filters = QUERIES[call.node.name]
             for keyword in call.kwargs:
                 if keyword.key not in filters:
-                    raise problem(
-                        f"{call.node.name}() has no {keyword.key!r}: {nearest(keyword.key, filters)}"
-                    )
+                    known = nearest(keyword.key, filters)
+                    raise problem(f"{call.node.name}() has no {keyword.key!r}: {known}")
 
 
 def calls(text: Template) -> list[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What an agent is asked for a step: its texts filled in with what is there. The runner's thread."""
+"""What an agent is asked for a step: texts filled in with what is there. The runner's thread."""
 
 from types import SimpleNamespace
 from typing import Any, Protocol

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from kvactors.actors.agents.handle import Agent
+from kvactors.actors.errors import AgentExists
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
 from kvactors.actors.scenarios.running.runner import Lane
@@ -85,6 +86,11 @@ class LiveAgents:
         self._clock = clock
         self._agents: dict[str, Agent] = {}
         self._known = {known.agent_id for known in world.system.known_agents()}
+
+    def require_new(self) -> None:
+        """Raise AgentExists if the store has agents of another run by these names."""
+        if found := sorted(known for known in self._known if known.startswith(self._prefix + "/")):
+            raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
 
     def resume(self, lanes: Iterable[Lane]) -> None:
         """Bring agents to where the journal has them: what they were told since is taken back."""
@@ -181,8 +187,8 @@ class LiveAgents:
         remembered = sum(not turn.is_answer for turn in agent.transcript().turns)
         if remembered < lane.memory:
             raise MemoryMissing(
-                f"{agent_id} remembers {remembered} exchanges of the {lane.memory} that the journal "
-                "has: the store is another one, or was damaged"
+                f"{agent_id} remembers {remembered} exchanges of the {lane.memory} of the journal: "
+                "the store is another one, or was damaged"
             )
         if remembered > lane.memory:
             cast(Any, agent.rewind(remembered - lane.memory)).get()

@@ -53,7 +53,8 @@ def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
 
 def _heard(step: Step, reply: Reply, memory: int) -> Heard:
     source, call = step.source, step.call
-    assert source is not None and call is not None
+    assert source is not None
+    assert call is not None
     told = source.kind == "tell"
     return Heard(
         step=step.number,

@@ -48,6 +48,11 @@ class Lane:
     memory: int = 0
     origin: str | None = None  # the lane that it was forked from
 
+    @property
+    def awake(self) -> bool:
+        """Whether it may have a step that can begin."""
+        return self.open and not self.asleep and bool(self.waiting)
+
 
 class Agents(Protocol):
     """Who performs steps. Outcomes come by themselves, to `Runner.take`."""

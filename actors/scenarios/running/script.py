@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors.scenarios.files.cast import Cast, Member, make_cast
+from kvactors.actors.scenarios.files.cast import ALL, Cast, Member, make_cast
+from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import SamplingWords, ScenarioWords
 from kvactors.actors.scenarios.running.steps import Step
 from kvactors.core.schedule.sampling import Sampling
@@ -57,6 +58,19 @@ class Script:
     def variables(self) -> dict[str, Any]:
         """What every template may name."""
         return {**self.point.parameters, "seed": self.point.seed}
+
+    def most_turns(self) -> int:
+        """Turns that there are at most; probes of `each` item count once."""
+        turns, branches = 0, 1
+        for phase in self.words.phases:
+            branches *= len(phase.fork) or 1
+            who = len(self.cast.resolve(phase.who, InvalidScenario))
+            asking = sum(step.verb != "tell" for step in phase.steps)
+            turns += branches * phase.rounds * who * asking
+            for probe in self.words.probes:
+                if {ALL, phase.name} & set(probe.after):
+                    turns += branches * len(self.cast.resolve(probe.who, InvalidScenario))
+        return turns
 
     def sampling(self, member: Member, step: Step) -> Sampling:
         """How an answer is drawn: what the step says, else the agent, else the scenario."""
