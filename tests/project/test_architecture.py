@@ -54,6 +54,8 @@ actors/workers: actors/errors actors/runtime actors/turns core/arena core/engine
     core/model core/schedule core/trace persistence/commit persistence/errors persistence/store
 actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors
     core/numbers core/schedule core/trace
+actors/scenarios/journal:
+actors/scenarios/results: actors/scenarios/journal
 actors/system: actors/agents actors/behaviours actors/errors actors/observe actors/runtime
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
@@ -76,6 +78,7 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
 bench/serve: actors actors/frontends/server/web bench core/model
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
+bench/experiments: bench core/blas
 bench/table: actors actors/runtime bench bench/micro bench/serve bench/steps core/arena core/engine
     core/errors core/model core/schedule core/testing core/trace persistence
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors

@@ -13,6 +13,7 @@ import kvactors.actors
 
 # Rooms and modules that must load neither MLX nor pykka, each in a process of its own.
 TENSOR_FREE = (
+    "actors/scenarios/results",
     "core/blas",
     "core/errors",
     "core/trace",
