@@ -80,13 +80,13 @@ class Scenario:
         watch: Watch = unwatched,
     ) -> list[Run]:
         """Run all of it into a new folder `out`, with a `system` that runs, or without one with its
-        own; `lockstep`: a round begins when the last one has ended. `watch` is told of each record. The results are written, and given back. Raises InvalidScenario, KvactorsError,
-        OSError; what was done until then is kept, and `resume_run` goes on."""
-        if system is not None and (
-            phase := next((p for p in self.words.phases if p.restart), None)
-        ):
+        own; `lockstep`: a round begins when the last one has ended. `watch` is told of each record.
+        The results are written, and given back. Raises InvalidScenario, KvactorsError, OSError;
+        what was done until then is kept, and `resume_run` goes on."""
+        restarts = [phase.name for phase in self.words.phases if phase.restart]
+        if system is not None and restarts:
             raise InvalidScenario(
-                f"phase {phase.name!r} restarts the process, which has your system: leave it out"
+                f"phase {restarts[0]!r} restarts the process, which has your system: leave it out"
             )
         folder = RunFolder.create(Path(out), self.words, self.folder)
         return go_on(folder, system, lockstep=lockstep, watch=watch)
@@ -118,7 +118,7 @@ def fork_run(
     system: AgentSystem | None = None,
     watch: Watch = unwatched,
 ) -> list[Run]:
-    """Go on otherwise from a `step` of the runs in the folder `run`, into the new folder `out`, with
+    """Go on otherwise from a `step` of the runs in the folder `run`, into a new folder `out`, with
     `settings` that concern what comes then. The agents begin with the memory that they had, in the
     same store, and the first run's stay as they are. `system` and `watch` as in `Scenario.run`.
     Raises InvalidScenario, KvactorsError, OSError."""

@@ -6,6 +6,7 @@
 Only plain values are made of a file, never an object. Any thread.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,20 @@ __all__ = ["Document", "read_document"]
 # An alias of aliases of aliases is small in a file and without end in memory.
 MOST_VALUES = 200_000
 Place = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """As YAML 1.2 has it: yes, no, on and off are words, and only true and false are not."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # As its parent has it.
+        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +122,14 @@ def _read(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
 
 def _composed(text: str, where: str) -> Any:
     try:
-        return yaml.compose(text, yaml.SafeLoader)
+        return yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
 
 
 def _loaded(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
 

@@ -166,7 +166,10 @@ class Runner:
         """Begin no step any more, but for the run's end."""
         if not self._failed:
             self._failed = reason
-            self._walk, self._walking, self._held = self._plan.ending(reason), True, None
+            self._walk, self._walking = self._plan.ending(reason), True
+            if self._held is not None:
+                self._end(self._held, None)
+                self._held = None
             for lane in self.lanes.values():
                 while lane.waiting:
                     self._end(lane.waiting.popleft(), None)

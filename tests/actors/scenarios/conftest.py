@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvactors.actors.runtime.futures import resolved
 from kvactors.actors.scenarios.files.document import read_document
 from kvactors.actors.scenarios.folder import check_script
 from kvactors.actors.scenarios.journal.file import Record
@@ -98,7 +97,7 @@ class Play:
 
 def _reply(text: str) -> Reply:
     usage, timing = Usage(10, 8, 2, 3, 0), Timing(0.0, 0.0, 0.001, 0.002, 0.003)
-    kept: Any = resolved(True)
+    kept: Any = None
     return Reply(text, (), "stop", "hot", None, usage, timing, durable=kept, cached=kept)
 
 

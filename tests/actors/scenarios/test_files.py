@@ -200,6 +200,14 @@ def test_a_setting_that_means_nothing_is_refused(write: Write, setting: str, tol
         Scenario.load(write(GOOD), settings=[setting])
 
 
+def test_yes_and_no_are_words(write: Write) -> None:
+    choose = "- choose: [yes, no]\n        prompt: Well?"
+
+    words = Scenario.load(write(GOOD.replace("- ask: What is {{ reward }}?", choose))).words
+
+    assert words.phases[0].steps[0].choose == ("yes", "no")
+
+
 def test_settings_reach_named_items_of_lists(write: Write) -> None:
     words = Scenario.load(write(GOOD), settings=["phases.second.rounds=4", "seeds=1..3"]).words
 
