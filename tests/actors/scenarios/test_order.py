@@ -306,7 +306,7 @@ probes:
         ("emma", "end", None, False),
     ]
     assert probes[-1].expected is None
-    assert [turn.prompt for turn in run.turns if turn.phase == "end"][0] == "3"
+    assert next(turn.prompt for turn in run.turns if turn.phase == "end") == "3"
     assert probes[0].memory == 1
 
 
