@@ -61,7 +61,7 @@ class Turn:
     first_token: float
     total: float
     memory: int  # exchanges that the agent remembers after it
-    expected: str | None = None  # of a probe
+    expected: str | None = None  # of a probe; None for what was never told
     right: bool | None = None  # of a probe that expects something
     about: str | None = None  # the phase that a probe asks of
     distance: int | None = None  # phases between that one and this one
@@ -81,6 +81,7 @@ class Heard:
     prefilled_tokens: int
     memory: int
     text: str = ""  # of what was told; what was said is in the turn of `source`
+    speaker: str = ""  # of a text that an agent told; "" where the file itself tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What befell the run as a whole: "process" (a process took it up), "swap", "fork", "stop" (a
-    rule ended it), "end". `step` is the next one's."""
+    """What befell the run as a whole: "process" (a process took it up), "restart", "swap", "fork",
+    "stop" (a rule ended it), "end". `step` is its place in the order of the file."""
 
     step: int
     kind: str

@@ -1,0 +1,218 @@
+"""One process's part of the runs of a folder: from where their journals end to the end, or to a
+restart. One thread, which waits for the system.
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.folder import RunFolder, source_of
+from kvactors.actors.scenarios.journal.file import Journal, Record
+from kvactors.actors.scenarios.journal.reading import read_journal, run_of
+from kvactors.actors.scenarios.journal.records import Event, Header, Metric, Run
+from kvactors.actors.scenarios.running.live import LiveAgents, World
+from kvactors.actors.scenarios.running.runner import Runner
+from kvactors.actors.scenarios.running.script import Script
+from kvactors.actors.system.system import AgentSystem
+
+__all__ = ["Watch", "copy_beginning", "read_runs", "replay_runs", "run_part", "unwatched"]
+
+# Told of each record, and how many turns there will be at most.
+Watch = Callable[[int, Record], object]
+
+
+def unwatched(most_turns: int, record: Record) -> None:
+    """Nobody watches."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A run on its way."""
+
+    runner: Runner
+    journal: Journal
+
+
+def run_part(
+    folder: RunFolder,
+    system: AgentSystem,
+    *,
+    lockstep: bool = False,
+    watch: Watch = unwatched,
+) -> str:
+    """Run what is left of the runs of a `folder` with the agents of a `system` that runs: "end", or
+    "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
+    ended the last one. `watch` is told of each record. Raises InvalidScenario, KvactorsError,
+    OSError; what was done until then is kept."""
+    world = World(system)
+    clock = _clock(folder)
+    # What concerns the system concerns every run in it.
+    alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
+    scripts = folder.scripts()
+    groups = [[script] for script in scripts] if alone else [scripts]
+    most = sum(script.most_turns() for script in scripts)
+
+    def told(record: Record) -> None:
+        watch(most, record)
+
+    for group in groups:
+        with ExitStack() as stack:
+            runs = [_begin(folder, s, world, clock, lockstep, told, stack) for s in group]
+            while going := [run for run in runs if not run.runner.ended]:
+                for run in going:
+                    run.journal.sync()
+                if not any(run.runner.flying for run in going):
+                    raise AssertionError("a run waits for nothing")
+                world.wait()
+            for run in runs:
+                run.journal.sync()
+            if any(run.runner.ended == "restart" for run in runs):
+                return "restart"
+    return "end"
+
+
+def _clock(folder: RunFolder) -> Callable[[float], tuple[float, float]]:
+    """Seconds since a moment, and since this part began; none pass in a deterministic run."""
+    if folder.words.engine.deterministic:
+        return lambda _: (0.0, 0.0)
+    began, wall = time.monotonic(), time.time()
+    return lambda since: (
+        wall - since + time.monotonic() - began,
+        time.monotonic() - began,
+    )
+
+
+def _begin(
+    folder: RunFolder,
+    script: Script,
+    world: World,
+    clock: Callable[[float], tuple[float, float]],
+    lockstep: bool,  # noqa: FBT001
+    watch: Callable[[Record], None],
+    stack: ExitStack,
+) -> _Running:
+    path, label = folder.journal(script.point.label), script.point.label
+    records: list[Record] = []
+    if begun := path.exists():
+        header, records = read_journal(path)
+        journal = Journal(path)
+    else:
+        header = _header(folder, script, world.system.info.name)
+        journal = Journal(path, header)
+    stack.callback(journal.close)
+    for record in records:
+        watch(record)
+    past = len(records)
+
+    def keep(record: Record) -> None:
+        nonlocal past
+        if past:
+            past -= 1
+            return
+        journal.append(record)
+        watch(record)
+
+    runner = Runner(script, keep, lockstep=lockstep)
+    runner.replay(records)
+    if runner.ended == "end":
+        return _Running(runner, journal)
+    agents = LiveAgents(
+        world,
+        script,
+        runner.take,
+        prefix=f"{folder.tag}{label}",
+        origin=None if folder.origin is None else f"{folder.origin}{label}",
+        clock=lambda: clock(header.begun),
+    )
+    if not begun:
+        agents.require_new()
+    keep(Event(runner.steps_ended + 1, "process", "", clock(header.begun)[0]))
+    runner.go_on(agents)
+    return _Running(runner, journal)
+
+
+def _header(folder: RunFolder, script: Script, model: str) -> Header:
+    words, point = folder.words, script.point
+    return Header(
+        scenario=words.name,
+        label=point.label,
+        seed=point.seed,
+        parameters=dict(point.parameters),
+        model=model,
+        agents=tuple(script.cast.members),
+        phases=tuple(phase.name for phase in words.phases),
+        begun=0.0 if words.engine.deterministic else round(time.time(), 3),
+        settings=words.engine.model_dump(exclude_unset=True),
+        source=source_of(words),
+    )
+
+
+def replay_runs(source: RunFolder, folder: RunFolder) -> None:
+    """Run again what the journals of `source` have, without a model, into journals of a new
+    `folder`: the same bytes. Raises InvalidScenario where the scenario says otherwise, OSError."""
+    for script in folder.scripts():
+        path = source.journal(script.point.label)
+        if not path.exists():
+            continue
+        header, records = read_journal(path)
+        journal = Journal(folder.journal(script.point.label), header)
+        try:
+            Runner(script, journal.append).replay(records)
+        finally:
+            journal.close()
+
+
+def copy_beginning(source: RunFolder, folder: RunFolder, step: int) -> None:
+    """Let the runs of a new `folder` begin as those of `source` did, up to and without a `step`.
+    Raises InvalidScenario, OSError."""
+    for script in folder.scripts():
+        path = source.journal(script.point.label)
+        if not path.exists():
+            raise InvalidScenario(f"{source.path} has no run {script.point.label}")
+        header, records = read_journal(path)
+        fork_of = f"{script.point.label}@{step}"
+        kept = {name: getattr(header, name) for name in ("begun", "agents", "model")}
+        journal = Journal(
+            folder.journal(script.point.label),
+            _forked(folder, script, kept, fork_of),
+        )
+        kept_records = [r for r in records if r.step < step and not _closes(r)]
+        try:
+            Runner(script, journal.append).replay(kept_records)
+        finally:
+            journal.close()
+
+
+def _forked(folder: RunFolder, script: Script, kept: dict[str, Any], fork_of: str) -> Header:
+    made = _header(folder, script, kept["model"])
+    values = {name: getattr(made, name) for name in Header.__slots__}
+    return Header(**{**values, **kept, "fork_of": fork_of})
+
+
+def _closes(record: Record) -> bool:
+    return isinstance(record, Event) and record.kind in ("stop", "end")
+
+
+def read_runs(folder: RunFolder) -> list[Run]:
+    """The runs of a folder that have begun, with their metrics. Raises InvalidInput, OSError."""
+    from kvactors.actors.scenarios.results.measure import measure
+
+    runs = []
+    for script in folder.scripts():
+        path = folder.journal(script.point.label)
+        if path.exists():
+            run = run_of(*read_journal(path))
+            metrics = measure(run.turns, run.heard) + tuple(_own(folder.words.metrics, run))
+            runs.append(run_of(*read_journal(path), metrics))
+    return runs
+
+
+def _own(names: Sequence[str], run: Run) -> Iterable[Metric]:
+    """What own functions say of a run."""
+    for name in names:
+        module, _, attribute = name.partition(":")
+        yield from getattr(importlib.import_module(module), attribute)(run)
