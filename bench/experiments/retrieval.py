@@ -111,8 +111,9 @@ def _asked(world: World, ask: Callable[[str], tuple[str, int, float, float]]) ->
     questions += [(text, UNKNOWN) for text in world.unknown[: len(world.facts)]]
     answers = []
     for question, value in questions:
-        text, *cost = ask(question)
-        answers.append(Answered(value is not UNKNOWN, recalls(text, value), *cost))
+        text, prefilled, first, total = ask(question)
+        right = recalls(text, value)
+        answers.append(Answered(value is not UNKNOWN, right, prefilled, first, total))
     return answers
 
 

@@ -128,8 +128,10 @@ def _row(how: str, served: Served) -> Row:
 def _draw(axes: Any, found: dict[str, Served]) -> None:
     """A bar a user: until the first token, and until the last."""
     for place, served in enumerate(found.values()):
-        users = (("A", 0.0, served.first_a, served.end_a),)
-        users += (("B", served.arrival_b, served.first_b, served.end_b),)
+        users = (
+            ("A", 0.0, served.first_a, served.end_a),
+            ("B", served.arrival_b, served.first_b, served.end_b),
+        )
         for up, (name, came, first, end) in enumerate(users):
             y = place + 0.35 * up
             axes.barh(y, first - came, 0.3, came, color="#8aa9c4")

@@ -183,7 +183,7 @@ def _tokens(runs: Sequence[Run]) -> "Figure":
         axes.barh(phases, widths, left=begin, color=colour, label=name)
         begin += widths
     axes.invert_yaxis()
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
     return figure
 
 

@@ -89,8 +89,16 @@ def _means(runs: Sequence[Run]) -> Iterator[Row]:
     for (name, *of), found in metrics.items():
         values = [metric.value for metric in found]
         row = {"name": name, **dict(zip(OF, of, strict=True))}
-        bounds = _bounds(bootstrap(values) or _interval(found[0]))
-        yield row | {"runs": len(found), "mean": fmean(values), **bounds}
+        yield row | {"runs": len(found), "mean": fmean(values), **_bounds(_behind(found))}
+
+
+def _behind(found: Sequence[Metric]) -> Interval | None:
+    """The interval of the mean of one metric of several runs. Runs that all agree say no more than
+    one of them: else three runs without an error would be certain that there is none."""
+    drawn = bootstrap([metric.value for metric in found])
+    if drawn is None or (found[0].name in SHARES and drawn[0] == drawn[1]):
+        return _interval(found[0])
+    return drawn
 
 
 def _which(runs: Sequence[Run]) -> list[Row]:

@@ -10,10 +10,13 @@ __all__ = ["conversations", "process_begins", "seconds_of"]
 
 
 def conversations(runs: Sequence[Run]) -> Counter[tuple[str, str]]:
-    """How often each speaker was heard by each other agent, in all runs."""
-    return Counter(
-        (turn.agent, hearer) for run in runs for turn in run.turns for hearer in turn.heard_by
-    )
+    """How often each speaker was heard by each other agent, in all runs: what it said to all who
+    listened, and what it told one alone."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for run in runs:
+        pairs.update((turn.agent, hearer) for turn in run.turns for hearer in turn.heard_by)
+        pairs.update((heard.speaker, heard.agent) for heard in run.heard if heard.speaker)
+    return pairs
 
 
 def process_begins(run: Run) -> Callable[[int], float]:
