@@ -20,7 +20,7 @@ from kvactors.bench.experiments.uncached import Turns, uncached
 from kvactors.bench.peer_process import in_its_own_process
 from kvactors.bench.setup import Setup, answer
 
-__all__ = ["main"]
+__all__ = ["Served", "main", "row_of"]
 
 CONTEXT, DECODED = 4096, 64
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found["one after the other"].append(users.in_turn(arrival))
             found["mlx-lm"].append(_theirs(theirs, prompts, decoded, arrival))
     middle = {how: _middle(served) for how, served in found.items()}
-    rows = [_row(how, served) for how, served in middle.items()]
+    rows = [row_of(how, served) for how, served in middle.items()]
     run.show(f"A and B, {len(prompts[0])} tokens each, answers of {decoded}.", rows)
     if run.plot is not None:
         figure(run.plot, lambda axes: _draw(axes, middle))
@@ -111,7 +111,8 @@ def _middle(served: Sequence[Served]) -> Served:
     return sorted(served, key=lambda each: each.first_a + each.first_b)[len(served) // 2]
 
 
-def _row(how: str, served: Served) -> Row:
+def row_of(how: str, served: Served) -> Row:
+    """A line of the table."""
     arrival, first_a, end_a, first_b, end_b = served
     return {
         "how": how,
