@@ -24,8 +24,9 @@ from kvactors.actors.scenarios.files.templates import (
 __all__ = ["OWN_NAMES", "Checks", "load_function"]
 
 # What templates call by these names is not a parameter.
-OWN_NAMES = ("seed", "branch", "agent", "agents", "speaker", "text", "phase", "round", "heard")
-OWN_NAMES += ("item", *QUERIES)
+OWN_NAMES = frozenset(QUERIES) | frozenset(
+    ["seed", "branch", "agent", "agents", "speaker", "text", "phase", "round", "heard", "item"]
+)
 BASE = ("seed", "branch")
 
 MakeProblem = Callable[[tuple[str | int, ...], str], InvalidScenario]

@@ -13,8 +13,8 @@ from typing import Any, cast
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.errors import AgentExists
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
-from kvactors.actors.scenarios.running.runner import Lane
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Step
 from kvactors.actors.system.system import AgentSystem
