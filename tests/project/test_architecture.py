@@ -113,8 +113,9 @@ actors/frontends/server/web: actors/frontends/console actors/frontends/server/ag
     persistence/files
 actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
     actors/frontends/server/web actors/frontends/stress actors/observe actors/scenarios
-    actors/scenarios/journal actors/scenarios/results actors/system actors/turns bench bench/check bench/table core/blas core/cache core/errors core/model core/schedule
-    persistence/errors persistence/files persistence/formats persistence/store
+    actors/scenarios/journal actors/scenarios/results actors/system actors/turns bench bench/check
+    bench/table core/blas core/cache core/errors core/model core/schedule persistence/errors
+    persistence/files persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.
