@@ -102,6 +102,8 @@ class Checks:
                 self._text(expression(source), ["agents", "phase", "round", *QUERIES], at)
                 self._quotes(expression(source), reach, at)
         self._fork(here, phase.fork)
+        if phase.swap_model and any(p.fork for p in self._words.phases[: number + 1]):
+            raise self._make((*here, "swap_model"), "branches of a run have one model")
         for place, step in enumerate(phase.steps):
             self._step((*here, "steps", place), number, who, step)
 

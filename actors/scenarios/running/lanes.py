@@ -39,5 +39,6 @@ class Agents(Protocol):
     def perform(self, lane: Lane | None, step: Step) -> None:
         """Begin a step; its outcome comes later."""
 
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Bring the agents of these lanes to where the journal has them."""
+    def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
+        """Bring the agents of these lanes to where the journal has them, and the `model` that it
+        has swapped in, if it has."""

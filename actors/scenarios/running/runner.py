@@ -30,7 +30,8 @@ __all__ = ["Runner"]
 class Runner:
     """One run of a `script`. `keep` is given each record, in the order in which it counts. With
     `lockstep` no round begins before all of the last one has ended. `ended` is "end", or "restart"
-    where another process is to go on; `steps_ended` counts those that have a record."""
+    where another process is to go on; `steps_ended` counts those that have a record; `model` is the
+    one that was swapped in, if one was."""
 
     def __init__(
         self, script: Script, keep: Callable[[Record], None], *, lockstep: bool = False
@@ -38,6 +39,7 @@ class Runner:
         self.script = script
         self.ended = ""
         self.steps_ended = 0
+        self.model: str | None = None
         self.lanes: dict[str, Lane] = {}
         self._failed = ""
         self._keep = keep
@@ -75,7 +77,7 @@ class Runner:
     def go_on(self, agents: Agents) -> None:
         """Go on with these agents from where it is."""
         self._agents = agents
-        agents.resume(self.lanes.values())
+        agents.resume(self.lanes.values(), self.model)
         pending = sorted(self._pending.items())
         for _, step in pending:
             agents.perform(self.lanes.get(step.lane), step)
@@ -115,8 +117,9 @@ class Runner:
             child = self._lane(step.detail, step.child)
             child.memory, child.open = lane.memory, True
             self._ready.append(child)
-        if isinstance(record, Event) and record.kind in ("end", "restart"):
-            self.ended = record.kind
+        if isinstance(record, Event):
+            self.ended = record.kind if record.kind in ("end", "restart") else ""
+            self.model = record.text if record.kind == "swap" else self.model
         if isinstance(record, Failure) and self.script.words.on_failure == "stop":
             self._give_up(f"step {record.step} failed")
         self._end(step, getattr(record, "answer", None))
