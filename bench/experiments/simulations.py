@@ -1,10 +1,10 @@
 """What a simulation costs beside its turns, and what it saves.
 
-    python -m kvactors.bench.experiments.simulations [--quick]
+    python -m kvactors.bench.experiments.simulations [--quick] [--plot out.png]
 
 Regime: the model that is shipped, greedy, on an idle machine. Replay: a journal of 10,000 turns is
-run again without a model, byte for byte. Out of order: 1,000 agents of five turns, each of which hears
-one neighbour, one answer in sixteen 64 tokens long and the others at most 4; against the same
+run again without a model, byte for byte. Out of order: 1,000 agents of five turns, each of whom
+hears one neighbour, one answer in sixteen 64 tokens long and the others at most 4; against the same
 scenario in lockstep, which is how simulations elsewhere wait for each round. Fork: a run of 200
 turns goes on otherwise from its middle. Sweep: twenty seeds whose agents begin with the same 600
 tokens, at once and each by itself. Bytes: the journal beyond prompts and answers.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from kvactors.actors.scenarios.folder import RunFolder
 from kvactors.actors.scenarios.journal.file import Journal
@@ -22,7 +23,7 @@ from kvactors.actors.scenarios.journal.reading import read_journal
 from kvactors.actors.scenarios.journal.records import Header, Run, Turn
 from kvactors.actors.scenarios.part import replay_runs
 from kvactors.actors.scenarios.scenario import Scenario, fork_run
-from kvactors.bench.experiments.experiment import Row, begin
+from kvactors.bench.experiments.experiment import Row, begin, figure
 
 __all__ = ["main"]
 
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _sweep(root, 2 if few else 20),
         ]
     asked.show("simulations", rows)
+    if asked.plot is not None:
+        figure(asked.plot, lambda axes: _draw(axes, rows))
     asked.end(rows)
 
 
@@ -164,6 +167,14 @@ def _sweep(root: Path, seeds: int) -> Row:
 def _prefilled(scenario: Scenario, out: Path) -> int:
     runs = scenario.run(out=out)
     return sum(record.prefilled_tokens for run in runs for record in (*run.turns, *run.heard))
+
+
+def _draw(axes: Any, rows: Sequence[Row]) -> None:
+    """What was found as a part of what is aimed at."""
+    parts = [row["value"] / float(row["target"].removeprefix("<= ")) for row in rows]
+    axes.barh([row["what"] for row in rows], parts)
+    axes.axvline(1, color="black")
+    axes.set(xlabel="part of the target; less is better")
 
 
 if __name__ == "__main__":
