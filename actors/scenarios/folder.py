@@ -48,8 +48,9 @@ class RunFolder:
         *,
         fork_of: "RunFolder | None" = None,
     ) -> "RunFolder":
-        """A new one for the scenario of these `words`, whose CSV files are in the folder `tables`;
-        with the agents of the one that it is a `fork_of`. Raises InvalidScenario, OSError."""
+        """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
+        `tables`; with the agents of the one that it is a `fork_of`. Raises InvalidScenario,
+        OSError."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InvalidScenario(
                 f"{path} holds something: go on with a run by --resume, or choose another --out"

@@ -38,41 +38,94 @@ class _Running:
 
 
 def run_part(
-    folder: RunFolder,
-    system: AgentSystem,
-    *,
-    lockstep: bool = False,
-    watch: Watch = unwatched,
+    folder: RunFolder, system: AgentSystem, *, lockstep: bool = False, watch: Watch = unwatched
 ) -> str:
     """Run what is left of the runs of a `folder` with the agents of a `system` that runs: "end", or
     "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
     ended the last one. `watch` is told of each record. Raises InvalidScenario, KvactorsError,
     OSError; what was done until then is kept."""
-    world = World(system)
-    clock = _clock(folder)
+    scripts = folder.scripts()
+    most = sum(script.most_turns() for script in scripts)
+    part = _Part(folder, World(system), lockstep, lambda record: watch(most, record))
     # What concerns the system concerns every run in it.
     alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
-    scripts = folder.scripts()
-    groups = [[script] for script in scripts] if alone else [scripts]
-    most = sum(script.most_turns() for script in scripts)
+    for group in [[script] for script in scripts] if alone else [scripts]:
+        if part.run(group) == "restart":
+            return "restart"
+    return "end"
 
-    def told(record: Record) -> None:
-        watch(most, record)
 
-    for group in groups:
+class _Part:
+    """Runs of a `folder` in a `world`; `watch` is told of each of their records."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        world: World,
+        lockstep: bool,  # noqa: FBT001
+        watch: Callable[[Record], None],
+    ) -> None:
+        self._folder = folder
+        self._world = world
+        self._lockstep = lockstep
+        self._watch = watch
+        self._clock = _clock(folder)
+
+    def run(self, scripts: Sequence[Script]) -> str:
+        """Run these at once."""
         with ExitStack() as stack:
-            runs = [_begin(folder, s, world, clock, lockstep, told, stack) for s in group]
+            runs = [self._begin(script, stack) for script in scripts]
             while going := [run for run in runs if not run.runner.ended]:
+                assert any(run.runner.flying for run in going), "a run waits for nothing"
                 for run in going:
                     run.journal.sync()
-                if not any(run.runner.flying for run in going):
-                    raise AssertionError("a run waits for nothing")
-                world.wait()
+                self._world.wait()
             for run in runs:
                 run.journal.sync()
-            if any(run.runner.ended == "restart" for run in runs):
-                return "restart"
-    return "end"
+        return "restart" if any(run.runner.ended == "restart" for run in runs) else "end"
+
+    def _begin(self, script: Script, stack: ExitStack) -> _Running:
+        label = script.point.label
+        path = self._folder.journal(label)
+        begun = path.exists()
+        if not begun:
+            made = Journal(path, _header(self._folder, script, self._world.system.info.name))
+            made.close()
+        header, records = read_journal(path)
+        journal = Journal(path)
+        stack.callback(journal.close)
+        runner = Runner(script, self._keeper(journal, records), lockstep=self._lockstep)
+        runner.replay(records)
+        if runner.ended == "end":
+            return _Running(runner, journal)
+        agents = LiveAgents(
+            self._world,
+            script,
+            runner.take,
+            prefix=f"{self._folder.tag}{label}",
+            origin=None if self._folder.origin is None else f"{self._folder.origin}{label}",
+            clock=lambda: self._clock(header.begun),
+        )
+        if not begun:
+            agents.require_new()
+        taken_up = Event(runner.steps_ended + 1, "process", "", self._clock(header.begun)[0])
+        journal.append(taken_up)
+        self._watch(taken_up)
+        runner.go_on(agents)
+        return _Running(runner, journal)
+
+    def _keeper(self, journal: Journal, records: Sequence[Record]) -> Callable[[Record], None]:
+        """Keeps the records that come behind those."""
+        past = len(records)
+
+        def keep(record: Record) -> None:
+            nonlocal past
+            past -= 1
+            if past < 0:
+                journal.append(record)
+            self._watch(record)
+
+        return keep
 
 
 def _clock(folder: RunFolder) -> Callable[[float], tuple[float, float]]:
@@ -84,55 +137,6 @@ def _clock(folder: RunFolder) -> Callable[[float], tuple[float, float]]:
         wall - since + time.monotonic() - began,
         time.monotonic() - began,
     )
-
-
-def _begin(
-    folder: RunFolder,
-    script: Script,
-    world: World,
-    clock: Callable[[float], tuple[float, float]],
-    lockstep: bool,  # noqa: FBT001
-    watch: Callable[[Record], None],
-    stack: ExitStack,
-) -> _Running:
-    path, label = folder.journal(script.point.label), script.point.label
-    records: list[Record] = []
-    if begun := path.exists():
-        header, records = read_journal(path)
-        journal = Journal(path)
-    else:
-        header = _header(folder, script, world.system.info.name)
-        journal = Journal(path, header)
-    stack.callback(journal.close)
-    for record in records:
-        watch(record)
-    past = len(records)
-
-    def keep(record: Record) -> None:
-        nonlocal past
-        if past:
-            past -= 1
-            return
-        journal.append(record)
-        watch(record)
-
-    runner = Runner(script, keep, lockstep=lockstep)
-    runner.replay(records)
-    if runner.ended == "end":
-        return _Running(runner, journal)
-    agents = LiveAgents(
-        world,
-        script,
-        runner.take,
-        prefix=f"{folder.tag}{label}",
-        origin=None if folder.origin is None else f"{folder.origin}{label}",
-        clock=lambda: clock(header.begun),
-    )
-    if not begun:
-        agents.require_new()
-    keep(Event(runner.steps_ended + 1, "process", "", clock(header.begun)[0]))
-    runner.go_on(agents)
-    return _Running(runner, journal)
 
 
 def _header(folder: RunFolder, script: Script, model: str) -> Header:

@@ -6,6 +6,7 @@
 What a run may raise beside what is said: whatever AgentSystem raises. Any thread, one at a time.
 """
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -83,11 +84,7 @@ class Scenario:
         own; `lockstep`: a round begins when the last one has ended. `watch` is told of each record.
         The results are written, and given back. Raises InvalidScenario, KvactorsError, OSError;
         what was done until then is kept, and `resume_run` goes on."""
-        restarts = [phase.name for phase in self.words.phases if phase.restart]
-        if system is not None and restarts:
-            raise InvalidScenario(
-                f"phase {restarts[0]!r} restarts the process, which has your system: leave it out"
-            )
+        _check_own(self.words, system)
         folder = RunFolder.create(Path(out), self.words, self.folder)
         return go_on(folder, system, lockstep=lockstep, watch=watch)
 
@@ -154,14 +151,32 @@ def go_on(
 ) -> list[Run]:
     """Run what is left in a `folder`, in this process and in others where it says so; `system`,
     `lockstep` and `watch` as in `Scenario.run`."""
-    if system is not None:
-        run_part(folder, system, lockstep=lockstep, watch=watch)
-        return _results(folder)
-    with _system(folder) as own:
-        state = run_part(folder, own, lockstep=lockstep, watch=watch)
+    _check_own(folder.words, system)
+    try:
+        if system is not None:
+            run_part(folder, system, lockstep=lockstep, watch=watch)
+            return _results(folder)
+        with _system(folder) as own:
+            state = run_part(folder, own, lockstep=lockstep, watch=watch)
+    except KeyboardInterrupt:
+        _results(folder)
+        raise
     while state == "restart":
         state = _in_another_process(folder, lockstep=lockstep)
     return _results(folder)
+
+
+def _check_own(words: ScenarioWords, system: AgentSystem | None) -> None:
+    """Raise InvalidScenario for what cannot be done with somebody's own `system`."""
+    many = next(itertools.islice(points(words), 1, None), None) is not None
+    for phase in words.phases if system is not None else ():
+        if phase.restart:
+            what = "restarts the process, which has your system"
+        elif phase.swap_model and many:
+            what = "swaps the model of your system, and several runs begin with its own"
+        else:
+            continue
+        raise InvalidScenario(f"phase {phase.name!r} {what}: leave the system out")
 
 
 def part_in_folder(path: str, *, lockstep: bool) -> int:

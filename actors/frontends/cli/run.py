@@ -133,7 +133,7 @@ def _new_folder(name: str) -> Path:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, Any], None]]:
+def _progress() -> Iterator[Callable[[int, Any], None]]:
     """A bar on stderr if it is a terminal: agents, turns, tokens/s, time left; call what is yielded
     with each record."""
     bar = Progress(

@@ -71,8 +71,9 @@ class Cast:
 
 
 def make_cast(words: ScenarioWords, folder: Path, base: Mapping[str, Any], problem: Any) -> Cast:
-    """The cast of a scenario in `folder`: tables are read, personas filled in with the variables
-    of `base`. `problem` makes the error of a place. Raises InvalidScenario, OSError."""
+    """The cast of the scenario of these `words`: its tables in `folder` are read, its personas
+    filled in with the variables of `base`. `problem` makes the error of a place. Raises
+    InvalidScenario, OSError."""
     members: list[Member] = []
     for group, agent in words.agents.items():
         members += _group(group, agent, folder, base, problem)

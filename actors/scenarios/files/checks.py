@@ -24,8 +24,9 @@ from kvactors.actors.scenarios.files.templates import (
 __all__ = ["OWN_NAMES", "Checks", "load_function"]
 
 # What templates call by these names is not a parameter.
-OWN_NAMES = ("seed", "branch", "agent", "agents", "speaker", "text", "phase", "round", "heard")
-OWN_NAMES += ("item", *QUERIES)
+OWN_NAMES = frozenset(QUERIES) | frozenset(
+    ["seed", "branch", "agent", "agents", "speaker", "text", "phase", "round", "heard", "item"]
+)
 BASE = ("seed", "branch")
 
 MakeProblem = Callable[[tuple[str | int, ...], str], InvalidScenario]
@@ -101,6 +102,8 @@ class Checks:
                 self._text(expression(source), ["agents", "phase", "round", *QUERIES], at)
                 self._quotes(expression(source), reach, at)
         self._fork(here, phase.fork)
+        if phase.swap_model and any(p.fork for p in self._words.phases[: number + 1]):
+            raise self._make((*here, "swap_model"), "branches of a run have one model")
         for place, step in enumerate(phase.steps):
             self._step((*here, "steps", place), number, who, step)
 

@@ -226,14 +226,13 @@ def _said(found: Any, values: dict[str, Any]) -> str:
         known = _words_at(place[:-1])
         return f"no such word: {nearest(str(place[-1]), known)}"
     if kind == "literal_error":
-        choices = [
-            word.strip(" '") for word in found["ctx"]["expected"].replace(" or ", ",").split(",")
-        ]
-        known = nearest(str(found["input"]), choices)
-        return f"{found['input']!r} is none of {', '.join(choices)}: {known}"
+        words = found["ctx"]["expected"].replace(" or ", ",").split(",")
+        choices = [word.strip(" '") for word in words]
+        meant = nearest(str(found["input"]), choices)
+        return f"{found['input']!r} is none of {', '.join(choices)}: {meant}"
     if kind == "missing":
         return "it is missing"
-    text = found["msg"].removeprefix("Value error, ")
+    text = str(found["msg"]).removeprefix("Value error, ")
     shown = found["input"]
     if kind == "value_error" or isinstance(shown, dict | list):
         return text

@@ -74,22 +74,22 @@ class Words(BaseModel):
 class SamplingWords(Words):
     """How answers are drawn; what is left out is as in `Sampling`. The seed is the run's."""
 
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
     stop: Names = ()
 
 
 class EngineWords(Words):
     """Parameters of AgentSystem that a scenario may set; all others are as that has them."""
 
-    context: int | None = Field(None, ge=1)
+    context: int | None = Field(default=None, ge=1)
     kv_bits: Literal[4, 8] | None = None
-    float_tokens: int | None = Field(None, ge=0)
-    max_batch: int | None = Field(None, ge=1)
+    float_tokens: int | None = Field(default=None, ge=0)
+    max_batch: int | None = Field(default=None, ge=1)
     memory_budget: str | int | None = None
     speculation: Literal["auto", "off"] | None = None
     deterministic: bool = False
@@ -99,11 +99,11 @@ class EngineWords(Words):
 class AgentWords(Words):
     """One agent, or with `count` or a `table` a group of them, named NAME-1, NAME-2, …"""
 
-    count: int | None = Field(None, ge=1, le=100_000)
+    count: int | None = Field(default=None, ge=1, le=100_000)
     table: Text | None = None  # a CSV file, a row for each agent; a column `name` names them
     persona: Text | None = None  # a template: the system prompt
     # Begins with the memory that another agent has when the phase `joins` begins.
-    from_: Name | None = Field(None, alias="from")
+    from_: Name | None = Field(default=None, alias="from")
     joins: Name | None = None
     sampling: SamplingWords = SamplingWords()
 
@@ -136,7 +136,7 @@ class StepWords(Words):
     ask: Text | None = None
     choose: Names | None = None
     prompt: Text | None = None  # of choose
-    as_: Variable | None = Field(None, alias="as")
+    as_: Variable | None = Field(default=None, alias="as")
     to: Names = ()
     when: Text | None = None
     sampling: SamplingWords = SamplingWords()
@@ -178,7 +178,7 @@ class PhaseWords(Words):
     order: Literal["round_robin", "random", "together", "rule", "free"] = "round_robin"
     rule: Text | None = None  # an expression: the names of a round's speakers
     starts: Names = ()  # of order free
-    rounds: int = Field(1, ge=1, le=MOST_ROUNDS)
+    rounds: int = Field(default=1, ge=1, le=MOST_ROUNDS)
     when: Text | None = None
     until: Text | None = None
     channel: Name | None = None  # where `say` is heard

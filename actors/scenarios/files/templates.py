@@ -9,13 +9,22 @@ from functools import lru_cache
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 
-__all__ = ["QUERIES", "Problem", "Template", "calls", "check_names", "columns_of", "expression"]
-__all__ += ["template"]
+__all__ = [
+    "QUERIES",
+    "Problem",
+    "Template",
+    "calls",
+    "check_names",
+    "columns_of",
+    "expression",
+    "template",
+]
 
 # What asks for earlier results: its argument that is not a filter, if it has one.
 QUERIES: Mapping[str, tuple[str, ...]] = {
@@ -75,8 +84,8 @@ def expression(source: str) -> Template:
 
 
 def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:
-    """Raise what `problem` makes for a name that is none of the `known`, or a query of results with
-    a filter that there is not."""
+    """Raise what `problem` makes for a name in a `text` that is none of the `known`, or a query of
+    results with a filter that there is not."""
     names = {*known, *_JINJA.globals}
     for name in sorted(find_undeclared_variables(text.tree) - names):
         raise problem(f"nothing is called {name!r}: {nearest(name, known)}")

@@ -130,9 +130,7 @@ def _strange(data: bytes, path: Path) -> str:
     first = data[: len(_FIRST) + 8].split(b"\n")[0]
     version = first.removeprefix(_MAGIC)
     if first.startswith(_MAGIC) and version.isdigit() and int(version) > VERSION:
-        return (
-            f"{path} is of version {int(version)}: this kvactors reads {VERSION}, take a newer one"
-        )
+        return f"{path} is of version {int(version)}, and this kvactors reads up to {VERSION}"
     return f"{path} is no journal of a run"
 
 

@@ -1,4 +1,6 @@
-"""What a run leaves: plain records, as its journal has them. Whoever shows results reads these."""
+"""What a run leaves: plain records, as its journal has them. Whoever shows results reads these.
+
+Nothing of them changes: any thread."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,7 +10,7 @@ from kvactors.actors.scenarios.running.answers import Answers
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Call, Step
 
-__all__ = ["Asked", "make_call"]
+__all__ = ["Asked", "as_heard", "make_call"]
 
 
 class Asked(Protocol):
@@ -55,3 +55,12 @@ def _names(script: Script, answers: Answers, asked: Asked, step: Step) -> dict[s
 
 def _filled(source: str, names: dict[str, Any]) -> str:
     return str(template(source).render(**names))
+
+
+def as_heard(script: Script, source: Step) -> str:
+    """The text of a step that ended, in the form in which its listeners hear it."""
+    if source.form is None or source.text is None:
+        return source.text or ""
+    speaker = script.cast.members[source.agent].view
+    names = {"text": source.text, "phase": source.phase, "round": source.round}
+    return _filled(source.form, {**source.branch.variables, **names, "speaker": speaker})

@@ -13,8 +13,9 @@ from typing import Any, cast
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.errors import AgentExists
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
-from kvactors.actors.scenarios.running.runner import Lane
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Step
 from kvactors.actors.system.system import AgentSystem
@@ -41,9 +42,17 @@ class World:
 
     def __init__(self, system: AgentSystem) -> None:
         self.system = system
+        self._own = self._loaded = system.info.name
         self._lock = threading.Lock()
         self._ended: deque[Callable[[], None]] = deque()
         self._more: ReplyFuture[None] = ReplyFuture()
+
+    def load(self, model: str | None) -> None:
+        """Let another model be loaded, or its own again, if it is not."""
+        wanted = self._own if model is None else model
+        if wanted != self._loaded:
+            self.system.swap_model(wanted)
+            self._loaded = wanted
 
     def put(self, take: Callable[[], None]) -> None:
         """Something is to be taken on the runner's thread. Any thread."""
@@ -88,12 +97,23 @@ class LiveAgents:
         self._known = {known.agent_id for known in world.system.known_agents()}
 
     def require_new(self) -> None:
-        """Raise AgentExists if the store has agents of another run by these names."""
+        """Raise AgentExists if the store has agents of another run by these names, InvalidScenario
+        for a persona that fills the context."""
+        info = self._system.info
+        for member in self._script.cast.members.values():
+            tokens = len(info.chat.encode(member.persona or ""))
+            if tokens >= info.spec.context:
+                raise InvalidScenario(
+                    f"the persona of {member.name} has {tokens:,} tokens, and the context of "
+                    f"{info.name} is {info.spec.context:,}"
+                )
         if found := sorted(known for known in self._known if known.startswith(self._prefix + "/")):
             raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
 
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Bring agents to where the journal has them: what they were told since is taken back."""
+    def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
+        """Bring agents to where the journal has them: what they were told since is taken back; and
+        load the `model` that it has swapped in."""
+        self._world.load(model)
         for lane in lanes:
             if lane.open and (lane.memory or lane.origin):
                 self._agent(lane)
@@ -111,7 +131,7 @@ class LiveAgents:
 
     def _whole(self, step: Step) -> None:
         if step.kind == "swap":
-            self._system.swap_model(step.detail)
+            self._world.load(step.detail)
         self._tell(step, Happened(self._clock()[0]))
 
     def _fork(self, lane: Lane, step: Step) -> None:

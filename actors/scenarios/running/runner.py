@@ -10,64 +10,28 @@ on with the agents of a system (`go_on`), if it is given them. One thread.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Protocol
 
-from kvactors.actors.scenarios.files.cast import Member
 from kvactors.actors.scenarios.files.problems import InvalidScenario
-from kvactors.actors.scenarios.files.templates import template
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.records import Event, Failure
 from kvactors.actors.scenarios.running.answers import Answers
-from kvactors.actors.scenarios.running.calls import make_call
+from kvactors.actors.scenarios.running.calls import as_heard, make_call
+from kvactors.actors.scenarios.running.lanes import Agents, Lane
+from kvactors.actors.scenarios.running.layout import WHOLE, Layout
 from kvactors.actors.scenarios.running.outcomes import Outcome, diverged, record_of, same
 from kvactors.actors.scenarios.running.script import Script
-from kvactors.actors.scenarios.running.steps import Call, NotYet, Step
+from kvactors.actors.scenarios.running.steps import Call, NotYet, Step, when_ended
 from kvactors.actors.scenarios.running.walk import Walk
 
-__all__ = ["Agents", "Lane", "Runner"]
-
-# Steps that may be laid out and not have ended.
-MOST_OPEN = 50_000
-WHOLE = ("swap", "restart", "stop", "end")
-
-
-@dataclass(eq=False, slots=True)
-class Lane:
-    """One agent in one branch: its steps in their order. `memory` counts the exchanges that it
-    remembers by the journal."""
-
-    name: str
-    member: Member
-    open: bool
-    asleep: bool = False  # its next step waits for steps of others
-    waiting: deque[Step] = field(default_factory=deque)
-    flying: deque[Step] = field(default_factory=deque)
-    unread: list[SimpleNamespace] = field(default_factory=list)
-    memory: int = 0
-    origin: str | None = None  # the lane that it was forked from
-
-    @property
-    def awake(self) -> bool:
-        """Whether it may have a step that can begin."""
-        return self.open and not self.asleep and bool(self.waiting)
-
-
-class Agents(Protocol):
-    """Who performs steps. Outcomes come by themselves, to `Runner.take`."""
-
-    def perform(self, lane: Lane | None, step: Step) -> None:
-        """Begin a step; its outcome comes later."""
-
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Bring the agents of these lanes to where the journal has them."""
+__all__ = ["Runner"]
 
 
 class Runner:
     """One run of a `script`. `keep` is given each record, in the order in which it counts. With
     `lockstep` no round begins before all of the last one has ended. `ended` is "end", or "restart"
-    where another process is to go on; `steps_ended` counts those that have a record."""
+    where another process is to go on; `steps_ended` counts those that have a record; `model` is the
+    one that was swapped in, if one was."""
 
     def __init__(
         self, script: Script, keep: Callable[[Record], None], *, lockstep: bool = False
@@ -75,17 +39,14 @@ class Runner:
         self.script = script
         self.ended = ""
         self.steps_ended = 0
+        self.model: str | None = None
         self.lanes: dict[str, Lane] = {}
         self._failed = ""
         self._keep = keep
-        self._lockstep = lockstep
-        self._round: tuple[str, int, str] | None = None
         answers = Answers()
         self._answers = answers
-        self._plan = Walk(script.words, script.cast, answers)
-        self._walk = iter(self._plan.steps(script.variables))
-        self._held: Step | None = None  # of the whole, waiting until nothing is open
-        self._walking = True
+        walk = Walk(script.words, script.cast, answers)
+        self._layout = Layout(walk, script.variables, lockstep=lockstep)
         self._ready: deque[Lane] = deque()
         self._open = 0
         self._pending: dict[int, Step] = {}
@@ -116,7 +77,7 @@ class Runner:
     def go_on(self, agents: Agents) -> None:
         """Go on with these agents from where it is."""
         self._agents = agents
-        agents.resume(self.lanes.values())
+        agents.resume(self.lanes.values(), self.model)
         pending = sorted(self._pending.items())
         for _, step in pending:
             agents.perform(self.lanes.get(step.lane), step)
@@ -156,8 +117,9 @@ class Runner:
             child = self._lane(step.detail, step.child)
             child.memory, child.open = lane.memory, True
             self._ready.append(child)
-        if isinstance(record, Event) and record.kind in ("end", "restart"):
-            self.ended = record.kind
+        if isinstance(record, Event):
+            self.ended = record.kind if record.kind in ("end", "restart") else ""
+            self.model = record.text if record.kind == "swap" else self.model
         if isinstance(record, Failure) and self.script.words.on_failure == "stop":
             self._give_up(f"step {record.step} failed")
         self._end(step, getattr(record, "answer", None))
@@ -166,10 +128,7 @@ class Runner:
         """Begin no step any more, but for the run's end."""
         if not self._failed:
             self._failed = reason
-            self._walk, self._walking = self._plan.ending(reason), True
-            if self._held is not None:
-                self._end(self._held, None)
-                self._held = None
+            self._layout.give_up(reason)
             for lane in self.lanes.values():
                 while lane.waiting:
                     self._end(lane.waiting.popleft(), None)
@@ -187,37 +146,13 @@ class Runner:
 
     def _lay_out(self) -> bool:
         moved = False
-        while self._walking and self._open < MOST_OPEN and self._held is None:
-            step = next(self._walk, None)
-            if step is None:
-                self._walking = False
-                break
-            moved = True
-            if isinstance(step, NotYet):
-                self._walking = False
-                self._when_ended(step.steps, self._walk_on)
-                continue
-            self._open += 1
-            if step.kind in WHOLE or self._begins_round(step):
-                self._held = step
-            else:
-                self._queue(step)
-        if self._held is not None and self._open == 1:
-            step, self._held, moved = self._held, None, True
+        while (step := self._layout.next(self._open)) is not None:
+            self._open, moved = self._open + 1, True
             if step.kind in WHOLE:
                 self._submit(None, step)
             else:
                 self._queue(step)
         return moved
-
-    def _begins_round(self, step: Step) -> bool:
-        """Whether a step has to wait for those of the round before, in lockstep."""
-        here = step.phase, step.round, step.branch.path
-        before, self._round = self._round, here
-        return self._lockstep and before is not None and before != here
-
-    def _walk_on(self) -> None:
-        self._walking = True
 
     def _wake(self, lane: Lane) -> None:
         lane.asleep = False
@@ -265,7 +200,7 @@ class Runner:
             step.call = make_call(self.script, self._answers, lane, step)
         except NotYet as not_yet:
             lane.asleep = True
-            self._when_ended(not_yet.steps, lambda: self._wake(lane))
+            when_ended(not_yet.steps, lambda: self._wake(lane))
             return False
         except Exception as error:  # Whatever a template may do.
             step.call = Call("")
@@ -297,19 +232,8 @@ class Runner:
         lane.unread.append(
             SimpleNamespace(speaker=source.agent, text=source.text, step=source.number)
         )
-        step.call = Call(self._as_heard(source))
+        step.call = Call(as_heard(self.script, source))
         return self._submit(lane, step)
-
-    def _as_heard(self, source: Step) -> str:
-        if source.form is None or source.text is None:
-            return source.text or ""
-        speaker = self.script.cast.members[source.agent].view
-        names = {"speaker": speaker, "text": source.text, "phase": source.phase}
-        return str(
-            template(source.form).render(
-                **{**source.branch.variables, **names, "round": source.round}
-            )
-        )
 
     def _submit(self, lane: Lane | None, step: Step) -> bool:
         """Let a step be performed, or, while there are records, be found in them."""
@@ -319,19 +243,3 @@ class Runner:
         if self._agents is not None:
             self._agents.perform(lane, step)
         return True
-
-    def _when_ended(self, steps: Iterable[Step], then: Callable[[], None]) -> None:
-        """Call back once all of these have ended."""
-        left = [step for step in steps if not step.ended]
-        count = len(left)
-
-        def one_less() -> None:
-            nonlocal count
-            count -= 1
-            if count == 0:
-                then()
-
-        for step in left:
-            step.waiting.append(one_less)
-        if not left:
-            then()

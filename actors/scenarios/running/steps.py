@@ -4,13 +4,13 @@ Steps are numbered in the order of the file: what an agent remembers, and what a
 what has a smaller number. They end in any order that respects this. The runner's thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords
 
-__all__ = ["Branch", "Call", "Kind", "NotYet", "Step"]
+__all__ = ["Branch", "Call", "Kind", "NotYet", "Step", "when_ended"]
 
 Kind = Literal[
     "say", "ask", "choose", "tell", "probe", "hear", "fork", "swap", "restart", "stop", "end"
@@ -99,3 +99,20 @@ class Step:
         waiting, self.waiting = self.waiting, []
         for tell in waiting:
             tell()
+
+
+def when_ended(steps: Iterable[Step], then: Callable[[], None]) -> None:
+    """Call back once all of these have ended."""
+    left = [step for step in steps if not step.ended]
+    count = len(left)
+
+    def one_less() -> None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            then()
+
+    for step in left:
+        step.waiting.append(one_less)
+    if not left:
+        then()

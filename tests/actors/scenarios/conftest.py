@@ -55,7 +55,7 @@ class Play:
         if step.call is not None and step.failed is None:
             self.told.setdefault(step.lane, []).append(step.call.text)
 
-    def resume(self, lanes: Iterable[Lane]) -> None:
+    def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
         """Nothing is kept."""
 
     def run(self, *, order: int = 0, lockstep: bool = False, before: Iterable[Record] = ()) -> Run:

@@ -150,6 +150,13 @@ def test_what_is_wrong_is_said_with_its_line(write: Write, old: str, new: str, t
     assert told in str(caught.value)
 
 
+def test_a_forked_run_has_one_model(write: Write) -> None:
+    text = GOOD + "    fork: {a: {}, b: {}}\n    swap_model: other\n"
+
+    with pytest.raises(InvalidScenario, match="branches of a run have one model"):
+        Scenario.load(write(text))
+
+
 def test_probes_are_checked(write: Write) -> None:
     probe = "probes:\n  - {name: code, ask: 'What?', about: second, after: first}\n"
 

@@ -277,21 +277,3 @@ def test_a_restart_needs_a_system_of_its_own(
 
     with pytest.raises(InvalidScenario, match="'second' restarts the process"):
         Scenario.load(write(text)).run(system, out=tmp_path / "out")
-
-
-def test_own_functions_are_metrics(
-    write: Write, tmp_path: Path, system: AgentSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(
-        "from kvactors.actors.scenarios.journal.records import Metric\n"
-        "def words(run):\n"
-        "    return [Metric('words', float(sum(len(t.answer) for t in run.turns)), 1)]\n",
-        "own_metrics.py",
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
-    [run] = Scenario.load(write(TALK + "metrics: own_metrics:words\n")).run(
-        system, out=tmp_path / "out"
-    )
-
-    assert next(m.value for m in run.metrics if m.name == "words") > 20
