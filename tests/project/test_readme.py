@@ -24,6 +24,7 @@ PAGES = (
     "actors/scenarios/README.md",
     "actors/scenarios/results/README.md",
     "core/arena/sessions/README.md",
+    "core/attention/export/README.md",
     ".github/CHANGELOG.md",
     ".github/CONTRIBUTING.md",
 )
