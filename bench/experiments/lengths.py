@@ -66,9 +66,11 @@ def _row(run: Experiment, tokens: int) -> Row:
 
 def _held(run: Experiment, tokens: int, bits: int | None) -> tuple[int, int]:
     """Bytes of an agent of so many tokens in memory and on disk."""
+    # Before there is a system: MLX ends a process badly whose main thread loads a model later.
+    prompt = run.setup.prompt(tokens)
     with TemporaryDirectory(prefix="kvactors-bench-") as folder:
         with run.setup.system(store=Path(folder), kv_bits=bits, dtype="float16") as system:
-            answer(system.spawn("agent"), run.setup.prompt(tokens)).cached.get()
+            answer(system.spawn("agent"), prompt).cached.get()
             held = int(system.stats()["hot_bytes"])
         files = (Path(folder) / "kv").rglob("*.*")
         return held, sum(path.stat().st_size for path in files)
