@@ -8,8 +8,10 @@ from kvactors.actors.scenarios.journal.records import Failure, Heard, Run, Turn
 __all__ = ["Difference", "differences"]
 
 # What is said, and by whom to whom; not how long it took, nor where the KV was.
-SAID = ("agent", "phase", "round", "branch", "verb", "name", "prompt", "answer", "heard_by", "text")
-SAID += ("source", "error")
+SAID = (
+    *("agent", "phase", "round", "branch", "verb", "name", "prompt", "answer", "heard_by"),
+    *("text", "source", "error"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +44,5 @@ def differences(left: Run, right: Run) -> Iterator[Difference]:
 
 
 def _steps(run: Run) -> dict[int, Turn | Heard | Failure]:
-    return {record.step: record for record in (*run.turns, *run.heard, *run.failures)}
+    records: list[Turn | Heard | Failure] = [*run.turns, *run.heard, *run.failures]
+    return {record.step: record for record in records}

@@ -63,7 +63,7 @@ class _Part:
         folder: RunFolder,
         world: World,
         lockstep: bool,  # noqa: FBT001
-        watch: Callable[[Record], None],
+        watch: Callable[[Record], object],
     ) -> None:
         self._folder = folder
         self._world = world

@@ -86,8 +86,8 @@ bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
 bench/table: actors actors/runtime bench bench/micro bench/serve bench/steps core/arena core/engine
     core/errors core/model core/schedule core/testing core/trace persistence
-bench/experiments: actors bench bench/quality bench/table core/blas core/conversation core/model
-    core/model/worlds core/testing
+bench/experiments: actors actors/scenarios actors/scenarios/journal bench bench/quality bench/table
+    core/blas core/conversation core/model core/model/worlds core/testing
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule

@@ -160,6 +160,7 @@ BENCHES = [
     "experiments.recovery",
     "experiments.restore",
     "experiments.retrieval",
+    "experiments.simulations",
     "experiments.staggered",
     "families",
     "micro.actors",

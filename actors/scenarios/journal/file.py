@@ -154,12 +154,13 @@ def _packed(record: Record) -> list[Any]:
 
 def _unpacked(found: list[Any]) -> Record:
     kind = _KINDS[found[0]]
-    values = {}
+    values: dict[str, Any] = {}
     for field, value in zip(fields(kind), found[1:], strict=False):
         if field.name in _SECONDS:
             value = value / _MILLION
         values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
+    record: Record = kind(**values)
+    return record
 
 
 def _header(found: dict[str, Any]) -> Header:

@@ -13,8 +13,9 @@ from kvactors.actors.scenarios.folder import check_script
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.reading import run_of
 from kvactors.actors.scenarios.journal.records import Run, Turn
+from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
-from kvactors.actors.scenarios.running.runner import Lane, Runner
+from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script, points
 from kvactors.actors.scenarios.running.steps import Step
 from kvactors.actors.turns.reply import Reply, Timing, Usage
@@ -36,14 +37,14 @@ def write(tmp_path: Path) -> Write:
 
 class Play:
     """One run of a scenario, whose agents answer by `answer(agent, prompt)`, in an order that a
-    seed draws. `told` has what each agent was told, in its order; `most` how many steps were
-    performed at once."""
+    seed draws. `told` has what each agent was told, in its order; `open_behind` how many steps
+    were under way when one of the whole run ended, by its kind."""
 
     def __init__(self, script: Script, answer: Callable[[str, str], str]) -> None:
         self.script = script
         self.records: list[Record] = []
         self.told: dict[str, list[str]] = {}
-        self.most = 0
+        self.open_behind: dict[str, int] = {}
         self._answer = answer
         self._begun: list[tuple[Step, Outcome]] = []
         self._lanes: dict[str, list[Step]] = {}
@@ -51,7 +52,6 @@ class Play:
     def perform(self, lane: Lane | None, step: Step) -> None:
         """Begin a step."""
         self._begun.append((step, self._outcome(step)))
-        self.most = max(self.most, len(self._begun))
         if step.call is not None and step.failed is None:
             self.told.setdefault(step.lane, []).append(step.call.text)
 
@@ -69,6 +69,8 @@ class Play:
             lanes = {step.lane: (step, outcome) for step, outcome in reversed(self._begun)}
             taken = random.choice(sorted(lanes.values(), key=lambda pair: pair[0].number))
             self._begun.remove(taken)
+            if taken[0].lane == "":
+                self.open_behind[taken[0].kind] = len(self._begun)
             runner.take(*taken)
             if runner.ended == "restart":
                 runner.go_on(self)

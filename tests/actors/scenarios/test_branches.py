@@ -163,3 +163,21 @@ def test_a_run_goes_on_behind_any_of_its_records(play: MakePlay, text: str, orde
 
     for cut in range(len(whole.records)):
         assert untimed(play(text).run(order=cut, before=whole.records[:cut])) == untimed(expected)
+
+
+def test_nothing_is_begun_behind_a_restart_that_is_not_over(play: MakePlay) -> None:
+    text = (
+        TWO.replace("say:", "ask:")
+        + """\
+  - name: later
+    restart: true
+    steps:
+      - ask: "Later."
+"""
+    )
+    made = play(text)
+
+    run = made.run(order=3)
+
+    assert made.open_behind == {"restart": 0, "end": 0}
+    assert len(run.turns) == 9

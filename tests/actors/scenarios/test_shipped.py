@@ -1,5 +1,6 @@
 """The scenarios that are shipped, played at small size by the model that is shipped."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def test_every_shipped_scenario_is_tested() -> None:
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "village"])
 def test_a_full_scenario_is_well_formed(name: str) -> None:
     assert Scenario.load(FOLDER / f"{name}.yaml").words.about
+
+
+def test_the_page_shows_a_scenario_that_runs(tmp_path: Path) -> None:
+    page = (FOLDER.parents[1] / "actors/scenarios/README.md").read_text(encoding="utf-8")
+    shown = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "talk.yaml").write_text(shown[1], encoding="utf-8")
+
+    [run] = Scenario.load(tmp_path / "talk.yaml").run(out=tmp_path / "out")
+
+    recall = {m.phase: m.value for m in run.metrics if m.name == "recall" and m.distance is None}
+    assert recall["morning"] == 1
+    assert len(run.turns) == 7
 
 
 def test_suspects_keep_what_they_know_through_a_restart(tmp_path: Path) -> None:
