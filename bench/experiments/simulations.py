@@ -166,7 +166,8 @@ def _sweep(root: Path, seeds: int) -> Row:
 
 def _prefilled(scenario: Scenario, out: Path) -> int:
     runs = scenario.run(out=out)
-    return sum(record.prefilled_tokens for run in runs for record in (*run.turns, *run.heard))
+    said = sum(turn.prefilled_tokens for run in runs for turn in run.turns)
+    return said + sum(heard.prefilled_tokens for run in runs for heard in run.heard)
 
 
 def _draw(axes: Any, rows: Sequence[Row]) -> None:

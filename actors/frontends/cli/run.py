@@ -11,8 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from kvactors.actors.errors import StorageError
 from kvactors.actors.frontends.console.console import err, out, printable
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import EngineDied, InvalidConfig
 
 if TYPE_CHECKING:
     from kvactors.actors.scenarios.journal.records import Run
@@ -28,7 +29,7 @@ SHOWN = 20
 @commands.command("run")
 def _run(
     scenario: Annotated[
-        Path, typer.Argument(help="A scenario file; with the last four options, a run's folder.")
+        Path, typer.Argument(help="A scenario file; to go on, replay or fork, a run's folder.")
     ],
     seed: Annotated[
         str | None, typer.Option(help="Seeds instead of the file's: 3, or 1..20.")
@@ -55,34 +56,40 @@ def _run(
     ] = False,
 ) -> None:
     """Run a scenario: agents, phases, probes; its journal, tables and report."""
-    scenarios = _scenarios()
     changed = [*(settings or ()), *([] if seed is None else [f"seeds={seed}"])]
     changed += [] if model is None else [f"model={model}"]
     if sum((resume, replay, from_ is not None)) > 1:
         raise InvalidConfig("--resume, --replay and --from are three different things: take one")
-    if resume or replay:
-        if changed:
-            raise InvalidConfig("what goes on or is replayed is as it was: leave out other options")
-        if resume:
-            with _progress() as watch:
-                runs = scenarios.resume_run(scenario, watch=watch)
-            _show(runs, scenario)
-            return
+    if (resume or replay) and changed:
+        raise InvalidConfig("what goes on or is replayed is as it was: leave out other options")
+    if resume:
+        _go_on(
+            folder or scenario,
+            lambda known, watch: known.resume_run(folder or scenario, watch=watch),
+        )
+    elif replay:
         where = folder or _new_folder(f"{scenario.name}-replay")
-        _show(scenarios.replay_run(scenario, where), where)
-        return
-    if from_ is not None:
-        where = folder or _new_folder(f"{scenario.name}-fork")
-        with _progress() as watch:
-            runs = scenarios.fork_run(scenario, from_, where, settings=changed, watch=watch)
-        _show(runs, where)
-        return
-    loaded = scenarios.Scenario.load(scenario, settings=changed)
-    where = folder or _new_folder(loaded.words.name)
+        _show(_scenarios().replay_run(scenario, where), where)
+    elif from_ is not None:
+        where, step = folder or _new_folder(f"{scenario.name}-fork"), from_
+        _go_on(
+            where,
+            lambda known, watch: known.fork_run(
+                scenario, step, where, settings=changed, watch=watch
+            ),
+        )
+    else:
+        loaded = _scenarios().Scenario.load(scenario, settings=changed)
+        where = folder or _new_folder(loaded.words.name)
+        _go_on(where, lambda _, watch: loaded.run(out=where, lockstep=lockstep, watch=watch))
+
+
+def _go_on(where: Path, run: Callable[[Any, Callable[[int, Any], None]], "list[Run]"]) -> None:
+    """Run what there is to run in a folder, show it, and say how to go on if it is cut off."""
     try:
         with _progress() as watch:
-            runs = loaded.run(out=where, lockstep=lockstep, watch=watch)
-    except BaseException:
+            runs = run(_scenarios(), watch)
+    except (KeyboardInterrupt, StorageError, EngineDied, OSError):
         if (where / "scenario.json").exists():
             err.print(f"Go on with: kvactors run {where} --resume", soft_wrap=True)
         raise
