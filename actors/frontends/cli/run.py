@@ -31,6 +31,7 @@ def _run(
     scenario: Annotated[
         Path, typer.Argument(help="A scenario file; to go on, replay or fork, a run's folder.")
     ],
+    *,
     seed: Annotated[
         str | None, typer.Option(help="Seeds instead of the file's: 3, or 1..20.")
     ] = None,
