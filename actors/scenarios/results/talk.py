@@ -16,7 +16,7 @@ def conversations(runs: Sequence[Run]) -> Counter[tuple[str, str]]:
     for run in runs:
         pairs.update((turn.agent, hearer) for turn in run.turns for hearer in turn.heard_by)
         pairs.update((heard.speaker, heard.agent) for heard in run.heard if heard.speaker)
-    return pairs
+    return Counter({pair: times for pair, times in pairs.items() if pair[0] != pair[1]})
 
 
 def process_begins(run: Run) -> Callable[[int], float]:

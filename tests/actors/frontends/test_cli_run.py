@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from children import run_child
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from kvactors.actors.frontends.cli.app import app
 

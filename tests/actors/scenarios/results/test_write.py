@@ -156,7 +156,11 @@ def test_many_agents_and_many_turns_make_no_huge_picture(tmp_path: Path) -> None
 def test_who_told_one_alone_talked_to_that_one() -> None:
     run = make_run(
         make_turn(1, heard_by=("bob", "eve")),
-        heard=(make_heard(2, 1), make_heard(3, 3, "eve", text="Psst.", speaker="ann")),
+        heard=(
+            make_heard(2, 1),
+            make_heard(3, 3, "eve", text="Psst.", speaker="ann"),
+            make_heard(4, 4, "ann", text="To myself.", speaker="ann"),
+        ),
     )
 
     assert conversations([run, run]) == {("ann", "bob"): 2, ("ann", "eve"): 4}
