@@ -11,15 +11,15 @@ One thread.
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvactors.actors.scenarios.files.checks import Checks
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ScenarioWords
-from kvactors.actors.scenarios.running.script import Point, Script, points
+from kvactors.actors.scenarios.running.script import PLAIN, Point, Script, points
 from kvactors.persistence.files.atomic import Files, replace_file
 
 __all__ = ["NAME", "RunFolder", "check_script", "source_of"]
@@ -31,12 +31,13 @@ NAME = "scenario.json"
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """A folder at `path` with the scenario of these `words`. Its agents are called `tag`LABEL/NAME
-    in the store, those they began as `origin`LABEL/NAME."""
+    in the store, those they began as `origin`LABEL/NAME; the tag of a fork is None until it first
+    runs."""
 
     path: Path
     words: ScenarioWords
     store: Path
-    tag: str = ""
+    tag: str | None = ""
     origin: str | None = None
 
     @classmethod
@@ -51,15 +52,18 @@ class RunFolder:
         """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
         `tables`; with the agents of the one that it is a `fork_of`. Raises InvalidScenario,
         OSError."""
+        if fork_of is not None and fork_of.tag is None:
+            raise InvalidScenario(f"{fork_of.path} has no agents yet: go on with it by --resume")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InvalidScenario(
                 f"{path} holds something: go on with a run by --resume, or choose another --out"
             )
         (path / "runs").mkdir(parents=True)
         kept = _with_tables(words, tables, path)
-        store, tag, origin = path.resolve() / "store", "", None
+        store, origin = path.resolve() / "store", None
+        tag: str | None = ""
         if fork_of is not None:
-            store, tag, origin = fork_of.store, f"{path.resolve().name}:", fork_of.tag
+            store, tag, origin = fork_of.store, None, fork_of.tag
         folder = cls(path, kept, store, tag, origin)
         folder.write()
         return folder
@@ -77,6 +81,18 @@ class RunFolder:
         if found["version"] > VERSION:
             raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
         return cls(path, words, (path / found["store"]).resolve(), found["tag"], found["origin"])
+
+    def named(self, known: Iterable[str]) -> "RunFolder":
+        """With a tag that no agent in the store, whose `known` ids these are, has. Raises
+        OSError."""
+        if self.tag is not None:
+            return self
+        name, taken = PLAIN.sub("_", self.path.resolve().name)[:40], list(known)
+        tags = (f"{name}{n}:" for n in ("", *map("-{}".format, range(2, len(taken) + 3))))
+        free = next(tag for tag in tags if not any(id_.startswith(tag) for id_ in taken))
+        folder = replace(self, tag=free)
+        folder.write()
+        return folder
 
     def write(self) -> None:
         """Write what it was begun with."""

@@ -3,17 +3,19 @@ restart. One thread, which waits for the system.
 """
 
 import importlib
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.folder import RunFolder, source_of
-from kvactors.actors.scenarios.journal.file import Journal, Record
+from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
-from kvactors.actors.scenarios.journal.records import Event, Header, Metric, Run
+from kvactors.actors.scenarios.journal.records import Event, Failure, Header, Metric, Run
+from kvactors.actors.scenarios.results.measure import SHARES, measure
 from kvactors.actors.scenarios.running.live import LiveAgents, World
 from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script
@@ -21,6 +23,8 @@ from kvactors.actors.system.system import AgentSystem
 
 __all__ = ["Watch", "copy_beginning", "read_runs", "replay_runs", "run_part", "unwatched"]
 
+# Runs of a sweep that go on at once: each holds a file open, and its agents.
+AT_ONCE = 64
 # Told of each record, and how many turns there will be at most.
 Watch = Callable[[int, Record], object]
 
@@ -44,13 +48,15 @@ def run_part(
     "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
     ended the last one. `watch` is told of each record. Raises InvalidScenario, KvactorsError,
     OSError; what was done until then is kept."""
+    folder = folder.named(known.agent_id for known in system.known_agents())
     scripts = folder.scripts()
     most = sum(script.most_turns() for script in scripts)
     part = _Part(folder, World(system), lockstep, lambda record: watch(most, record))
     # What concerns the system concerns every run in it.
     alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
-    for group in [[script] for script in scripts] if alone else [scripts]:
-        if part.run(group) == "restart":
+    many = 1 if alone else AT_ONCE
+    for first in range(0, len(scripts), many):
+        if part.run(scripts[first : first + many]) == "restart":
             return "restart"
     return "end"
 
@@ -87,8 +93,10 @@ class _Part:
     def _begin(self, script: Script, stack: ExitStack) -> _Running:
         label = script.point.label
         path = self._folder.journal(label)
-        begun = path.exists()
+        begun = holds_run(path)
         if not begun:
+            self._world.load(None)
+            path.unlink(missing_ok=True)
             made = Journal(path, _header(self._folder, script, self._world.system.info.name))
             made.close()
         header, records = read_journal(path)
@@ -160,7 +168,7 @@ def replay_runs(source: RunFolder, folder: RunFolder) -> None:
     `folder`: the same bytes. Raises InvalidScenario where the scenario says otherwise, OSError."""
     for script in folder.scripts():
         path = source.journal(script.point.label)
-        if not path.exists():
+        if not holds_run(path):
             continue
         header, records = read_journal(path)
         journal = Journal(folder.journal(script.point.label), header)
@@ -175,7 +183,7 @@ def copy_beginning(source: RunFolder, folder: RunFolder, step: int) -> None:
     Raises InvalidScenario, OSError."""
     for script in folder.scripts():
         path = source.journal(script.point.label)
-        if not path.exists():
+        if not holds_run(path):
             raise InvalidScenario(f"{source.path} has no run {script.point.label}")
         header, records = read_journal(path)
         fork_of = f"{script.point.label}@{step}"
@@ -203,20 +211,36 @@ def _closes(record: Record) -> bool:
 
 def read_runs(folder: RunFolder) -> list[Run]:
     """The runs of a folder that have begun, with their metrics. Raises InvalidInput, OSError."""
-    from kvactors.actors.scenarios.results.measure import measure
-
     runs = []
     for script in folder.scripts():
         path = folder.journal(script.point.label)
-        if path.exists():
+        if holds_run(path):
             run = run_of(*read_journal(path))
-            metrics = measure(run.turns, run.heard) + tuple(_own(folder.words.metrics, run))
-            runs.append(run_of(*read_journal(path), metrics))
+            run = replace(run, metrics=measure(run.turns, run.heard))
+            for name in folder.words.metrics:
+                run = _with_own(name, run)
+            runs.append(run)
     return runs
 
 
-def _own(names: Sequence[str], run: Run) -> Iterable[Metric]:
-    """What own functions say of a run."""
-    for name in names:
-        module, _, attribute = name.partition(":")
-        yield from getattr(importlib.import_module(module), attribute)(run)
+def _with_own(name: str, run: Run) -> Run:
+    """A run with what an own function says of it; one that fails is a failure of the run."""
+    module, _, attribute = name.partition(":")
+    try:
+        own = [_sound(m) for m in getattr(importlib.import_module(module), attribute)(run)]
+    except Exception as error:  # Whatever somebody's function may do.
+        text = f"metric {name}: {error}"
+        failure = Failure(0, "", "", 0, "", type(error).__name__, text)
+        return replace(run, failures=(*run.failures, failure))
+    return replace(run, metrics=(*run.metrics, *own))
+
+
+def _sound(metric: Metric) -> Metric:
+    """A metric that tables can take. Raises TypeError, ValueError."""
+    if not isinstance(metric, Metric):
+        raise TypeError(f"{metric!r:.80} is no Metric")
+    if not isinstance(metric.value, int | float) or not math.isfinite(metric.value):
+        raise ValueError(f"{metric.name} is {metric.value!r:.80}, which is no number")
+    if metric.name in SHARES:
+        raise ValueError(f"every run has a metric {metric.name}: call yours otherwise")
+    return metric

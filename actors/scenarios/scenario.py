@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,11 +159,12 @@ def go_on(
             return _results(folder)
         with _system(folder) as own:
             state = run_part(folder, own, lockstep=lockstep, watch=watch)
-    except KeyboardInterrupt:
-        _results(folder)
+        while state == "restart":
+            state = _in_another_process(folder, lockstep=lockstep)
+    except BaseException:
+        with suppress(Exception):  # What ended the run is what is told.
+            _results(folder)
         raise
-    while state == "restart":
-        state = _in_another_process(folder, lockstep=lockstep)
     return _results(folder)
 
 

@@ -67,6 +67,9 @@ class Checks:
                 raise at(f"{name!r} means something else in templates: call it otherwise")
             if isinstance(values, tuple) and (not values or len(set(values)) < len(values)):
                 raise at("its values must be different, one at least")
+            for value in values if isinstance(values, tuple) else (values,):
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    raise at(f"{value:.3e} has more than 64 bits")
         for name in self._phases:
             if self._phases.count(name) > 1:
                 raise self._make(("phases", self._phases.index(name)), f"two phases are {name!r}")
@@ -194,6 +197,6 @@ def load_function(name: str, at: Problem) -> Callable[..., Any]:
         raise at(f"a metric is a function of your own, module:function, not {name!r}")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise at(f"cannot be imported: {error}") from error
     return found

@@ -6,6 +6,7 @@ A word that is not here is refused: nothing in a file is ignored. Any thread.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -52,16 +53,28 @@ def _seeds(value: Any) -> Any:
         return [value]
     if isinstance(value, str):
         first, dots, last = value.partition("..")
-        if dots and first.strip().isdigit() and last.strip().isdigit():
-            return list(range(int(first), int(last) + 1))
+        if dots and first.strip().isdecimal() and last.strip().isdecimal():
+            seeds = range(int(first), int(last) + 1)
+            if len(seeds[: MOST_SEEDS + 1]) > MOST_SEEDS:
+                raise ValueError(f"more than {MOST_SEEDS:,} seeds")
+            return list(seeds)
         raise ValueError("seeds are a whole number, a list of them, or such as 1..20")
     return value
 
 
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("its values must be different: the same seed gives the same run")
+    return seeds
+
+
+# What a journal can hold.
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seeds = Annotated[
-    tuple[int, ...],
+    tuple[Whole, ...],
     BeforeValidator(_seeds, json_schema_input_type=int | str | tuple[int, ...]),
     Field(min_length=1, max_length=MOST_SEEDS),
+    AfterValidator(_different),
 ]
 
 

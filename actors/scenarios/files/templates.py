@@ -3,12 +3,12 @@
 What a text may name is said by `Place`: a slip is found when the file is read. Any thread.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, nodes
+from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -52,7 +52,23 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-_JINJA = _Sandbox(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+def _printed(value: Any) -> Any:
+    """What is printed: nothing whose text is where it lies in memory."""
+    if not isinstance(value, Undefined) and (callable(value) or isinstance(value, Iterator)):
+        raise TypeError(f"{type(value).__name__} is no text: call it, or make a list of it")
+    return value
+
+
+_JINJA = _Sandbox(
+    undefined=StrictUndefined,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_printed,
+)
+# The same seed gives the same texts: nothing draws from the process's own random numbers.
+_JINJA.globals = {name: _JINJA.globals[name] for name in ("range", "dict", "namespace")}
+del _JINJA.filters["random"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +105,10 @@ def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:
     names = {*known, *_JINJA.globals}
     for name in sorted(find_undeclared_variables(text.tree) - names):
         raise problem(f"nothing is called {name!r}: {nearest(name, known)}")
+    called = {id(call.node) for call in text.tree.find_all(nodes.Call)}
+    for found in text.tree.find_all(nodes.Name):
+        if found.name in QUERIES and found.ctx == "load" and id(found) not in called:
+            raise problem(f"{found.name} is a question: {found.name}(…)")
     for call in text.tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Name) and call.node.name in QUERIES:
             filters = QUERIES[call.node.name]

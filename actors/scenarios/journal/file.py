@@ -12,9 +12,10 @@ behaviours were told, agent by agent, is begun anew with each process and replay
 the other. A run outlives processes: its journal is cut where a kill tore it and goes on, and its
 records stand in the order between agents.
 
-**Torn or damaged?** What ends with the file was torn and is cut: a frame that is not all there,
-the last payload if its checksum fails, or nothing but zeros. Everything else is damage, an error
-that names the byte. One thread writes.
+**Torn or damaged?** What ends with the file was torn and is cut: a frame that is not all there, or
+that fails its checksum and has nothing but zeros behind it. A journal whose header was torn holds
+nothing, and is begun again. Everything else is damage, an error that names the byte. One thread
+writes.
 """
 
 import os
@@ -30,7 +31,7 @@ import xxhash
 from kvactors.actors.scenarios.journal.records import Event, Failure, Header, Heard, Turn
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["Journal", "Record", "read_frames"]
+__all__ = ["Journal", "Record", "holds_run", "read_frames"]
 
 VERSION = 1
 _MAGIC = b"kvactors run "
@@ -55,8 +56,13 @@ class Journal:
             self._file.truncate(end)
             self._file.seek(end)
             return
+        first = _FIRST + _frame(asdict(header))
         self._file = path.open("xb", buffering=0)
-        self._write(_FIRST + _frame(asdict(header)))
+        try:
+            self._write(first)
+        except OSError:
+            self._file.close()
+            raise
 
     def append(self, record: Record) -> None:
         """Write a record; a kill from now on does not lose it. Raises OSError, and then nothing of
@@ -86,44 +92,56 @@ class Journal:
         self._synced = False
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a journal was begun there: its header is whole. Raises InvalidInput, OSError."""
+    return path.exists() and next(_frames(path.read_bytes(), path), None) is not None
+
+
 def read_frames(path: Path) -> Iterator[Header | Record]:
     """The header and the records of a journal, in the order in which they were written; a torn last
     one is left out. Raises InvalidInput, OSError."""
-    data = path.read_bytes()
-    for number, (_, payload) in enumerate(_frames(data, path)):
+    for number, (_, payload) in enumerate(_begun(path)):
         found = msgpack.unpackb(payload, strict_map_key=False)
         yield _header(found) if number == 0 else _unpacked(found)
 
 
 def _whole(path: Path) -> int:
     """The byte behind the last frame that is whole."""
-    return max((end for end, _ in _frames(path.read_bytes(), path)), default=0)
+    return max(end for end, _ in _begun(path))
+
+
+def _begun(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The frames of a journal that has one at least. Raises InvalidInput, OSError."""
+    if not holds_run(path):
+        raise InvalidInput(f"{path} holds nothing of a run: begin it again")
+    return _frames(path.read_bytes(), path)
 
 
 def _frames(data: bytes, path: Path) -> Iterator[tuple[int, bytes]]:
     """The end and the payload of each frame. Raises InvalidInput."""
+    written = len(data.rstrip(b"\0"))
+    if _FIRST.startswith(data[:written]):
+        return
     if not data.startswith(_FIRST):
         raise InvalidInput(_strange(data, path))
     offset = len(_FIRST)
     while offset < len(data):
-        head = data[offset : offset + _FRAME.size]
-        if len(head) < _FRAME.size or not any(data[offset:]):
-            break
-        length, digest, check = _FRAME.unpack(head)
-        payload = data[offset + _FRAME.size : offset + _FRAME.size + length]
-        if xxhash.xxh32_intdigest(head[:8]) != check:
-            raise InvalidInput(f"{path} is damaged at byte {offset}: a frame fails its checksum")
-        end = offset + _FRAME.size + length
-        if len(payload) < length or (bad := xxhash.xxh32_intdigest(payload) != digest) * (
-            end == len(data)
-        ):
-            break
-        if bad:
-            raise InvalidInput(f"{path} is damaged at byte {offset}: a record fails its checksum")
-        yield end, payload
-        offset = end
-    if offset == len(_FIRST):
-        raise InvalidInput(f"{path} holds nothing of a run: begin it again")
+        begin = offset + _FRAME.size
+        head = data[offset:begin]
+        whole = len(head) == _FRAME.size
+        length, digest, check = _FRAME.unpack(head) if whole else (0, 0, 0)
+        if not whole or xxhash.xxh32_intdigest(head[:8]) != check:
+            what, end = "frame", begin
+        else:
+            payload, end = data[begin : begin + length], begin + length
+            if len(payload) == length and xxhash.xxh32_intdigest(payload) == digest:
+                yield end, payload
+                offset = end
+                continue
+            what = "record"
+        if written <= end:
+            return
+        raise InvalidInput(f"{path} is damaged at byte {offset}: a {what} fails its checksum")
 
 
 def _strange(data: bytes, path: Path) -> str:

@@ -16,8 +16,6 @@ from kvactors.core.errors import InvalidInput
 
 __all__ = ["read_journal", "read_run", "run_of"]
 
-ENDS = ("end", "stop")
-
 
 def read_journal(path: Path) -> tuple[Header, list[Record]]:
     """The header and the records, as they were written. Raises InvalidInput, OSError."""
@@ -44,5 +42,5 @@ def run_of(header: Header, records: list[Record], metrics: tuple[Metric, ...] = 
         tuple(record for record in placed if isinstance(record, Failure)),
         events,
         metrics,
-        any(event.kind in ENDS for event in events),
+        any(event.kind == "end" for event in events),
     )

@@ -126,6 +126,8 @@ def same(step: Step, record: Record) -> bool:
         return record.kind == step.kind
     if (record.agent, record.branch) != (step.agent, step.branch.path):
         return False
+    if step.failed is not None:
+        return isinstance(record, Failure) and record.error == step.failed[0]
     if isinstance(record, Turn):
         return step.asks and step.call is not None and record.prompt == step.call.text
     if isinstance(record, Heard):

@@ -203,9 +203,7 @@ class Runner:
             when_ended(not_yet.steps, lambda: self._wake(lane))
             return False
         except Exception as error:  # Whatever a template may do.
-            step.call = Call("")
-            step.failed = type(error).__name__, str(error)
-            return self._submit(lane, step)
+            return self._fail(lane, step, error)
         if step.call is None:
             return self._skip(step)
         step.heard = tuple(said.step for said in lane.unread)
@@ -214,6 +212,11 @@ class Runner:
         if step.kind == "tell":
             self._end(step, step.call.text)
             return True
+        return self._submit(lane, step)
+
+    def _fail(self, lane: Lane, step: Step, error: Exception) -> bool:
+        step.call = Call("")
+        step.failed = type(error).__name__, str(error)
         return self._submit(lane, step)
 
     def _skip(self, step: Step) -> bool:
@@ -229,10 +232,13 @@ class Runner:
             return False
         if source.text is None:
             return self._skip(step)
+        try:
+            step.call = Call(as_heard(self.script, source))
+        except Exception as error:  # Whatever a form may do.
+            return self._fail(lane, step, error)
         lane.unread.append(
             SimpleNamespace(speaker=source.agent, text=source.text, step=source.number)
         )
-        step.call = Call(as_heard(self.script, source))
         return self._submit(lane, step)
 
     def _submit(self, lane: Lane | None, step: Step) -> bool:

@@ -2,10 +2,13 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from kvactors.actors.scenarios.files.cast import ALL, Cast, Member, make_cast
 from kvactors.actors.scenarios.files.problems import InvalidScenario
@@ -17,6 +20,8 @@ __all__ = ["Point", "Script", "points"]
 
 # What a folder or an agent's id need not escape.
 PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+# Characters of a label; a file name has 255, and an agent's id begins with it.
+LONGEST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,22 @@ class Point:
 
 
 def points(words: ScenarioWords) -> Iterator[Point]:
-    """Seeds times the values of parameters that have several, in their order."""
+    """Seeds times the values of parameters that have several, in their order. No two have the same
+    label: one that another would have, or that is long, ends with a digest of its values."""
     lists = {n: v if isinstance(v, tuple) else (v,) for n, v in words.parameters.items()}
+    named: list[tuple[str, dict[str, Any]]] = []
+    for values in itertools.product(*lists.values()):
+        parameters = dict(zip(lists, values, strict=True))
+        varied = [f"{n}-{v}" for n, v in parameters.items() if len(lists[n]) > 1]
+        named.append(("".join("," + PLAIN.sub("_", part) for part in varied), parameters))
+    # Also where a file system tells no small letters from capitals.
+    taken = Counter(name.casefold() for name, _ in named)
     for seed in words.seeds:
-        for values in itertools.product(*lists.values()):
-            parameters = dict(zip(lists, values, strict=True))
-            varied = [f"{n}-{v}" for n, v in parameters.items() if len(lists[n]) > 1]
-            label = ",".join(PLAIN.sub("_", part) for part in (f"seed-{seed}", *varied))
+        for name, parameters in named:
+            label = f"seed-{seed}{name}"
+            if taken[name.casefold()] > 1 or len(label) > LONGEST:
+                digest = xxhash.xxh32_hexdigest(repr(sorted(parameters.items())).encode())
+                label = f"{label[:LONGEST]}-{digest}"
             yield Point(label, seed, parameters)
 
 

@@ -5,7 +5,7 @@ A walk goes as far as it can without results. Where the file makes it depend on 
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import PhaseWords, ProbeWords, ScenarioWords, StepWords
 from kvactors.actors.scenarios.files.templates import expression
 from kvactors.actors.scenarios.running.answers import Answers
+from kvactors.actors.scenarios.running.names import listed, names_of, without
 from kvactors.actors.scenarios.running.steps import Branch, Kind, NotYet, Step
 
 __all__ = ["Walk"]
@@ -162,14 +163,13 @@ class Walk:
             seed = here.branch.variables["seed"]
             Random(f"{seed}/{here.branch.path}/{here.phase.name}/{here.number}").shuffle(names)
         if here.phase.rule:
-            chosen = yield from self._decide(here.phase.rule, here)
-            listed = [chosen] if isinstance(chosen, str) else list(chosen)
-            for name in listed:
+            chosen = yield from self._decide(here.phase.rule, here, taken=listed)
+            for name in chosen:
                 if name not in names:
                     raise InvalidScenario(
                         f"the rule of phase {here.phase.name!r} names {name!r}, who is not in `who`"
                     )
-            return listed
+            return chosen
         return names
 
     def _speak(self, here: _Round, agent: str, words: StepWords) -> Step:
@@ -188,14 +188,14 @@ class Walk:
             channel = words.to[0]
         elif words.to:
             heard = self._cast.resolve(words.to, InvalidScenario)
-            return (heard if words.verb == "tell" else _without(heard, speaker)), DEFAULT_FORM
+            return (heard if words.verb == "tell" else without(heard, speaker)), DEFAULT_FORM
         if channel is not None:
             own = (speaker,) if words.verb == "tell" else ()
             listeners = self._in_channel(channel, speaker, here.branch)
             return listeners + own, self._words.channels[channel].form
         if words.verb == "say":
             everyone = self._cast.resolve(here.phase.who, InvalidScenario)
-            return _without(everyone, speaker), DEFAULT_FORM
+            return without(everyone, speaker), DEFAULT_FORM
         return ((speaker,) if words.verb == "tell" else ()), None
 
     def _in_channel(self, channel: str, speaker: str, branch: Branch) -> tuple[str, ...]:
@@ -206,10 +206,10 @@ class Walk:
             if words.listeners:
                 view = self._cast.members[speaker].view
                 variables = {**branch.variables, "speaker": view, "agents": self._cast.views}
-                named = expression(words.listeners).render(**variables)
-                chosen = self._cast.resolve(_names(named, channel), InvalidScenario)
+                named = names_of(expression(words.listeners), variables, channel)
+                chosen = self._cast.resolve(named, InvalidScenario)
                 members = tuple(name for name in chosen if name in members)
-            self._channels[key] = _without(members, speaker)
+            self._channels[key] = without(members, speaker)
         return self._channels[key]
 
     def _heard(self, here: _Round, source: Step) -> Iterator[Step]:
@@ -234,21 +234,29 @@ class Walk:
         items = [None]
         if probe.each:
             view = self._cast.members[name].view
-            found = yield from self._decide(probe.each, here, {"agent": view})
-            items = list(found)
+            items = yield from self._decide(probe.each, here, {"agent": view}, taken=list)
         for item in items:
             step = self._new("probe", here, name, probe)
             step.item, step.distance = item, distance if probe.about else None
             yield step
 
-    def _decide(self, source: str, here: _Round, more: Mapping[str, Any] | None = None) -> Any:
-        """What an expression says, once what it depends on is there."""
+    def _decide(
+        self,
+        source: str,
+        here: _Round,
+        more: Mapping[str, Any] | None = None,
+        *,
+        taken: Callable[[Any], Any] = bool,
+    ) -> Any:
+        """What an expression says, `taken` as a kind of value, once what it depends on is there."""
         queries = self._answers.queries(here.branch, None)
         names = {"phase": here.phase.name, "round": here.number, "agents": self._cast.views}
         while True:
             try:
-                return expression(source).render(
-                    **{**here.branch.variables, **names, **queries, **(more or {})}
+                return taken(
+                    expression(source).render(
+                        **{**here.branch.variables, **names, **queries, **(more or {})}
+                    )
                 )
             except NotYet as not_yet:
                 yield not_yet
@@ -281,16 +289,3 @@ class Walk:
         step.horizon = number
         self._answers.add(step)
         return step
-
-
-def _without(names: Sequence[str], speaker: str) -> tuple[str, ...]:
-    return tuple(name for name in names if name != speaker)
-
-
-def _names(value: Any, channel: str) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    names = list(value)
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidScenario(f"`listeners` of channel {channel!r} are names, not {names!r:.80}")
-    return names

@@ -40,7 +40,7 @@ probes:
   - {name: who, ask: "Who?", expect: "x"}
 """
 ROUNDS = 48 if FULL else 3
-KILLS = 100 if FULL else 3
+KILLS = 100 if FULL else 2
 
 
 def child(scenario: Path, out: Path, kind: str = "none", at: int = 0) -> int:
