@@ -203,7 +203,8 @@ class Runner:
             when_ended(not_yet.steps, lambda: self._wake(lane))
             return False
         except Exception as error:  # Whatever a template may do.
-            return self._fail(lane, step, error)
+            _fails(step, error)
+            return self._submit(lane, step)
         if step.call is None:
             return self._skip(step)
         step.heard = tuple(said.step for said in lane.unread)
@@ -212,11 +213,6 @@ class Runner:
         if step.kind == "tell":
             self._end(step, step.call.text)
             return True
-        return self._submit(lane, step)
-
-    def _fail(self, lane: Lane, step: Step, error: Exception) -> bool:
-        step.call = Call("")
-        step.failed = type(error).__name__, str(error)
         return self._submit(lane, step)
 
     def _skip(self, step: Step) -> bool:
@@ -235,7 +231,8 @@ class Runner:
         try:
             step.call = Call(as_heard(self.script, source))
         except Exception as error:  # Whatever a form may do.
-            return self._fail(lane, step, error)
+            _fails(step, error)
+            return self._submit(lane, step)
         lane.unread.append(
             SimpleNamespace(speaker=source.agent, text=source.text, step=source.number)
         )
@@ -249,3 +246,9 @@ class Runner:
         if self._agents is not None:
             self._agents.perform(lane, step)
         return True
+
+
+def _fails(step: Step, error: Exception) -> None:
+    """It fails before it can begin."""
+    step.call = Call("")
+    step.failed = type(error).__name__, str(error)

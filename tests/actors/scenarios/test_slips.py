@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvactors.actors import AgentSystem
-from kvactors.actors.scenarios import part
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.journal.file import read_frames
+from kvactors.actors.scenarios.part import AT_ONCE
 from kvactors.actors.scenarios.scenario import Scenario, fork_run, replay_run, resume_run
 from kvactors.actors.testing import PuppetModel, use_puppet
 
@@ -165,9 +165,8 @@ def test_an_expression_that_fails_is_named_and_leaves_results(
 
 
 def test_few_runs_of_a_sweep_go_on_at_once(
-    write: Write, tmp_path: Path, system: AgentSystem, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
-    monkeypatch.setattr(part, "AT_ONCE", 2)
     open_, most = set[int](), 0
 
     def watch(turns: int, record: Any) -> None:
@@ -178,10 +177,17 @@ def test_few_runs_of_a_sweep_go_on_at_once(
             open_.pop()
         most = max(most, len(open_))
 
-    scenario = Scenario.load(write(TALK), settings=["seeds=1..5"])
+    scenario = Scenario.load(
+        write(TALK),
+        settings=[
+            f"seeds=1..{AT_ONCE + 2}",
+            "agents={anna: {}}",
+            "phases=[{name: one, steps: [{ask: hi}]}]",
+        ],
+    )
     runs = scenario.run(system, out=tmp_path / "out", watch=watch)
 
-    assert most == 2
+    assert most == AT_ONCE
     assert all(run.ended for run in runs)
 
 
