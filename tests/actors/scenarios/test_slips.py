@@ -79,6 +79,7 @@ def test_a_fork_takes_no_agents_of_another_fork(
     }
     assert any("sad" in text for text in texts["fork:seed-0/anna"])
     assert not any("sad" in text for text in texts["fork-2:seed-0/anna"])
+    assert any("calm" in text for text in texts["fork-2:seed-0/anna"])
 
 
 def test_a_tell_that_fails_is_replayed(write: Write, tmp_path: Path, system: AgentSystem) -> None:
