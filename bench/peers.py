@@ -34,6 +34,7 @@ __all__ = [
     "batch_steps",
     "best_chunk",
     "empty_float",
+    "fill",
     "prefill",
     "prefill_peak",
     "single_steps",
@@ -74,9 +75,9 @@ def _quantized(cache: Sequence[Any]) -> list[Any]:
     return [layer.to_quantized(group_size=GROUP, bits=BITS) for layer in cache]
 
 
-def _fill(model: Any, tokens: Sequence[int], cache: list[Any], chunk: int = DEFAULT_CHUNK) -> int:
-    """The token after `tokens`, which are prefilled as `generate_step` does: all but the last one
-    in chunks, then the last one."""
+def fill(model: Any, tokens: Sequence[int], cache: list[Any], chunk: int = DEFAULT_CHUNK) -> int:
+    """The token of `model` after `tokens`, which are prefilled into `cache` as `generate_step`
+    does: all but the last one in pieces of a `chunk`, then the last one."""
     for begin in range(0, len(tokens) - 1, chunk):
         model(mx.array([tokens[begin : min(begin + chunk, len(tokens) - 1)]]), cache=cache)
         mx.eval([layer.state for layer in cache])
@@ -97,7 +98,7 @@ def best_chunk(model: Any, tokens: Sequence[int]) -> int:
     seconds: dict[int, float] = {}
     for chunk in CHUNKS:
         begin = time.perf_counter()
-        _fill(model, tokens[:TRIED], empty_float(model), chunk)
+        fill(model, tokens[:TRIED], empty_float(model), chunk)
         seconds[chunk] = time.perf_counter() - begin
     return min(seconds, key=lambda chunk: seconds[chunk])
 
@@ -109,7 +110,7 @@ def prefill(model: Any, tokens: Sequence[int], *, quantize: bool) -> Callable[[]
 
     def once() -> Found:
         begin, cache = time.perf_counter(), empty_float(model)
-        token = _fill(model, tokens, cache, chunk)
+        token = fill(model, tokens, cache, chunk)
         if quantize:
             mx.eval([layer.state for layer in _quantized(cache)])
         return time.perf_counter() - begin, [token]
@@ -125,7 +126,7 @@ def prefill_peak(model: Any, tokens: Sequence[int], chunk: int) -> Callable[[], 
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        token = _fill(model, tokens, empty_float(model), chunk)
+        token = fill(model, tokens, empty_float(model), chunk)
         return mx.get_peak_memory() - before, [token]
 
     return once
@@ -134,7 +135,7 @@ def prefill_peak(model: Any, tokens: Sequence[int], chunk: int) -> Callable[[], 
 def _remembering(model: Any, prompt: Sequence[int]) -> tuple[list[Any], int]:
     """A float cache of `prompt`, and the token that was answered to it."""
     cache = empty_float(model)
-    return cache, _fill(model, prompt, cache)
+    return cache, fill(model, prompt, cache)
 
 
 def single_steps(
@@ -200,15 +201,24 @@ def batch_steps(model: Any, prompts: Sequence[Sequence[int]]) -> Callable[[int],
 
 
 class Bare:
-    """The engine's own cache and model without engine, scheduler and actors: one row."""
+    """The engine's own cache and model without engine, scheduler and actors: one row of `tokens`,
+    prefilled by the model that is `loaded` as the engine does it, or in pieces of a `chunk`."""
 
-    def __init__(self, loaded: LoadedModel, tokens: Sequence[int]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, tokens: Sequence[int], chunk: int | None = None
+    ) -> None:
         self._model = loaded.model
         self.arena = new_arena(loaded)
         self.arena.floats = True
         self.arena.add_row(0, len(tokens))
         done = 0
-        for size in [*engine_chunks(len(tokens), loaded.longest_chunk), 1]:
+        most = len(tokens) - 1
+        sizes = (
+            [min(chunk, most - begin) for begin in range(0, most, chunk)]
+            if chunk
+            else engine_chunks(len(tokens), loaded.longest_chunk)
+        )
+        for size in [*sizes, 1]:
             last = self._ahead(tokens[done : done + size])
             self.arena.evaluate()
             done += size

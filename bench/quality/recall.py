@@ -24,7 +24,7 @@ from kvactors.actors import AgentSystem, Reply, Sampling
 from kvactors.bench.report import print_json, print_table
 from kvactors.core.model.worlds.world import UNKNOWN, Names, World, make_world
 
-__all__ = ["Cell", "main", "measure_recall"]
+__all__ = ["Cell", "main", "measure_recall", "recalls"]
 
 # Training draws from seeds of two numbers, these have three: no world is shared.
 SEED = 987_654_321
@@ -191,6 +191,11 @@ def _send(system: AgentSystem, exam: Exam, question: Question) -> Any:
     return system.spawn(exam.agent_id).ask(question.text, sampling=ANSWER)
 
 
+def recalls(text: str, value: str) -> bool:
+    """Whether it has the value as a whole word: 11 is not recalled by who says 1148."""
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
 def _judge(cell: Cell, question: Question, reply: Reply) -> bool:
     """Count one answer; whether it was right."""
     text = reply.text.strip()
@@ -198,8 +203,7 @@ def _judge(cell: Cell, question: Question, reply: Reply) -> bool:
         cell.never_told += 1
         cell.refused += text == UNKNOWN
         return text == UNKNOWN
-    # As a whole word: 11 is not recalled by an answer that says 1148.
-    recalled = re.search(rf"(?<!\w){re.escape(question.value)}(?!\w)", text) is not None
+    recalled = recalls(text, question.value)
     cell.asked += 1
     cell.recalled += recalled
     cell.exact += text == question.answer

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvactors.actors import AgentSystem
+from kvactors.actors import AgentSystem, Reply
 from kvactors.bench import peers
 from kvactors.bench.disk import drop_from_cache, raw_read, raw_write
 from kvactors.bench.regime import Regime, Side, Sides
@@ -43,35 +43,56 @@ class Memories:
 
     def ask(self, system: AgentSystem, state: str = "hot") -> Side:
         """Seconds to the first token of a question that begins in this `state`; taken back."""
+        reply = self.reply(system, state)
+        return Side(reply.timing.first_token, reply.token_ids)
+
+    def reply(self, system: AgentSystem, state: str = "hot", tokens: int = 1) -> Reply:
+        """The answer of so many `tokens` of the agent of `system`, which is in this `state`; taken
+        back."""
         agent = system.spawn("reader")
-        reply = answer(agent, QUESTION)
+        reply = answer(agent, QUESTION, tokens)
         reply.cached.get()
         # Who copies the ledger is not to find this turn in it.
         agent.rewind().get().durable.get()
         assert reply.cache == state, f"the agent is {reply.cache}, not {state}"
-        return Side(reply.timing.first_token, reply.token_ids)
+        return reply
 
     def cold(self) -> Side:
         """Seconds to the first token where only the ledger is left."""
+        reply = self.cold_reply()
+        return Side(reply.timing.first_token, reply.token_ids)
+
+    def cold_reply(self, tokens: int = 1) -> Reply:
+        """The answer of so many tokens where only the ledger is left."""
         shutil.copytree(self._folder / "store" / "agents", self._folder / "bare" / "agents")
-        found = self._once("bare", "cold")
+        found = self._once("bare", "cold", tokens)
         shutil.rmtree(self._folder / "bare")
         return found
 
     def warm(self) -> Side:
         """Seconds to the first token where its KV is on disk."""
+        reply = self.warm_reply()
+        return Side(reply.timing.first_token, reply.token_ids)
+
+    def warm_reply(self, tokens: int = 1) -> Reply:
+        """The answer of so many tokens where the KV is on disk."""
         shutil.copytree(self._folder / "store", self._folder / "spare")
         for path in (self._folder / "spare").rglob("*.*"):
             drop_from_cache(path)
-        found = self._once("spare", "warm")
+        found = self._once("spare", "warm", tokens)
         shutil.rmtree(self._folder / "spare")
         return found
 
-    def _once(self, store: str, state: str) -> Side:
+    def kv_bytes(self) -> int:
+        """What the agent's KV takes on disk."""
+        files = (self._folder / "store" / "kv").rglob("*.*")
+        return sum(path.stat().st_size for path in files)
+
+    def _once(self, store: str, state: str, tokens: int) -> Reply:
         with self._system(store) as system:
             # The first turn of a process also pays for kernels and buffers.
             answer(system.spawn("first"), [1] * 64)
-            return self.ask(system, state)
+            return self.reply(system, state, tokens)
 
     def _remember(self, system: AgentSystem) -> None:
         answer(system.spawn("reader"), self.prompt).cached.get()

@@ -55,6 +55,13 @@ actors/workers: actors/errors actors/runtime actors/turns core/arena core/engine
     core/model core/schedule core/trace persistence/commit persistence/errors persistence/store
 actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors
     core/numbers core/schedule core/trace
+actors/scenarios/journal: core/errors
+actors/scenarios/results: actors/scenarios/journal
+actors/scenarios/files: core/errors
+actors/scenarios/running: actors/agents actors/errors actors/runtime actors/scenarios/files
+    actors/scenarios/journal actors/system actors/turns core/errors core/schedule
+actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
+    actors/scenarios/running actors/system persistence/files
 actors/system: actors/agents actors/behaviours actors/errors actors/observe actors/runtime
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
@@ -79,6 +86,8 @@ bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
 bench/table: actors actors/runtime bench bench/micro bench/serve bench/steps core/arena core/engine
     core/errors core/model core/schedule core/testing core/trace persistence
+bench/experiments: actors actors/scenarios actors/scenarios/journal bench bench/quality bench/table
+    core/blas core/conversation core/model core/model/worlds core/testing
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
@@ -104,9 +113,10 @@ actors/frontends/server/web: actors/frontends/console actors/frontends/server/ag
     actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
     persistence/files
 actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
-    actors/frontends/server/web actors/frontends/stress actors/observe actors/system actors/turns
-    bench bench/check bench/table core/blas core/cache core/errors core/model core/schedule
-    persistence/errors persistence/files persistence/formats persistence/store
+    actors/frontends/server/web actors/frontends/stress actors/observe actors/scenarios
+    actors/scenarios/journal actors/scenarios/results actors/system actors/turns bench bench/check
+    bench/table core/blas core/cache core/errors core/model core/schedule persistence/errors
+    persistence/files persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

@@ -12,7 +12,7 @@ from house import files, module
 from kvactors.bench.micro import memory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DRAWN = ("micro.memory", "micro.storage")
+DRAWN = ("experiments.", "micro.memory", "micro.storage")
 
 
 def run(name: str, *arguments: str) -> str:
@@ -152,6 +152,16 @@ def test_the_page_of_sessions_shows_what_the_example_has() -> None:
 
 # Those that run as `python -m kvactors.bench.ROOM` or `ROOM.NAME`.
 BENCHES = [
+    "experiments.chunks",
+    "experiments.end_to_end",
+    "experiments.lengths",
+    "experiments.matching",
+    "experiments.multi_turn",
+    "experiments.recovery",
+    "experiments.restore",
+    "experiments.retrieval",
+    "experiments.simulations",
+    "experiments.staggered",
     "families",
     "micro.actors",
     "micro.memory",
@@ -181,7 +191,7 @@ def test_every_bench_is_run() -> None:
 @pytest.mark.slow
 def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
     plot = tmp_path / "out.png"
-    drawn = bench in DRAWN
+    drawn = bench.startswith(DRAWN)
     command = [sys.executable, "-m", f"kvactors.bench.{bench}", "--quick"]
     if drawn:
         command += ["--plot", str(plot)]

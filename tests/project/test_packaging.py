@@ -33,6 +33,7 @@ MLX_FREE = (
     "actors/frontends",
     "actors/observe",
     "actors/runtime",
+    "actors/scenarios",
     "actors/system",
     "actors/turns",
     "actors/workers",

@@ -21,6 +21,8 @@ PAGES = (
     "README.md",
     *(f"{folder}/README.md" for folder in (*FOLDERS, "tests")),
     "actors/frontends/server/README.md",
+    "actors/scenarios/README.md",
+    "actors/scenarios/results/README.md",
     "core/arena/sessions/README.md",
     "core/attention/export/README.md",
     ".github/CHANGELOG.md",

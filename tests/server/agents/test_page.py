@@ -1,48 +1,27 @@
 """The page at `/` in a headless Chromium: it lists, chats, and comes back when the server does."""
 
-import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from browser import WAIT, headless, needs_browser, until
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
 
-WAIT = 60
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SCRIPT = "<script>document.title = 'caught'</script><img src=x onerror=\"document.title='caught'\">"
-
-needs_browser = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="no chromium or chromedriver here: apt install chromium-driver"
-)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,860"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(str(DRIVER))
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
-
-
-def until(browser: webdriver.Chrome, condition: Callable[[], Any]) -> Any:
-    """What a condition gives once it is true."""
-    seen = (StaleElementReferenceException,)
-    return WebDriverWait(browser, WAIT, 0.05, seen).until(lambda _: condition())
+    with headless() as driver:
+        yield driver
 
 
 def element(browser: webdriver.Chrome, name: str) -> Any:

@@ -1,0 +1,190 @@
+"""`kvactors run` and `kvactors diff`: what they need is imported when they run."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from kvactors.actors.errors import StorageError
+from kvactors.actors.frontends.console.console import err, out, printable
+from kvactors.core.errors import EngineDied, InvalidConfig
+
+if TYPE_CHECKING:
+    from kvactors.actors.scenarios.journal.records import Run
+
+__all__ = ["commands"]
+
+commands = typer.Typer()
+
+# Lines of differences that are shown of two runs.
+SHOWN = 20
+
+
+@commands.command("run")
+def _run(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario file; to go on, replay or fork, a run's folder.")
+    ],
+    *,
+    seed: Annotated[
+        str | None, typer.Option(help="Seeds instead of the file's: 3, or 1..20.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="path=value, such as agents.trader.count=5; may be repeated."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A model instead of the file's.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="A new folder. [default: NAME-1, NAME-2, …]")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run was cut off.")
+    ] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Run what is recorded again, without a model.")
+    ] = False,
+    from_: Annotated[
+        int | None, typer.Option("--from", min=1, help="Go on otherwise from this step.")
+    ] = None,
+    lockstep: Annotated[
+        bool, typer.Option("--lockstep", help="No round begins before the last one has ended.")
+    ] = False,
+) -> None:
+    """Run a scenario: agents, phases, probes; its journal, tables and report."""
+    changed = [*(settings or ()), *([] if seed is None else [f"seeds={seed}"])]
+    changed += [] if model is None else [f"model={model}"]
+    if sum((resume, replay, from_ is not None)) > 1:
+        raise InvalidConfig("--resume, --replay and --from are three different things: take one")
+    if (resume or replay) and changed:
+        raise InvalidConfig("what goes on or is replayed is as it was: leave out other options")
+    if resume:
+        _go_on(
+            folder or scenario,
+            lambda known, watch: known.resume_run(folder or scenario, watch=watch),
+        )
+    elif replay:
+        where = folder or _new_folder(f"{scenario.name}-replay")
+        _show(_scenarios().replay_run(scenario, where), where)
+    elif from_ is not None:
+        where, step = folder or _new_folder(f"{scenario.name}-fork"), from_
+        _go_on(
+            where,
+            lambda known, watch: known.fork_run(
+                scenario, step, where, settings=changed, watch=watch
+            ),
+        )
+    else:
+        loaded = _scenarios().Scenario.load(scenario, settings=changed)
+        where = folder or _new_folder(loaded.words.name)
+        _go_on(where, lambda _, watch: loaded.run(out=where, lockstep=lockstep, watch=watch))
+
+
+def _go_on(where: Path, run: Callable[[Any, Callable[[int, Any], None]], "list[Run]"]) -> None:
+    """Run what there is to run in a folder, show it, and say how to go on if it is cut off."""
+    try:
+        with _progress() as watch:
+            runs = run(_scenarios(), watch)
+    except (KeyboardInterrupt, StorageError, EngineDied, OSError):
+        if (where / "scenario.json").exists():
+            err.print(f"Go on with: kvactors run {where} --resume", soft_wrap=True)
+        raise
+    _show(runs, where)
+
+
+@commands.command("diff")
+def _diff(
+    left: Annotated[Path, typer.Argument(help="A run's folder.")],
+    right: Annotated[Path, typer.Argument(help="Another one's.")],
+) -> None:
+    """Say where two runs part. Status 1 if they do."""
+    scenarios = _scenarios()
+    found = scenarios.compare_runs(left, right)
+    for label, differences in found.items():
+        if not differences:
+            out.print(f"{label}: the same", highlight=False)
+            continue
+        first = differences[0]
+        steps = len({difference.step for difference in differences})
+        out.print(f"{label}: they part at step {first.step}; {steps} steps differ", soft_wrap=True)
+        for one in differences[:SHOWN]:
+            text = (
+                f"  {one.step} {one.agent}, {one.phase}, {one.what}: {one.left!r} | {one.right!r}"
+            )
+            out.print(Text(printable(text)), soft_wrap=True)
+    raise typer.Exit(1 if any(found.values()) else 0)
+
+
+def _scenarios() -> Any:
+    """The module of scenarios. Raises InvalidConfig without what it needs."""
+    try:
+        from kvactors.actors.scenarios import scenario
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("kvactors"):
+            raise
+        raise InvalidConfig(
+            f"scenarios need the package {error.name!r}: pip install 'kvactors[scenarios]'"
+        ) from error
+    return scenario
+
+
+def _new_folder(name: str) -> Path:
+    number = 1
+    while Path(f"{name}-{number}").exists():
+        number += 1
+    return Path(f"{name}-{number}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, Any], None]]:
+    """A bar on stderr if it is a terminal: agents, turns, tokens/s, time left; call what is yielded
+    with each record."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    counts: Counter[str] = Counter()
+    agents: set[str] = set()
+    with bar:
+        task = bar.add_task("loading", total=None, said="")
+
+        def watch(expected: int, record: Any) -> None:
+            agents.add(getattr(record, "agent", ""))
+            counts["turns"] += hasattr(record, "answer")
+            counts["tokens"] += getattr(record, "generated_tokens", 0)
+            counts["tokens"] += getattr(record, "prefilled_tokens", 0)
+            seconds = bar.tasks[0].elapsed or 1
+            said = f"{len(agents - {''})} agents, {counts['turns']:,} turns, "
+            said += f"{counts['tokens'] / seconds:,.0f} tokens/s"
+            bar.update(task, description="running", said=said, total=expected or None)
+            bar.update(task, completed=counts["turns"])
+
+        yield watch
+
+
+def _show(runs: "list[Run]", where: Path) -> None:
+    """The table of the runs, and where everything is."""
+    from kvactors.actors.scenarios.results.tables import summary
+
+    rows = summary(runs)
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0] if rows else ():
+        table.add_column(name)
+    for row in rows[1:]:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    out.print(table)
+    failures = sum(len(run.failures) for run in runs)
+    if failures:
+        err.print(f"{failures:,} steps failed: they are in the report.")
+    err.print(f"Everything is in {where}.", soft_wrap=True)

@@ -1,0 +1,48 @@
+"""Where two runs part. Any thread."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvactors.actors.scenarios.journal.records import Failure, Heard, Run, Turn
+
+__all__ = ["Difference", "differences"]
+
+# What is said, and by whom to whom; not how long it took, nor where the KV was.
+SAID = (
+    *("agent", "phase", "round", "branch", "verb", "name", "prompt", "answer", "heard_by"),
+    *("text", "source", "error"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A `step`, and what of it (`what`) the one run has and the other."""
+
+    step: int
+    agent: str
+    phase: str
+    what: str
+    left: object
+    right: object
+
+
+def differences(left: Run, right: Run) -> Iterator[Difference]:
+    """Where the run `left` and the run `right` part, in the order of the file."""
+    ours, theirs = _steps(left), _steps(right)
+    for step in sorted(ours.keys() | theirs.keys()):
+        one, other = ours.get(step), theirs.get(step)
+        if one is None or other is None:
+            some = one or other
+            assert some is not None
+            there = ("there", "missing") if other is None else ("missing", "there")
+            yield Difference(step, some.agent, some.phase, type(some).__name__.lower(), *there)
+            continue
+        for name in SAID:
+            pair = getattr(one, name, None), getattr(other, name, None)
+            if pair[0] != pair[1]:
+                yield Difference(step, one.agent, one.phase, name, *pair)
+
+
+def _steps(run: Run) -> dict[int, Turn | Heard | Failure]:
+    records: list[Turn | Heard | Failure] = [*run.turns, *run.heard, *run.failures]
+    return {record.step: record for record in records}

@@ -1,0 +1,181 @@
+"""Who takes part: the agents of a file, with the columns of their tables and their personas.
+
+Any thread.
+"""
+
+import csv
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
+from kvactors.actors.scenarios.files.schema import AgentWords, SamplingWords, ScenarioWords
+from kvactors.actors.scenarios.files.templates import Problem, check_names, columns_of, template
+
+__all__ = ["ALL", "Cast", "Member", "make_cast"]
+
+ALL = "all"
+MOST_AGENTS = 100_000
+# "007" is a name, 7 and -0.5 are numbers.
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+OWN = ("name", "group", "number")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One agent. `view` is what templates see of it: name, group, number and its columns."""
+
+    name: str
+    view: SimpleNamespace
+    persona: str | None
+    sampling: SamplingWords
+    from_: str | None
+    joins: str | None
+
+
+class Cast:
+    """All of them, in the order of the file."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = {member.name: member for member in members}
+        self.views = [member.view for member in members]
+        self._groups: dict[str, list[str]] = {}
+        for member in members:
+            self._groups.setdefault(member.view.group, []).append(member.name)
+
+    def resolve(self, names: Iterable[str], problem: Problem) -> tuple[str, ...]:
+        """Who is meant by names of agents or groups, patterns and "all", in the order of the file.
+        Raises what `problem` makes for one that means nobody."""
+        meant: set[str] = set()
+        for name in names:
+            if name == ALL:
+                found: Iterable[str] = self.members
+            elif name in self.members:
+                found = [name]
+            else:
+                found = self._groups.get(name) or fnmatch.filter(self.members, name)
+            if not found:
+                known = nearest(name, [*self._groups, *self.members])
+                raise problem(f"no agent is called {name!r}: {known}")
+            meant.update(found)
+        return tuple(name for name in self.members if name in meant)
+
+    def columns(self, names: Iterable[str]) -> set[str]:
+        """What templates may ask of each of these."""
+        own = [set(vars(self.members[name].view)) for name in names]
+        return set.intersection(*own) if own else set(OWN)
+
+
+def make_cast(words: ScenarioWords, folder: Path, base: Mapping[str, Any], problem: Any) -> Cast:
+    """The cast of the scenario of these `words`: its tables in `folder` are read, its personas
+    filled in with the variables of `base`. `problem` makes the error of a place. Raises
+    InvalidScenario, OSError."""
+    members: list[Member] = []
+    for group, agent in words.agents.items():
+        members += _group(group, agent, folder, base, problem)
+        if len(members) > MOST_AGENTS:
+            raise problem(("agents", group), f"more than {MOST_AGENTS:,} agents")
+    seen: set[str] = set()
+    for member in members:
+        if member.name in seen:
+            raise problem(("agents", member.view.group), f"two agents are called {member.name!r}")
+        seen.add(member.name)
+    _check_origins(members, [phase.name for phase in words.phases], problem)
+    return Cast(members)
+
+
+def _group(
+    group: str, agent: AgentWords, folder: Path, base: Mapping[str, Any], problem: Any
+) -> list[Member]:
+    place = ("agents", group)
+    rows = _rows(folder / agent.table, place, problem) if agent.table else None
+    count = agent.count or (len(rows) if rows is not None else 1)
+    if rows is not None and count > len(rows):
+        raise problem((*place, "count"), f"{count} agents, and {agent.table} has {len(rows)} rows")
+    alone = agent.count is None and rows is None
+    members = []
+    for number in range(1, count + 1):
+        row = dict(rows[number - 1]) if rows is not None else {}
+        name = str(row.pop("name", group if alone else f"{group}-{number}"))
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise problem(place, f"{name!r} is no name: a letter, then letters, digits, _ or -")
+        view = SimpleNamespace(name=name, group=group, number=number, **row)
+        persona = _persona(agent.persona, view, base, (*place, "persona"), problem)
+        members.append(Member(name, view, persona, agent.sampling, agent.from_, agent.joins))
+    return members
+
+
+def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, Any]]:
+    place = (*place, "table")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except FileNotFoundError:
+        raise problem(place, f"there is no {path}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise problem(place, f"{path} is no CSV in UTF-8: {error}") from error
+    if not rows:
+        raise problem(place, f"{path} has no rows below its first one, which names the columns")
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise problem(place, f"{path}:{number}: not as many values as there are columns")
+    columns = [name for name in rows[0] if name not in ("name",)]
+    for column in columns:
+        if not column.isidentifier() or column.startswith("_") or column in OWN:
+            raise problem(place, f"{path}: a column cannot be called {column!r}")
+    return [{name: _value(text) for name, text in row.items()} for row in rows]
+
+
+def _value(text: str) -> Any:
+    """What looks like a number is one."""
+    if not NUMBER.fullmatch(text):
+        return text
+    return float(text) if "." in text else int(text)
+
+
+def _persona(
+    source: str | None,
+    view: SimpleNamespace,
+    base: Mapping[str, Any],
+    place: tuple[str, ...],
+    problem: Any,
+) -> str | None:
+    if source is None:
+        return None
+
+    def wrong(text: str) -> InvalidScenario:
+        error: InvalidScenario = problem(place, text)
+        return error
+
+    text = template(source)
+    check_names(text, [*base, "agent"], wrong)
+    for column in sorted(columns_of(text, "agent") - set(vars(view))):
+        raise wrong(f"{view.name} has no column {column!r}: {nearest(column, vars(view))}")
+    try:
+        return str(text.render(**base, agent=view))
+    except Exception as error:  # Whatever a template may do.
+        raise wrong(f"of {view.name}: {error}") from error
+
+
+def _check_origins(members: Sequence[Member], phases: Sequence[str], problem: Any) -> None:
+    """Whoever begins with another's memory joins later than that one."""
+    by_name = {member.name: member for member in members}
+    for member in members:
+        if member.from_ is None or member.joins is None:
+            continue
+        place = ("agents", member.name)
+        if member.joins not in phases:
+            raise problem((*place, "joins"), f"no such phase: {nearest(member.joins, phases)}")
+        origin = by_name.get(member.from_)
+        if origin is None:
+            raise problem((*place, "from"), f"no such agent: {nearest(member.from_, by_name)}")
+        if origin.joins and phases.index(origin.joins) >= phases.index(member.joins):
+            raise problem(
+                (*place, "from"),
+                f"{origin.name} itself joins at {origin.joins!r}, which is not before "
+                f"{member.joins!r}: agents would begin with each other's memory in a circle",
+            )

@@ -1,0 +1,261 @@
+"""YAML as it is read: safely, with the line of every word, what it inherits, and what is set.
+
+    document = read_document(path).with_values(["agents.trader.count=5"])
+    words = document.check()
+
+Only plain values are made of a file, never an object. Any thread.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
+from kvactors.actors.scenarios.files.schema import ScenarioWords
+
+__all__ = ["Document", "read_document"]
+
+# An alias of aliases of aliases is small in a file and without end in memory.
+MOST_VALUES = 200_000
+Place = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """As YAML 1.2 has it: yes, no, on and off are words, and only true and false are not."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # As its parent has it.
+        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file's values, those of the files that it inherits from among them. `sources`: each file
+    with its nodes, the one that was asked for first."""
+
+    path: Path
+    values: dict[str, Any]
+    sources: tuple[tuple[Path, yaml.Node], ...]
+
+    def with_values(self, settings: Iterable[str]) -> "Document":
+        """With some values set, each as `path.to.it=value`; the items of lists that have a name go
+        by it. Raises InvalidScenario."""
+        values = self.values
+        for setting in settings:
+            path, equals, text = setting.partition("=")
+            if not equals or not path.strip():
+                raise InvalidScenario(
+                    f"--set takes path=value, such as seeds=1..3, not {setting!r}"
+                )
+            value = _loaded(text, f"--set {path}")
+            values = _with(values, path.strip().split("."), value, setting)
+        return Document(self.path, values, self.sources)
+
+    def check(self) -> ScenarioWords:
+        """The words, all of them known. Raises InvalidScenario for the first that is not."""
+        try:
+            return ScenarioWords.model_validate(self.values)
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = tuple(part for part in found["loc"] if part != "[key]")
+            raise self.problem(place, _said(found, self.values)) from None
+
+    def problem(self, place: Place, text: str) -> InvalidScenario:
+        """The error that something at a `place` has, which `text` says."""
+        file, line = self._line(place)
+        where = ".".join(str(part) for part in place)
+        return InvalidScenario(f"{file}:{line}: {where + ': ' if where else ''}{text}")
+
+    def _line(self, place: Place) -> tuple[Path, int]:
+        """Where the deepest part of a place is written."""
+        best = (-1, self.path, 1)
+        for file, root in self.sources:
+            depth, node = _descend(root, place)
+            if depth > best[0]:
+                best = (depth, file, node.start_mark.line + 1)
+        return best[1], best[2]
+
+
+def read_document(path: Path) -> Document:
+    """A scenario file and what it inherits. Raises InvalidScenario, OSError."""
+    values: dict[str, Any] = {}
+    sources: list[tuple[Path, yaml.Node]] = []
+    file: Path | None = path
+    while file is not None:
+        if any(file.resolve() == known.resolve() for known, _ in sources):
+            chain = " -> ".join(known.name for known, _ in sources)
+            raise InvalidScenario(
+                f"{path}: inherits goes round in a circle: {chain} -> {file.name}"
+            )
+        root, read = _read(file)
+        sources.append((file, root))
+        parent = read.pop("inherits", None)
+        values = _merged(read, values)
+        if parent is not None and not isinstance(parent, str):
+            raise InvalidScenario(f"{file}: inherits is the path of another scenario file")
+        file = file.parent / parent if parent else None
+    return Document(path, values, tuple(sources))
+
+
+def _read(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidScenario(f"{path}: a scenario is UTF-8 text: {error}") from error
+    root = _composed(text, str(path))
+    if not isinstance(root, yaml.MappingNode):
+        raise InvalidScenario(f"{path}:1: a scenario is a mapping of words, such as `name: gossip`")
+    _check_nodes(root, str(path))
+    return root, _loaded(text, str(path))
+
+
+def _composed(text: str, where: str) -> Any:
+    try:
+        return yaml.compose(text, _Loader)
+    except yaml.YAMLError as error:
+        raise InvalidScenario(_yaml_problem(error, where)) from error
+
+
+def _loaded(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidScenario(_yaml_problem(error, where)) from error
+
+
+def _yaml_problem(error: Exception, where: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    line = f":{mark.line + 1}" if mark is not None else ""
+    text = getattr(error, "problem", None) or str(error)
+    return f"{where}{line}: no YAML: {' '.join(str(text).split())}"
+
+
+def _check_nodes(root: yaml.Node, where: str) -> None:
+    """A word stands once in its mapping, and aliases stay small."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node, depth: int) -> int:
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if depth > 50:
+            raise InvalidScenario(f"{where}:{node.start_mark.line + 1}: more than 50 levels deep")
+        total, seen = 1, set[str]()
+        children: Sequence[yaml.Node] = ()
+        if isinstance(node, yaml.MappingNode):
+            for key, _ in node.value:
+                if key.value in seen and key.value != "<<":
+                    line = key.start_mark.line + 1
+                    raise InvalidScenario(f"{where}:{line}: {key.value} stands here twice")
+                seen.add(str(key.value))
+            children = [child for _, child in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        for child in children:
+            total += size(child, depth + 1)
+        sizes[id(node)] = total
+        return total
+
+    if (found := size(root, 0)) > MOST_VALUES:
+        raise InvalidScenario(f"{where}: {found:,} values, more than {MOST_VALUES:,}")
+
+
+def _merged(base: Any, over: Any) -> Any:
+    """What `over` says, and what `base` says of all else. Lists are taken whole."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    both = {key: _merged(base[key], over[key]) for key in base.keys() & over.keys()}
+    return {key: both.get(key, over.get(key, base.get(key))) for key in {**base, **over}}
+
+
+def _with(values: Any, path: list[str], value: Any, setting: str) -> Any:
+    if not path:
+        return value
+    first, *rest = path
+    if isinstance(values, list):
+        names = [
+            item.get("name", n) if isinstance(item, dict) else n for n, item in enumerate(values)
+        ]
+        at = int(first) if first.isdigit() else names.index(first) if first in names else len(names)
+        if at >= len(values):
+            known = nearest(first, map(str, names))
+            raise InvalidScenario(f"--set {setting}: there is no {first!r}: {known}")
+        return [_with(v, rest, value, setting) if n == at else v for n, v in enumerate(values)]
+    if values is not None and not isinstance(values, dict):
+        raise InvalidScenario(f"--set {setting}: {values!r} has no {first!r} in it")
+    known_values = values or {}
+    return {**known_values, first: _with(known_values.get(first), rest, value, setting)}
+
+
+def _descend(node: yaml.Node, place: Place) -> tuple[int, yaml.Node]:
+    """How deep a place is written below a node, and the node there; of a word, its key."""
+    depth = 0
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            pairs = {str(key.value): (key, child) for key, child in node.value}
+            if str(part) not in pairs:
+                break
+            key, child = pairs[str(part)]
+            if depth + 1 == len(place) or isinstance(child, yaml.ScalarNode):
+                return depth + 1, key
+            node = child
+        elif (
+            isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value)
+        ):
+            node = node.value[part]
+        else:
+            break
+        depth += 1
+    return depth, node
+
+
+def _said(found: Any, values: dict[str, Any]) -> str:
+    """An error of pydantic's in plain words, with the nearest word that there is."""
+    kind, place = found["type"], [part for part in found["loc"] if part != "[key]"]
+    if kind == "extra_forbidden":
+        known = _words_at(place[:-1])
+        return f"no such word: {nearest(str(place[-1]), known)}"
+    if kind == "literal_error":
+        words = found["ctx"]["expected"].replace(" or ", ",").split(",")
+        choices = [word.strip(" '") for word in words]
+        meant = nearest(str(found["input"]), choices)
+        return f"{found['input']!r} is none of {', '.join(choices)}: {meant}"
+    if kind == "missing":
+        return "it is missing"
+    text = str(found["msg"]).removeprefix("Value error, ")
+    shown = found["input"]
+    if kind == "value_error" or isinstance(shown, dict | list):
+        return text
+    return f"{text[:1].lower()}{text[1:]}, not {shown!r}"
+
+
+def _words_at(place: Sequence[str | int]) -> list[str]:
+    """The words that may stand at a place of the schema."""
+    schema = ScenarioWords.model_json_schema(by_alias=True)
+    part: Any = schema
+    for word in place:
+        part = _resolved(part, schema)
+        if isinstance(word, int):
+            part = part.get("items", {})
+        else:
+            named = part.get("properties", {}).get(word)
+            part = named or next(iter(part.get("patternProperties", {}).values()), part)
+    return [*_resolved(part, schema).get("properties", {}), *(() if place else ("inherits",))]
+
+
+def _resolved(part: Any, schema: Any) -> Any:
+    """What a reference of a JSON schema refers to."""
+    for _ in range(5):
+        one = next((o for o in part.get("anyOf", ()) if o.get("type") != "null"), part)
+        part = schema["$defs"][one["$ref"].split("/")[-1]] if "$ref" in one else one
+    return part

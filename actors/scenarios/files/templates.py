@@ -1,0 +1,140 @@
+"""Templates and expressions of a file: Jinja's sandbox, whose names are known before it runs.
+
+What a text may name is said by `Place`: a slip is found when the file is read. Any thread.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
+
+__all__ = [
+    "QUERIES",
+    "Problem",
+    "Template",
+    "calls",
+    "check_names",
+    "columns_of",
+    "expression",
+    "template",
+]
+
+# What asks for earlier results: its argument that is not a filter, if it has one.
+QUERIES: Mapping[str, tuple[str, ...]] = {
+    "answers": ("phase", "agent", "step", "round"),
+    "answer": ("phase", "agent", "step", "round"),
+    "count": ("text", "phase", "agent", "step", "round"),
+}
+# Characters or items that `*` may make.
+MOST_MADE = 1_000_000
+Problem = Callable[[str], InvalidScenario]
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Without what takes the memory of a machine in ten characters."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and abs(left) > 1 and right > 1000:
+            raise SecurityError(f"{right} is too much of a power")
+        many = [v for v in (left, right) if isinstance(v, str | list | tuple)]
+        times = [v for v in (left, right) if isinstance(v, int)]
+        if operator == "*" and many and times and len(many[0]) * times[0] > MOST_MADE:
+            raise SecurityError(f"more than {MOST_MADE:,} characters")
+        return super().call_binop(context, operator, left, right)
+
+
+def _printed(value: Any) -> Any:
+    """What is printed: nothing whose text is where it lies in memory."""
+    if not isinstance(value, Undefined) and (callable(value) or isinstance(value, Iterator)):
+        raise TypeError(f"{type(value).__name__} is no text: call it, or make a list of it")
+    return value
+
+
+_JINJA = _Sandbox(
+    undefined=StrictUndefined,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_printed,
+)
+# The same seed gives the same texts: nothing draws from the process's own random numbers.
+_JINJA.globals = {name: _JINJA.globals[name] for name in ("range", "dict", "namespace")}
+del _JINJA.filters["random"]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text to fill in, or an expression to evaluate, and its syntax tree."""
+
+    source: str
+    render: Callable[..., Any]
+    tree: nodes.Template
+
+
+@lru_cache(maxsize=4096)
+def template(source: str) -> Template:
+    """A text with `{{ … }}`. Raises InvalidScenario."""
+    try:
+        return Template(source, _JINJA.from_string(source).render, _JINJA.parse(source))
+    except TemplateError as error:
+        raise InvalidScenario(f"{source!r:.80} is no template: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def expression(source: str) -> Template:
+    """What stands within `{{ }}`, without these. Raises InvalidScenario."""
+    try:
+        tree = _JINJA.parse("{{ " + source + " }}")
+        return Template(source, _JINJA.compile_expression(source, undefined_to_none=False), tree)
+    except TemplateError as error:
+        raise InvalidScenario(f"{source!r:.80} is no expression: {error}") from error
+
+
+def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:
+    """Raise what `problem` makes for a name in a `text` that is none of the `known`, or a query of
+    results with a filter that there is not."""
+    names = {*known, *_JINJA.globals}
+    for name in sorted(find_undeclared_variables(text.tree) - names):
+        raise problem(f"nothing is called {name!r}: {nearest(name, known)}")
+    called = {id(call.node) for call in text.tree.find_all(nodes.Call)}
+    for found in text.tree.find_all(nodes.Name):
+        if found.name in QUERIES and found.ctx == "load" and id(found) not in called:
+            raise problem(f"{found.name} is a question: {found.name}(…)")
+    for call in text.tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in QUERIES:
+            filters = QUERIES[call.node.name]
+            for keyword in call.kwargs:
+                if keyword.key not in filters:
+                    known = nearest(keyword.key, filters)
+                    raise problem(f"{call.node.name}() has no {keyword.key!r}: {known}")
+
+
+def calls(text: Template) -> list[tuple[str, dict[str, Any]]]:
+    """Queries of results in a text, with those of their filters that are written out."""
+    found = []
+    for call in text.tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in QUERIES:
+            names = QUERIES[call.node.name]
+            given = {**dict(zip(names, call.args, strict=False))}
+            given |= {keyword.key: keyword.value for keyword in call.kwargs}
+            fixed = {k: v.value for k, v in given.items() if isinstance(v, nodes.Const)}
+            found.append((call.node.name, fixed))
+    return found
+
+
+def columns_of(text: Template, name: str) -> set[str]:
+    """Attributes that a text asks of something called `name`."""
+    return {
+        node.attr
+        for node in text.tree.find_all(nodes.Getattr)
+        if isinstance(node.node, nodes.Name) and node.node.name == name
+    }

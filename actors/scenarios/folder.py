@@ -1,0 +1,150 @@
+"""The folder of a run, or of the runs of a sweep: what it was begun with, and where things are.
+
+    scenario.json    the scenario as it was checked, and whose agents it begins with
+    tables/          its CSV files, as they were
+    runs/LABEL.journal
+    store/           what the agents remember; a run that began as another one has that one's
+
+One thread.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvactors.actors.scenarios.files.checks import Checks
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.files.schema import ScenarioWords
+from kvactors.actors.scenarios.running.script import PLAIN, Point, Script, points
+from kvactors.persistence.files.atomic import Files, replace_file
+
+__all__ = ["NAME", "RunFolder", "check_script", "source_of"]
+
+VERSION = 1
+NAME = "scenario.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder at `path` with the scenario of these `words`. Its agents are called `tag`LABEL/NAME
+    in the store, those they began as `origin`LABEL/NAME; the tag of a fork is None until it first
+    runs."""
+
+    path: Path
+    words: ScenarioWords
+    store: Path
+    tag: str | None = ""
+    origin: str | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        words: ScenarioWords,
+        tables: Path,
+        *,
+        fork_of: "RunFolder | None" = None,
+    ) -> "RunFolder":
+        """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
+        `tables`; with the agents of the one that it is a `fork_of`. Raises InvalidScenario,
+        OSError."""
+        if fork_of is not None and fork_of.tag is None:
+            raise InvalidScenario(f"{fork_of.path} has no agents yet: go on with it by --resume")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InvalidScenario(
+                f"{path} holds something: go on with a run by --resume, or choose another --out"
+            )
+        (path / "runs").mkdir(parents=True)
+        kept = _with_tables(words, tables, path)
+        store, origin = path.resolve() / "store", None
+        tag: str | None = ""
+        if fork_of is not None:
+            store, tag, origin = fork_of.store, None, fork_of.tag
+        folder = cls(path, kept, store, tag, origin)
+        folder.write()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """One that is there. Raises InvalidScenario, OSError."""
+        try:
+            found = json.loads((path / NAME).read_text(encoding="utf-8"))
+            words = ScenarioWords.model_validate(found["scenario"])
+        except FileNotFoundError:
+            raise InvalidScenario(f"{path} holds no run: there is no {NAME} in it") from None
+        except (KeyError, ValueError) as error:
+            raise InvalidScenario(f"{path / NAME} cannot be read: {error}") from error
+        if found["version"] > VERSION:
+            raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
+        return cls(path, words, (path / found["store"]).resolve(), found["tag"], found["origin"])
+
+    def named(self, known: Iterable[str]) -> "RunFolder":
+        """With a tag that no agent in the store, whose `known` ids these are, has. Raises
+        OSError."""
+        if self.tag is not None:
+            return self
+        name, taken = PLAIN.sub("_", self.path.resolve().name)[:40], list(known)
+        tags = (f"{name}{n}:" for n in ("", *map("-{}".format, range(2, len(taken) + 3))))
+        free = next(tag for tag in tags if not any(id_.startswith(tag) for id_ in taken))
+        folder = replace(self, tag=free)
+        folder.write()
+        return folder
+
+    def write(self) -> None:
+        """Write what it was begun with."""
+        store = os.path.relpath(self.store, self.path.resolve())
+        found = {
+            "version": VERSION,
+            "store": store,
+            "tag": self.tag,
+            "origin": self.origin,
+            "scenario": self.source,
+        }
+        text = json.dumps(found, indent=1, ensure_ascii=False)
+        replace_file(Files(), self.path / NAME, text.encode())
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """The scenario as it was checked: what is as by default is left out."""
+        return source_of(self.words)
+
+    def journal(self, label: str) -> Path:
+        """The journal of a run."""
+        return self.path / "runs" / f"{label}.journal"
+
+    def scripts(self) -> list[Script]:
+        """What is to be run, each checked. Raises InvalidScenario, OSError."""
+
+        def problem(place: tuple[str | int, ...], text: str) -> InvalidScenario:
+            return InvalidScenario(f"{self.path}: {'.'.join(map(str, place))}: {text}")
+
+        return [check_script(self.words, point, self.path, problem) for point in points(self.words)]
+
+
+def check_script(words: ScenarioWords, point: Point, folder: Path, problem: Any) -> Script:
+    """The script of `words` at a `point`, all of it checked; tables are in the `folder`, and
+    `problem` makes the error of a place. Raises InvalidScenario, OSError."""
+    script = Script.of(words, point, folder, problem)
+    Checks(words, script.cast, problem).run()
+    return script
+
+
+def source_of(words: ScenarioWords) -> Mapping[str, Any]:
+    """Words as a file would have them."""
+    found: dict[str, Any] = words.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return found
+
+
+def _with_tables(words: ScenarioWords, tables: Path, path: Path) -> ScenarioWords:
+    """The words with the tables that are copied into a folder."""
+    agents = dict(words.agents)
+    for group, agent in words.agents.items():
+        if agent.table:
+            (path / "tables").mkdir(exist_ok=True)
+            shutil.copyfile(tables / agent.table, path / "tables" / f"{group}.csv")
+            agents[group] = agent.model_copy(update={"table": f"tables/{group}.csv"})
+    return words.model_copy(update={"agents": agents})

@@ -1,0 +1,1 @@
+"""What a run leaves: its records, and the file that they are appended to."""

@@ -1,0 +1,246 @@
+"""One process's part of the runs of a folder: from where their journals end to the end, or to a
+restart. One thread, which waits for the system.
+"""
+
+import importlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.folder import RunFolder, source_of
+from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
+from kvactors.actors.scenarios.journal.reading import read_journal, run_of
+from kvactors.actors.scenarios.journal.records import Event, Failure, Header, Metric, Run
+from kvactors.actors.scenarios.results.measure import SHARES, measure
+from kvactors.actors.scenarios.running.live import LiveAgents, World
+from kvactors.actors.scenarios.running.runner import Runner
+from kvactors.actors.scenarios.running.script import Script
+from kvactors.actors.system.system import AgentSystem
+
+__all__ = ["Watch", "copy_beginning", "read_runs", "replay_runs", "run_part", "unwatched"]
+
+# Runs of a sweep that go on at once: each holds a file open, and its agents.
+AT_ONCE = 64
+# Told of each record, and how many turns there will be at most.
+Watch = Callable[[int, Record], object]
+
+
+def unwatched(most_turns: int, record: Record) -> None:
+    """Nobody watches."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A run on its way."""
+
+    runner: Runner
+    journal: Journal
+
+
+def run_part(
+    folder: RunFolder, system: AgentSystem, *, lockstep: bool = False, watch: Watch = unwatched
+) -> str:
+    """Run what is left of the runs of a `folder` with the agents of a `system` that runs: "end", or
+    "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
+    ended the last one. `watch` is told of each record. Raises InvalidScenario, KvactorsError,
+    OSError; what was done until then is kept."""
+    folder = folder.named(known.agent_id for known in system.known_agents())
+    scripts = folder.scripts()
+    most = sum(script.most_turns() for script in scripts)
+    part = _Part(folder, World(system), lockstep, lambda record: watch(most, record))
+    # What concerns the system concerns every run in it.
+    alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
+    many = 1 if alone else AT_ONCE
+    for first in range(0, len(scripts), many):
+        if part.run(scripts[first : first + many]) == "restart":
+            return "restart"
+    return "end"
+
+
+class _Part:
+    """Runs of a `folder` in a `world`; `watch` is told of each of their records."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        world: World,
+        lockstep: bool,  # noqa: FBT001
+        watch: Callable[[Record], object],
+    ) -> None:
+        self._folder = folder
+        self._world = world
+        self._lockstep = lockstep
+        self._watch = watch
+        self._clock = _clock(folder)
+
+    def run(self, scripts: Sequence[Script]) -> str:
+        """Run these at once."""
+        with ExitStack() as stack:
+            runs = [self._begin(script, stack) for script in scripts]
+            while going := [run for run in runs if not run.runner.ended]:
+                assert any(run.runner.flying for run in going), "a run waits for nothing"
+                for run in going:
+                    run.journal.sync()
+                self._world.wait()
+            for run in runs:
+                run.journal.sync()
+        return "restart" if any(run.runner.ended == "restart" for run in runs) else "end"
+
+    def _begin(self, script: Script, stack: ExitStack) -> _Running:
+        label = script.point.label
+        path = self._folder.journal(label)
+        begun = holds_run(path)
+        if not begun:
+            self._world.load(None)
+            path.unlink(missing_ok=True)
+            made = Journal(path, _header(self._folder, script, self._world.system.info.name))
+            made.close()
+        header, records = read_journal(path)
+        journal = Journal(path)
+        stack.callback(journal.close)
+        runner = Runner(script, self._keeper(journal, records), lockstep=self._lockstep)
+        runner.replay(records)
+        if runner.ended == "end":
+            return _Running(runner, journal)
+        agents = LiveAgents(
+            self._world,
+            script,
+            runner.take,
+            prefix=f"{self._folder.tag}{label}",
+            origin=None if self._folder.origin is None else f"{self._folder.origin}{label}",
+            clock=lambda: self._clock(header.begun),
+        )
+        if not begun:
+            agents.require_new()
+        taken_up = Event(runner.steps_ended + 1, "process", "", self._clock(header.begun)[0])
+        journal.append(taken_up)
+        self._watch(taken_up)
+        runner.go_on(agents)
+        return _Running(runner, journal)
+
+    def _keeper(self, journal: Journal, records: Sequence[Record]) -> Callable[[Record], None]:
+        """Keeps the records that come behind those."""
+        past = len(records)
+
+        def keep(record: Record) -> None:
+            nonlocal past
+            past -= 1
+            if past < 0:
+                journal.append(record)
+            self._watch(record)
+
+        return keep
+
+
+def _clock(folder: RunFolder) -> Callable[[float], tuple[float, float]]:
+    """Seconds since a moment, and since this part began; none pass in a deterministic run."""
+    if folder.words.engine.deterministic:
+        return lambda _: (0.0, 0.0)
+    began, wall = time.monotonic(), time.time()
+    return lambda since: (
+        wall - since + time.monotonic() - began,
+        time.monotonic() - began,
+    )
+
+
+def _header(folder: RunFolder, script: Script, model: str) -> Header:
+    words, point = folder.words, script.point
+    return Header(
+        scenario=words.name,
+        label=point.label,
+        seed=point.seed,
+        parameters=dict(point.parameters),
+        model=model,
+        agents=tuple(script.cast.members),
+        phases=tuple(phase.name for phase in words.phases),
+        begun=0.0 if words.engine.deterministic else round(time.time(), 3),
+        settings=words.engine.model_dump(exclude_unset=True),
+        source=source_of(words),
+    )
+
+
+def replay_runs(source: RunFolder, folder: RunFolder) -> None:
+    """Run again what the journals of `source` have, without a model, into journals of a new
+    `folder`: the same bytes. Raises InvalidScenario where the scenario says otherwise, OSError."""
+    for script in folder.scripts():
+        path = source.journal(script.point.label)
+        if not holds_run(path):
+            continue
+        header, records = read_journal(path)
+        journal = Journal(folder.journal(script.point.label), header)
+        try:
+            Runner(script, journal.append).replay(records)
+        finally:
+            journal.close()
+
+
+def copy_beginning(source: RunFolder, folder: RunFolder, step: int) -> None:
+    """Let the runs of a new `folder` begin as those of `source` did, up to and without a `step`.
+    Raises InvalidScenario, OSError."""
+    for script in folder.scripts():
+        path = source.journal(script.point.label)
+        if not holds_run(path):
+            raise InvalidScenario(f"{source.path} has no run {script.point.label}")
+        header, records = read_journal(path)
+        fork_of = f"{script.point.label}@{step}"
+        kept = {name: getattr(header, name) for name in ("begun", "agents", "model")}
+        journal = Journal(
+            folder.journal(script.point.label),
+            _forked(folder, script, kept, fork_of),
+        )
+        kept_records = [r for r in records if r.step < step and not _closes(r)]
+        try:
+            Runner(script, journal.append).replay(kept_records)
+        finally:
+            journal.close()
+
+
+def _forked(folder: RunFolder, script: Script, kept: dict[str, Any], fork_of: str) -> Header:
+    made = _header(folder, script, kept["model"])
+    values = {name: getattr(made, name) for name in Header.__slots__}
+    return Header(**{**values, **kept, "fork_of": fork_of})
+
+
+def _closes(record: Record) -> bool:
+    return isinstance(record, Event) and record.kind in ("stop", "end")
+
+
+def read_runs(folder: RunFolder) -> list[Run]:
+    """The runs of a folder that have begun, with their metrics. Raises InvalidInput, OSError."""
+    runs = []
+    for script in folder.scripts():
+        path = folder.journal(script.point.label)
+        if holds_run(path):
+            run = run_of(*read_journal(path))
+            run = replace(run, metrics=measure(run.turns, run.heard))
+            for name in folder.words.metrics:
+                run = _with_own(name, run)
+            runs.append(run)
+    return runs
+
+
+def _with_own(name: str, run: Run) -> Run:
+    """A run with what an own function says of it; one that fails is a failure of the run."""
+    module, _, attribute = name.partition(":")
+    try:
+        own = [_sound(m) for m in getattr(importlib.import_module(module), attribute)(run)]
+    except Exception as error:  # Whatever somebody's function may do.
+        text = f"metric {name}: {error}"
+        failure = Failure(0, "", "", 0, "", type(error).__name__, text)
+        return replace(run, failures=(*run.failures, failure))
+    return replace(run, metrics=(*run.metrics, *own))
+
+
+def _sound(metric: Metric) -> Metric:
+    """A metric that tables can take. Raises TypeError, ValueError."""
+    if not isinstance(metric, Metric):
+        raise TypeError(f"{metric!r:.80} is no Metric")
+    if not isinstance(metric.value, int | float) or not math.isfinite(metric.value):
+        raise ValueError(f"{metric.name} is {metric.value!r:.80}, which is no number")
+    if metric.name in SHARES:
+        raise ValueError(f"every run has a metric {metric.name}: call yours otherwise")
+    return metric

@@ -1,0 +1,165 @@
+"""Results as tables: a row a turn, a row a metric, a row a metric over seeds. Columns begin with
+which run it is. Pure but for the files that it writes; any thread."""
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kvactors.actors.scenarios.journal.records import Metric, Run, Turn
+from kvactors.actors.scenarios.results.intervals import Interval, bootstrap, wilson
+from kvactors.actors.scenarios.results.measure import SHARES
+
+__all__ = [
+    "Row",
+    "metric_rows",
+    "over_seeds",
+    "point",
+    "summary",
+    "turn_rows",
+    "write_csv",
+    "write_parquet",
+]
+
+Row = dict[str, Any]
+# What a metric is of.
+OF = ("agent", "phase", "branch", "distance")
+# Of seconds: more than a turn's time can be told by.
+DIGITS = 4
+TAKEN = {
+    *("run", "seed", "runs", "mean", "low", "high"),
+    *(field.name for record in (Turn, Metric) for field in fields(record)),
+}
+
+
+def turn_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    """Every turn of the `runs`, with all of its fields; what is several things is JSON."""
+    for run, which in zip(runs, _which(runs), strict=True):
+        for turn in run.turns:
+            yield which | {field.name: _flat(getattr(turn, field.name)) for field in fields(Turn)}
+
+
+def metric_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    """Every metric of every run; of shares with the interval behind them."""
+    for run, which in zip(runs, _which(runs), strict=True):
+        for metric in run.metrics:
+            yield which | asdict(metric) | _bounds(_interval(metric))
+
+
+def over_seeds(runs: Sequence[Run]) -> list[Row]:
+    """Every metric of every point of the sweep: its mean over the seeds, with the interval of that
+    mean; of one seed alone, with the interval of the share."""
+    points: dict[str, list[Run]] = defaultdict(list)
+    columns: dict[str, Row] = {}
+    for run, varied in zip(runs, _parameters(runs), strict=True):
+        points[point(run.header.parameters)].append(run)
+        columns[point(run.header.parameters)] = varied
+    return [columns[name] | row for name, same in points.items() for row in _means(same)]
+
+
+def point(parameters: Mapping[str, Any]) -> str:
+    """A point of a sweep in words: "reward 2, risk high"; "" where nothing is varied."""
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())
+
+
+def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """What a command prints at the end: a header, then a row for each metric of all of a run, with
+    its mean over seeds and the interval of that."""
+    rows = [row for row in over_seeds(runs) if all(row[of] is None for of in OF)]
+    names = list(_parameters(runs)[0]) if runs else []
+    header = (*names, "metric", "mean", "95 %", "runs")
+    return [header, *((*(str(r[n]) for n in names), r["name"], *_shown(r)) for r in rows)]
+
+
+def _shown(row: Row) -> tuple[str, str, str]:
+    low, high = row["low"], row["high"]
+    interval = "" if low is None else f"{low:,.4g} to {high:,.4g}"
+    return f"{row['mean']:,.4g}", interval, str(row["runs"])
+
+
+def _means(runs: Sequence[Run]) -> Iterator[Row]:
+    """Of runs that differ in nothing but their seeds."""
+    metrics: dict[tuple[Any, ...], list[Metric]] = defaultdict(list)
+    for metric in (metric for run in runs for metric in run.metrics):
+        metrics[metric.name, *(getattr(metric, of) for of in OF)].append(metric)
+    for (name, *of), found in metrics.items():
+        values = [metric.value for metric in found]
+        row = {"name": name, **dict(zip(OF, of, strict=True))}
+        yield row | {"runs": len(found), "mean": fmean(values), **_bounds(_behind(found))}
+
+
+def _behind(found: Sequence[Metric]) -> Interval | None:
+    """The interval of the mean of one metric of several runs. Runs that all agree say no more than
+    one of them: else three runs without an error would be certain that there is none."""
+    drawn = bootstrap([metric.value for metric in found])
+    if drawn is None or (found[0].name in SHARES and drawn[0] == drawn[1]):
+        return _interval(found[0])
+    return drawn
+
+
+def _which(runs: Sequence[Run]) -> list[Row]:
+    """The first columns of each run; they are the same for all runs of a sweep."""
+    return [
+        {"run": run.header.label, "seed": run.header.seed, **varied}
+        for run, varied in zip(runs, _parameters(runs), strict=True)
+    ]
+
+
+def _parameters(runs: Sequence[Run]) -> list[Row]:
+    """Columns of what a sweep varies. A column has numbers alone or texts alone, and no name that
+    another column has."""
+    names = dict.fromkeys(name for run in runs for name in run.header.parameters)
+    rows: list[Row] = [{} for _ in runs]
+    for name in names:
+        values = [run.header.parameters.get(name) for run in runs]
+        numbers = all(value is None or isinstance(value, int | float) for value in values)
+        for row, value in zip(rows, values, strict=True):
+            column = f"parameter {name}" if name in TAKEN else name
+            row[column] = value if numbers or value is None else str(value)
+    return rows
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value), ensure_ascii=False)
+    if isinstance(value, tuple):
+        return json.dumps(value, ensure_ascii=False)
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def _interval(metric: Metric) -> Interval | None:
+    if metric.name not in SHARES:
+        return None
+    return wilson(round(metric.value * metric.count), metric.count)
+
+
+def _bounds(interval: Interval | None) -> Row:
+    low, high = interval or (None, None)
+    return {"low": low, "high": high}
+
+
+def write_csv(rows: Iterable[Row], path: Path) -> Path:
+    """As `pandas.read_csv` reads it. A table without rows is an empty file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+    return path
+
+
+def write_parquet(rows: Iterable[Row], path: Path) -> Path | None:
+    """The same typed and packed, where pyarrow is installed; else None."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        return None
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    return path

@@ -1,0 +1,215 @@
+"""The agents of a running system perform steps. The runner's thread; what the system settles on
+its threads is put into a queue.
+
+`World` is the queue of all runs of one system, `LiveAgents` the agents of one run: `marco` of the
+run `seed-1` is `seed-1/marco` in the store.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.errors import AgentExists
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.running.lanes import Lane
+from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
+from kvactors.actors.scenarios.running.script import Script
+from kvactors.actors.scenarios.running.steps import Step
+from kvactors.actors.system.system import AgentSystem
+from kvactors.core.errors import (
+    AdmissionFull,
+    InvalidInput,
+    KvactorsError,
+    TemplateError,
+    TurnError,
+)
+
+__all__ = ["LiveAgents", "MemoryMissing", "World"]
+
+# What one step may fail with while the run goes on. All else ends the process's part of the run.
+OF_A_STEP = (TurnError, InvalidInput, AdmissionFull, TemplateError)
+
+
+class MemoryMissing(KvactorsError):
+    """An agent remembers less than the journal says: its store is another one, or was damaged."""
+
+
+class World:
+    """What has ended in one `system`, in the order in which it did."""
+
+    def __init__(self, system: AgentSystem) -> None:
+        self.system = system
+        self._own = self._loaded = system.info.name
+        self._lock = threading.Lock()
+        self._ended: deque[Callable[[], None]] = deque()
+        self._more: ReplyFuture[None] = ReplyFuture()
+
+    def load(self, model: str | None) -> None:
+        """Let another model be loaded, or its own again, if it is not."""
+        wanted = self._own if model is None else model
+        if wanted != self._loaded:
+            self.system.swap_model(wanted)
+            self._loaded = wanted
+
+    def put(self, take: Callable[[], None]) -> None:
+        """Something is to be taken on the runner's thread. Any thread."""
+        with self._lock:
+            self._ended.append(take)
+            more = self._more
+        more.resolve(None)
+
+    def wait(self) -> None:
+        """Take what has ended, once there is something."""
+        self._more.get()
+        with self._lock:
+            ended, self._ended = self._ended, deque()
+            self._more = ReplyFuture()
+        for take in ended:
+            take()
+
+
+class LiveAgents:
+    """The agents of one run of a `script` in a `world`. They are called `prefix`/NAME, and begin as
+    those of `origin` did, if that is given; `take` is told what came of each step, `clock` says
+    the seconds since the run began and since this process took it up."""
+
+    def __init__(
+        self,
+        world: World,
+        script: Script,
+        take: Callable[[Step, Outcome], None],
+        *,
+        prefix: str,
+        origin: str | None,
+        clock: Callable[[], tuple[float, float]],
+    ) -> None:
+        self._world = world
+        self._system = world.system
+        self._script = script
+        self._take = take
+        self._prefix = prefix
+        self._origin = origin
+        self._clock = clock
+        self._agents: dict[str, Agent] = {}
+        self._known = {known.agent_id for known in world.system.known_agents()}
+
+    def require_new(self) -> None:
+        """Raise AgentExists if the store has agents of another run by these names, InvalidScenario
+        for a persona that fills the context."""
+        info = self._system.info
+        for member in self._script.cast.members.values():
+            tokens = len(info.chat.encode(member.persona or ""))
+            if tokens >= info.spec.context:
+                raise InvalidScenario(
+                    f"the persona of {member.name} has {tokens:,} tokens, and the context of "
+                    f"{info.name} is {info.spec.context:,}"
+                )
+        if found := sorted(known for known in self._known if known.startswith(self._prefix + "/")):
+            raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
+
+    def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
+        """Bring agents to where the journal has them: what they were told since is taken back; and
+        load the `model` that it has swapped in."""
+        self._world.load(model)
+        for lane in lanes:
+            if lane.open and (lane.memory or lane.origin):
+                self._agent(lane)
+
+    def perform(self, lane: Lane | None, step: Step) -> None:
+        """Begin a step; its outcome comes by the world's queue."""
+        if step.failed is not None:
+            self._tell(step, Failed(*step.failed))
+        elif lane is None:
+            self._whole(step)
+        elif step.kind == "fork":
+            self._fork(lane, step)
+        else:
+            self._ask(lane, step)
+
+    def _whole(self, step: Step) -> None:
+        if step.kind == "swap":
+            self._world.load(step.detail)
+        self._tell(step, Happened(self._clock()[0]))
+
+    def _fork(self, lane: Lane, step: Step) -> None:
+        child = self._id(step.detail)
+        if child in self._known:
+            self._system.forget(child)  # Of a part of the run that was cut off before it was kept.
+        self._agents[step.detail] = self._system.spawn(child, from_=self._agent(lane))
+        self._tell(step, Happened(self._clock()[0]))
+
+    def _ask(self, lane: Lane, step: Step) -> None:
+        begun, call = self._clock()[1], step.call
+        assert call is not None
+        try:
+            agent = self._agent(lane)
+            if step.kind == "hear":
+                future = agent.observe(call.text)
+            else:
+                future = agent.ask(call.text, sampling=self._script.sampling(lane.member, step))
+        except OF_A_STEP as error:
+            self._tell(step, Failed(type(error).__name__, str(error)))
+            return
+        settled = self._probed if step.kind == "probe" else self._replied
+        self._then(future, lambda done: settled(lane, step, done, begun))
+
+    def _then(self, future: ReplyFuture[Any], go_on: Callable[[ReplyFuture[Any]], None]) -> None:
+        future.on_done(lambda done: self._world.put(lambda: go_on(done)))
+
+    def _replied(self, lane: Lane, step: Step, future: ReplyFuture[Any], begun: float) -> None:
+        """It counts once it is in the ledger."""
+        reply = self._reply(step, future)
+        if reply is not None:
+            self._then(reply.durable, lambda done: self._kept(step, done, Replied(reply, begun)))
+
+    def _kept(self, step: Step, durable: ReplyFuture[Any], outcome: Outcome) -> None:
+        durable.get()
+        self._take(step, outcome)
+
+    def _probed(self, lane: Lane, step: Step, future: ReplyFuture[Any], begun: float) -> None:
+        """It leaves no trace."""
+        reply = self._reply(step, future)
+        if reply is not None:
+            rewound = self._agent(lane).rewind()
+            self._then(rewound, lambda done: self._kept(step, done, Replied(reply, begun)))
+
+    def _reply(self, step: Step, future: ReplyFuture[Any]) -> Any:
+        """The reply, or None where its step failed."""
+        if isinstance(future.error, OF_A_STEP):
+            self._take(step, Failed(type(future.error).__name__, str(future.error)))
+            return None
+        return future.get()
+
+    def _tell(self, step: Step, outcome: Outcome) -> None:
+        self._world.put(lambda: self._take(step, outcome))
+
+    def _id(self, lane: str) -> str:
+        return f"{self._prefix}/{lane}"
+
+    def _agent(self, lane: Lane) -> Agent:
+        if lane.name not in self._agents:
+            self._agents[lane.name] = self._spawned(lane)
+        return self._agents[lane.name]
+
+    def _spawned(self, lane: Lane) -> Agent:
+        """A lane's agent, which remembers what the journal says and nothing else."""
+        agent_id = self._id(lane.name)
+        origin = f"{self._origin}/{lane.name}"
+        if agent_id in self._known:
+            agent = self._system.spawn(agent_id)
+        elif self._origin is not None and lane.memory and origin in self._known:
+            agent = self._system.spawn(agent_id, from_=origin)
+        else:
+            agent = self._system.spawn(agent_id, lane.member.persona)
+        remembered = sum(not turn.is_answer for turn in agent.transcript().turns)
+        if remembered < lane.memory:
+            raise MemoryMissing(
+                f"{agent_id} remembers {remembered} exchanges of the {lane.memory} of the journal: "
+                "the store is another one, or was damaged"
+            )
+        if remembered > lane.memory:
+            cast(Any, agent.rewind(remembered - lane.memory)).get()
+        return agent

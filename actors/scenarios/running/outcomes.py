@@ -1,0 +1,148 @@
+"""How a step ended, and its record. The runner's thread."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvactors.actors.scenarios.files.schema import ProbeWords
+from kvactors.actors.scenarios.journal.file import Record
+from kvactors.actors.scenarios.journal.records import Event, Failure, Heard, Turn
+from kvactors.actors.scenarios.running.steps import Step
+from kvactors.actors.turns.reply import Reply
+
+__all__ = ["Failed", "Happened", "Outcome", "Replied", "diverged", "record_of", "same"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """An agent answered or observed. `begun`: seconds since this process took the run up."""
+
+    reply: Reply
+    begun: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It failed, and the agent is as it was before."""
+
+    error: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """Something befell the run, `at` these seconds since it began."""
+
+    at: float
+
+
+Outcome = Replied | Failed | Happened
+
+
+def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
+    """The record of a step with its `outcome`; its agent remembered `memory` exchanges before."""
+    if isinstance(outcome, Happened):
+        text = step.detail if step.kind != "fork" else f"{step.lane} -> {step.detail}"
+        return Event(step.number, step.kind, text, outcome.at)
+    where = (step.agent, step.phase, step.round, step.branch.path)
+    if isinstance(outcome, Failed):
+        return Failure(step.number, *where, outcome.error, outcome.text)
+    if step.kind == "hear":
+        return _heard(step, outcome.reply, memory + 1)
+    return _turn(step, outcome, memory + (step.kind != "probe"))
+
+
+def _heard(step: Step, reply: Reply, memory: int) -> Heard:
+    source, call = step.source, step.call
+    assert source is not None
+    assert call is not None
+    told = source.kind == "tell"
+    return Heard(
+        step=step.number,
+        source=source.number,
+        agent=step.agent,
+        phase=step.phase,
+        round=step.round,
+        branch=step.branch.path,
+        prefilled_tokens=reply.usage.prefilled_tokens,
+        memory=memory,
+        text=call.text if told else "",
+        speaker=source.agent if told and source.form is not None else "",
+    )
+
+
+def _turn(step: Step, outcome: Replied, memory: int) -> Turn:
+    reply, call = outcome.reply, step.call
+    assert call is not None
+    usage, timing = reply.usage, reply.timing
+    return Turn(
+        step=step.number,
+        verb=step.kind,  # type: ignore[arg-type]
+        agent=step.agent,
+        phase=step.phase,
+        round=step.round,
+        name=step.name,
+        branch=step.branch.path,
+        prompt=call.text,
+        answer=reply.text,
+        scores=None if reply.scores is None else dict(reply.scores),
+        heard_by=step.listeners,
+        heard=step.heard,
+        cache=reply.cache,
+        finish=reply.finish_reason,
+        prompt_tokens=usage.prompt_tokens,
+        reused_tokens=usage.reused_tokens,
+        prefilled_tokens=usage.prefilled_tokens,
+        generated_tokens=usage.generated_tokens,
+        begun=outcome.begun,
+        queued=timing.queued,
+        restore=timing.restore,
+        prefill=timing.prefill,
+        first_token=timing.first_token,
+        total=timing.total,
+        memory=memory,
+        **_of_probe(step, reply.text),
+    )
+
+
+def _of_probe(step: Step, answer: str) -> dict[str, Any]:
+    words, call = step.words, step.call
+    if not isinstance(words, ProbeWords) or call is None:
+        return {}
+    right = None
+    if call.expected is not None:
+        said, meant = answer.strip(), call.expected.strip()
+        right = said == meant if words.match == "exact" else meant.casefold() in said.casefold()
+    return {
+        "expected": None if words.never_told else call.expected,
+        "right": right,
+        "about": words.about,
+        "distance": step.distance,
+    }
+
+
+def same(step: Step, record: Record) -> bool:
+    """Whether a record is of this step: what was asked is what the scenario asks now."""
+    if isinstance(record, Event):
+        return record.kind == step.kind
+    if (record.agent, record.branch) != (step.agent, step.branch.path):
+        return False
+    if step.failed is not None:
+        return isinstance(record, Failure) and record.error == step.failed[0]
+    if isinstance(record, Turn):
+        return step.asks and step.call is not None and record.prompt == step.call.text
+    if isinstance(record, Heard):
+        told = step.source is not None and step.source.kind == "tell"
+        text = step.call.text if step.call is not None and told else ""
+        return step.kind == "hear" and record.text == text
+    return step.asks or step.kind == "hear"
+
+
+def diverged(step: Step | None, record: Record) -> str:
+    """That a journal and a scenario are not of one run."""
+    what = "it has no such step" if step is None else f"there it is a {step.kind} of {step.agent!r}"
+    if step is not None and step.call is not None and isinstance(record, Turn):
+        what += f" with the prompt {step.call.text!r:.80} and not {record.prompt!r:.80}"
+    return (
+        f"step {record.step} of the journal is not what the scenario says now ({what}): go on with "
+        "the scenario as it was, or begin another run"
+    )

@@ -1,0 +1,254 @@
+"""Runs one journal's steps: each as soon as what it depends on is there.
+
+An agent's steps are begun in the order of the file; two agents wait for each other only where one
+hears or quotes the other. A step has ended when its record is in the journal, and only then does
+another one see it: whatever is lost by a kill, nothing that is kept was told of it.
+
+First the runner goes through what a journal already has (`replay`), without any model; then it goes
+on with the agents of a system (`go_on`), if it is given them. One thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.journal.file import Record
+from kvactors.actors.scenarios.journal.records import Event, Failure
+from kvactors.actors.scenarios.running.answers import Answers
+from kvactors.actors.scenarios.running.calls import as_heard, make_call
+from kvactors.actors.scenarios.running.lanes import Agents, Lane
+from kvactors.actors.scenarios.running.layout import WHOLE, Layout
+from kvactors.actors.scenarios.running.outcomes import Outcome, diverged, record_of, same
+from kvactors.actors.scenarios.running.script import Script
+from kvactors.actors.scenarios.running.steps import Call, NotYet, Step, when_ended
+from kvactors.actors.scenarios.running.walk import Walk
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """One run of a `script`. `keep` is given each record, in the order in which it counts. With
+    `lockstep` no round begins before all of the last one has ended. `ended` is "end", or "restart"
+    where another process is to go on; `steps_ended` counts those that have a record; `model` is the
+    one that was swapped in, if one was."""
+
+    def __init__(
+        self, script: Script, keep: Callable[[Record], None], *, lockstep: bool = False
+    ) -> None:
+        self.script = script
+        self.ended = ""
+        self.steps_ended = 0
+        self.model: str | None = None
+        self.lanes: dict[str, Lane] = {}
+        self._failed = ""
+        self._keep = keep
+        answers = Answers()
+        self._answers = answers
+        walk = Walk(script.words, script.cast, answers)
+        self._layout = Layout(walk, script.variables, lockstep=lockstep)
+        self._ready: deque[Lane] = deque()
+        self._open = 0
+        self._pending: dict[int, Step] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._agents: Agents | None = None
+
+    @property
+    def flying(self) -> int:
+        """Steps that are being performed."""
+        return len(self._pending)
+
+    # -- going on ----------------------------------------------------------------------
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """Go through what is recorded. Raises InvalidScenario where the scenario says otherwise."""
+        self._advance()
+        for record in records:
+            if isinstance(record, Event) and record.kind == "process":
+                self._keep(record)
+                self._go_on()
+                continue
+            step = self._pending.pop(record.step, None)
+            if step is None or not same(step, record):
+                raise InvalidScenario(diverged(step, record))
+            self._finish(step, record)
+            self._advance()
+
+    def go_on(self, agents: Agents) -> None:
+        """Go on with these agents from where it is."""
+        self._agents = agents
+        agents.resume(self.lanes.values(), self.model)
+        pending = sorted(self._pending.items())
+        for _, step in pending:
+            agents.perform(self.lanes.get(step.lane), step)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """After a restart, in another process."""
+        if self.ended == "restart":
+            self.ended = ""
+        self._advance()
+
+    def take(self, step: Step, outcome: Outcome) -> None:
+        """The `outcome` of a step that was performed."""
+        lane = self.lanes.get(step.lane)
+        self._outcomes[step.number] = outcome
+        while lane is not None and lane.flying and lane.flying[0].number in self._outcomes:
+            self._settle(lane.flying[0])
+        if lane is None:
+            self._settle(step)
+        self._advance()
+
+    def _settle(self, step: Step) -> None:
+        self._pending.pop(step.number)
+        lane = self.lanes.get(step.lane)
+        outcome = self._outcomes.pop(step.number)
+        self._finish(step, record_of(step, outcome, lane.memory if lane else 0))
+
+    def _finish(self, step: Step, record: Record) -> None:
+        self._keep(record)
+        self.steps_ended += 1
+        lane = self.lanes.get(step.lane)
+        if lane is not None:
+            lane.flying.remove(step)
+            lane.memory = getattr(record, "memory", lane.memory)
+            self._ready.append(lane)
+        if step.kind == "fork" and lane is not None:
+            child = self._lane(step.detail, step.child)
+            child.memory, child.open = lane.memory, True
+            self._ready.append(child)
+        if isinstance(record, Event):
+            self.ended = record.kind if record.kind in ("end", "restart") else ""
+            self.model = record.text if record.kind == "swap" else self.model
+        if isinstance(record, Failure) and self.script.words.on_failure == "stop":
+            self._give_up(f"step {record.step} failed")
+        self._end(step, getattr(record, "answer", None))
+
+    def _give_up(self, reason: str) -> None:
+        """Begin no step any more, but for the run's end."""
+        if not self._failed:
+            self._failed = reason
+            self._layout.give_up(reason)
+            for lane in self.lanes.values():
+                while lane.waiting:
+                    self._end(lane.waiting.popleft(), None)
+
+    def _end(self, step: Step, text: str | None) -> None:
+        self._open -= 1
+        step.end(text)
+
+    # -- laying out and beginning ------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Begin all that can begin."""
+        while not self.ended and (self._lay_out() | self._begin_ready()):
+            pass
+
+    def _lay_out(self) -> bool:
+        moved = False
+        while (step := self._layout.next(self._open)) is not None:
+            self._open, moved = self._open + 1, True
+            if step.kind in WHOLE:
+                self._submit(None, step)
+            else:
+                self._queue(step)
+        return moved
+
+    def _wake(self, lane: Lane) -> None:
+        lane.asleep = False
+        self._ready.append(lane)
+
+    def _queue(self, step: Step) -> None:
+        lane = self._lane(step.lane, step.agent)
+        if step.kind == "fork":
+            child = self._lane(step.detail, step.child)
+            child.open, child.origin = False, step.lane
+        lane.waiting.append(step)
+        self._ready.append(lane)
+
+    def _lane(self, name: str, agent: str) -> Lane:
+        if name not in self.lanes:
+            self.lanes[name] = Lane(name, self.script.cast.members[agent], open=True)
+        return self.lanes[name]
+
+    def _begin_ready(self) -> bool:
+        moved = bool(self._ready)
+        while self._ready:
+            lane = self._ready.popleft()
+            while (
+                lane.open
+                and not lane.asleep
+                and lane.waiting
+                and self._begin(lane, lane.waiting[0])
+            ):
+                lane.waiting.popleft()
+        return moved
+
+    def _begin(self, lane: Lane, step: Step) -> bool:
+        """Begin a lane's next step, or skip it; False if it has to wait."""
+        if lane.flying and (lane.flying[-1].kind == "probe" or step.kind in ("fork", "probe")):
+            return False
+        if step.kind == "fork":
+            return self._submit(lane, step)
+        if step.kind == "hear":
+            return self._hear(lane, step)
+        if step.asks and any(flying.asks for flying in lane.flying):
+            return False
+        if step.if_heard and not lane.unread:
+            return self._skip(step)
+        try:
+            step.call = make_call(self.script, self._answers, lane, step)
+        except NotYet as not_yet:
+            lane.asleep = True
+            when_ended(not_yet.steps, lambda: self._wake(lane))
+            return False
+        except Exception as error:  # Whatever a template may do.
+            _fails(step, error)
+            return self._submit(lane, step)
+        if step.call is None:
+            return self._skip(step)
+        step.heard = tuple(said.step for said in lane.unread)
+        if step.kind != "probe":
+            lane.unread = []
+        if step.kind == "tell":
+            self._end(step, step.call.text)
+            return True
+        return self._submit(lane, step)
+
+    def _skip(self, step: Step) -> bool:
+        self._end(step, None)
+        return True
+
+    def _hear(self, lane: Lane, step: Step) -> bool:
+        source = step.source
+        assert source is not None
+        if not source.ended:
+            lane.asleep = True
+            source.waiting.append(lambda: self._wake(lane))
+            return False
+        if source.text is None:
+            return self._skip(step)
+        try:
+            step.call = Call(as_heard(self.script, source))
+        except Exception as error:  # Whatever a form may do.
+            _fails(step, error)
+            return self._submit(lane, step)
+        lane.unread.append(
+            SimpleNamespace(speaker=source.agent, text=source.text, step=source.number)
+        )
+        return self._submit(lane, step)
+
+    def _submit(self, lane: Lane | None, step: Step) -> bool:
+        """Let a step be performed, or, while there are records, be found in them."""
+        self._pending[step.number] = step
+        if lane is not None:
+            lane.flying.append(step)
+        if self._agents is not None:
+            self._agents.perform(lane, step)
+        return True
+
+
+def _fails(step: Step, error: Exception) -> None:
+    """It fails before it can begin."""
+    step.call = Call("")
+    step.failed = type(error).__name__, str(error)

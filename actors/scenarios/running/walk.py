@@ -1,0 +1,291 @@
+"""The order of the file: phases, rounds and speakers become numbered steps.
+
+A walk goes as far as it can without results. Where the file makes it depend on them (`when`,
+`until`, `rule`, a stop rule, `each`), it yields a NotYet and is asked again. The runner's thread.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from kvactors.actors.scenarios.files.cast import ALL, Cast
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.files.schema import PhaseWords, ProbeWords, ScenarioWords, StepWords
+from kvactors.actors.scenarios.files.templates import expression
+from kvactors.actors.scenarios.running.answers import Answers
+from kvactors.actors.scenarios.running.names import listed, names_of, without
+from kvactors.actors.scenarios.running.steps import Branch, Kind, NotYet, Step
+
+__all__ = ["Walk"]
+
+# Rounds of order free that are laid out before it is known whether somebody still speaks.
+AHEAD = 8
+DEFAULT_FORM = "{{ speaker.name }}: {{ text }}"
+Steps = Iterator[Step | NotYet]
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Where a walk is: a phase, its round, its branch and who takes part by now."""
+
+    phase: PhaseWords
+    number: int
+    branch: Branch
+    present: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Stopped:
+    """Whether a stop rule has ended a branch."""
+
+    reason: str = ""
+    rounds: list[list[Step]] = field(default_factory=list)
+
+
+class Walk:
+    """The steps of one run of the scenario of these `words` with this `cast`. `answers` has what
+    was said so far, and is told of each step."""
+
+    def __init__(self, words: ScenarioWords, cast: Cast, answers: Answers) -> None:
+        self._words = words
+        self._cast = cast
+        self._answers = answers
+        self._numbers = itertools.count(1)
+        self._phases = [phase.name for phase in words.phases]
+        self._channels: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def steps(self, variables: Mapping[str, Any]) -> Steps:
+        """All of them, in their order, with what templates may name."""
+        present = frozenset(n for n, m in self._cast.members.items() if m.joins is None)
+        trunk = Branch("", {**variables, "branch": ""})
+        yield from self._phases_from(0, trunk, present, forked=False)
+        yield self._whole("end", _Round(self._words.phases[-1], 0, trunk, present))
+
+    def ending(self, reason: str) -> Steps:
+        """The end of a run that fails."""
+        here = _Round(self._words.phases[-1], 0, Branch("", {}), frozenset())
+        yield self._whole("stop", here, reason)
+        yield self._whole("end", here)
+
+    def _phases_from(
+        self, first: int, branch: Branch, present: frozenset[str], *, forked: bool
+    ) -> Steps:
+        """The phases from the `first` on; of a branch that was just `forked` there, what comes
+        before that phase is done."""
+        for place in range(first, len(self._words.phases)):
+            phase = self._words.phases[place]
+            here = _Round(phase, 1, branch, present)
+            if not (forked and place == first):
+                if phase.when and not (yield from self._decide(phase.when, here)):
+                    continue
+                if phase.restart:
+                    yield self._whole("restart", here)
+                if phase.swap_model:
+                    yield self._whole("swap", here, phase.swap_model)
+                if phase.fork:
+                    yield from self._branches(place, here)
+                    return
+            joining = [n for n, m in self._cast.members.items() if m.joins == phase.name]
+            for name in joining:
+                origin = self._cast.members[name].from_
+                assert origin is not None
+                yield self._fork(here, origin, branch.lane(name), name)
+            present |= set(joining)
+            stopped = _Stopped()
+            yield from self._rounds(_Round(phase, 1, branch, present), stopped)
+            if stopped.reason:
+                yield self._whole("stop", here, stopped.reason)
+                return
+            yield from self._probes(_Round(phase, 1, branch, present))
+
+    def _branches(self, place: int, here: _Round) -> Steps:
+        phase, trunk = here.phase, here.branch
+        for name, values in phase.fork.items():
+            path = f"{trunk.path}/{name}" if trunk.path else name
+            branch = Branch(path, {**trunk.variables, **values, "branch": path})
+            for agent in self._cast.members:
+                if agent in here.present:
+                    yield self._fork(here, agent, branch.lane(agent), agent)
+            yield from self._phases_from(place, branch, here.present, forked=True)
+
+    def _rounds(self, first: _Round, stopped: _Stopped) -> Steps:
+        for number in range(1, first.phase.rounds + 1):
+            here = _Round(first.phase, number, first.branch, first.present)
+            laid: list[Step] = []
+            for step in self._round(here):
+                if isinstance(step, Step):
+                    laid.append(step)
+                yield step
+            if here.phase.until and (yield from self._decide(here.phase.until, here)):
+                return
+            for rule in self._words.stop:
+                if (yield from self._decide(rule.when, here)):
+                    stopped.reason = rule.reason
+                    return
+            if here.phase.order == "free":
+                stopped.rounds.append([step for step in laid if step.kind != "hear"])
+                if number > AHEAD and not (yield from self._spoken(stopped.rounds.pop(0))):
+                    return
+
+    def _spoken(self, steps: Sequence[Step]) -> Any:
+        """Whether one of them was taken, once that is known."""
+        if open_ := [step for step in steps if not step.ended]:
+            yield NotYet(open_)
+        return any(step.text is not None for step in steps)
+
+    def _round(self, here: _Round) -> Steps:
+        speakers = yield from self._speakers(here)
+        starts = self._cast.resolve(here.phase.starts or (ALL,), InvalidScenario)
+        if here.phase.order in ("together", "free"):
+            for words in here.phase.steps:
+                said = [self._speak(here, name, words) for name in speakers]
+                for step in said:
+                    step.horizon = said[0].number
+                    step.if_heard = here.phase.order == "free" and not (
+                        here.number == 1 and step.agent in starts
+                    )
+                yield from said
+                for step in said:
+                    yield from self._heard(here, step)
+            return
+        for name in speakers:
+            for words in here.phase.steps:
+                step = self._speak(here, name, words)
+                yield step
+                yield from self._heard(here, step)
+
+    def _speakers(self, here: _Round) -> Any:
+        who = self._cast.resolve(here.phase.who, InvalidScenario)
+        names = [name for name in who if name in here.present]
+        if here.phase.order == "random":
+            seed = here.branch.variables["seed"]
+            Random(f"{seed}/{here.branch.path}/{here.phase.name}/{here.number}").shuffle(names)
+        if here.phase.rule:
+            chosen = yield from self._decide(here.phase.rule, here, taken=listed)
+            for name in chosen:
+                if name not in names:
+                    raise InvalidScenario(
+                        f"the rule of phase {here.phase.name!r} names {name!r}, who is not in `who`"
+                    )
+            return chosen
+        return names
+
+    def _speak(self, here: _Round, agent: str, words: StepWords) -> Step:
+        listeners, form = self._listeners(here, agent, words)
+        step = self._new(words.verb, here, agent, words)  # type: ignore[arg-type]
+        step.listeners = tuple(name for name in listeners if name in here.present)
+        step.form = form
+        return step
+
+    def _listeners(
+        self, here: _Round, speaker: str, words: StepWords
+    ) -> tuple[tuple[str, ...], str | None]:
+        """Who hears a step, and in which form."""
+        channel = here.phase.channel if words.verb == "say" else None
+        if len(words.to) == 1 and words.to[0] in self._words.channels:
+            channel = words.to[0]
+        elif words.to:
+            heard = self._cast.resolve(words.to, InvalidScenario)
+            return (heard if words.verb == "tell" else without(heard, speaker)), DEFAULT_FORM
+        if channel is not None:
+            own = (speaker,) if words.verb == "tell" else ()
+            listeners = self._in_channel(channel, speaker, here.branch)
+            return listeners + own, self._words.channels[channel].form
+        if words.verb == "say":
+            everyone = self._cast.resolve(here.phase.who, InvalidScenario)
+            return without(everyone, speaker), DEFAULT_FORM
+        return ((speaker,) if words.verb == "tell" else ()), None
+
+    def _in_channel(self, channel: str, speaker: str, branch: Branch) -> tuple[str, ...]:
+        key = channel, branch.lane(speaker)
+        if key not in self._channels:
+            words = self._words.channels[channel]
+            members = self._cast.resolve(words.members, InvalidScenario)
+            if words.listeners:
+                view = self._cast.members[speaker].view
+                variables = {**branch.variables, "speaker": view, "agents": self._cast.views}
+                named = names_of(expression(words.listeners), variables, channel)
+                chosen = self._cast.resolve(named, InvalidScenario)
+                members = tuple(name for name in chosen if name in members)
+            self._channels[key] = without(members, speaker)
+        return self._channels[key]
+
+    def _heard(self, here: _Round, source: Step) -> Iterator[Step]:
+        for name in source.listeners:
+            step = self._new("hear", here, name)
+            step.source = source
+            yield step
+
+    def _probes(self, here: _Round) -> Steps:
+        for probe in self._words.probes:
+            if ALL not in probe.after and here.phase.name not in probe.after:
+                continue
+            place = self._phases.index(here.phase.name)
+            since = self._phases.index(probe.about) if probe.about else place
+            if since > place:
+                continue
+            for name in self._cast.resolve(probe.who, InvalidScenario):
+                if name in here.present:
+                    yield from self._probe(here, name, probe, place - since)
+
+    def _probe(self, here: _Round, name: str, probe: ProbeWords, distance: int) -> Steps:
+        items = [None]
+        if probe.each:
+            view = self._cast.members[name].view
+            items = yield from self._decide(probe.each, here, {"agent": view}, taken=list)
+        for item in items:
+            step = self._new("probe", here, name, probe)
+            step.item, step.distance = item, distance if probe.about else None
+            yield step
+
+    def _decide(
+        self,
+        source: str,
+        here: _Round,
+        more: Mapping[str, Any] | None = None,
+        *,
+        taken: Callable[[Any], Any] = bool,
+    ) -> Any:
+        """What an expression says, `taken` as a kind of value, once what it depends on is there."""
+        queries = self._answers.queries(here.branch, None)
+        names = {"phase": here.phase.name, "round": here.number, "agents": self._cast.views}
+        while True:
+            try:
+                return taken(
+                    expression(source).render(
+                        **{**here.branch.variables, **names, **queries, **(more or {})}
+                    )
+                )
+            except NotYet as not_yet:
+                yield not_yet
+            except InvalidScenario:
+                raise
+            except Exception as error:  # Whatever an expression may do.
+                raise InvalidScenario(
+                    f"{source!r} of phase {here.phase.name!r} fails: {error}"
+                ) from error
+
+    def _fork(self, here: _Round, agent: str, lane: str, child: str) -> Step:
+        step = self._new("fork", here, agent)
+        step.detail, step.child = lane, child
+        return step
+
+    def _whole(self, kind: Kind, here: _Round, detail: str = "") -> Step:
+        step = Step(next(self._numbers), kind, "", "", here.phase.name, here.number, here.branch)
+        step.detail = detail
+        return step
+
+    def _new(
+        self,
+        kind: Kind,
+        here: _Round,
+        agent: str,
+        words: StepWords | ProbeWords | None = None,
+    ) -> Step:
+        lane, number = here.branch.lane(agent), next(self._numbers)
+        step = Step(number, kind, lane, agent, here.phase.name, here.number, here.branch, words)
+        step.horizon = number
+        self._answers.add(step)
+        return step

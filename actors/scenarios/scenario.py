@@ -1,0 +1,230 @@
+"""Scenario: a file that says who takes part and what they do, and its runs.
+
+    scenario = Scenario.load("dilemma.yaml", settings=["seeds=1..3"])
+    runs = scenario.run(out="results")
+
+What a run may raise beside what is said: whatever AgentSystem raises. Any thread, one at a time.
+"""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvactors.actors.scenarios.diff import Difference, differences
+from kvactors.actors.scenarios.files.document import Document, read_document
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.files.schema import ScenarioWords
+from kvactors.actors.scenarios.folder import NAME, RunFolder, check_script
+from kvactors.actors.scenarios.journal.records import Run
+from kvactors.actors.scenarios.part import (
+    Watch,
+    copy_beginning,
+    read_runs,
+    replay_runs,
+    run_part,
+    unwatched,
+)
+from kvactors.actors.scenarios.results.write import write_results
+from kvactors.actors.scenarios.running.script import points
+from kvactors.actors.system.system import AgentSystem
+
+__all__ = [
+    "Scenario",
+    "compare_runs",
+    "fork_run",
+    "go_on",
+    "part_in_folder",
+    "replay_run",
+    "resume_run",
+]
+
+RESTART = 75
+_PART = """
+import sys
+from kvactors.actors.scenarios.scenario import part_in_folder
+sys.exit(part_in_folder(sys.argv[1], lockstep=sys.argv[2] == "lockstep"))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A scenario that was read and checked: `words` as the schema has them, `folder` where its
+    tables are."""
+
+    words: ScenarioWords
+    folder: Path
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, settings: Iterable[str] = (), model: str | None = None
+    ) -> "Scenario":
+        """The scenario of the file at `path`, with `settings` such as "agents.trader.count=5" and
+        another `model`. Everything that it will run is checked. Raises InvalidScenario, OSError."""
+        path = Path(path)
+        changed = [*settings, *([] if model is None else [f"model={model}"])]
+        document = read_document(path).with_values(changed)
+        words = document.check()
+        for point in points(words):
+            check_script(words, point, path.parent, document.problem)
+        return cls(words, path.parent)
+
+    def run(
+        self,
+        system: AgentSystem | None = None,
+        *,
+        out: str | Path,
+        lockstep: bool = False,
+        watch: Watch = unwatched,
+    ) -> list[Run]:
+        """Run all of it into a new folder `out`, with a `system` that runs, or without one with its
+        own; `lockstep`: a round begins when the last one has ended. `watch` is told of each record.
+        The results are written, and given back. Raises InvalidScenario, KvactorsError, OSError;
+        what was done until then is kept, and `resume_run` goes on."""
+        _check_own(self.words, system)
+        folder = RunFolder.create(Path(out), self.words, self.folder)
+        return go_on(folder, system, lockstep=lockstep, watch=watch)
+
+
+def resume_run(
+    out: str | Path, system: AgentSystem | None = None, *, watch: Watch = unwatched
+) -> list[Run]:
+    """Go on with the runs of the folder `out` from where they were cut off, and tell `watch`; with
+    the `system` they were begun with, if they were. What has ended is not run again."""
+    return go_on(RunFolder.open(Path(out)), system, watch=watch)
+
+
+def replay_run(run: str | Path, out: str | Path) -> list[Run]:
+    """Run a folder's `run` again on what its journals have, into the new folder `out`: without a
+    model, the same journals byte for byte. Raises InvalidScenario, OSError."""
+    source = RunFolder.open(Path(run))
+    folder = RunFolder.create(Path(out), source.words, source.path)
+    replay_runs(source, folder)
+    return _results(folder)
+
+
+def fork_run(
+    run: str | Path,
+    step: int,
+    out: str | Path,
+    *,
+    settings: Iterable[str] = (),
+    system: AgentSystem | None = None,
+    watch: Watch = unwatched,
+) -> list[Run]:
+    """Go on otherwise from a `step` of the runs in the folder `run`, into a new folder `out`, with
+    `settings` that concern what comes then. The agents begin with the memory that they had, in the
+    same store, and the first run's stay as they are. `system` and `watch` as in `Scenario.run`.
+    Raises InvalidScenario, KvactorsError, OSError."""
+    source = RunFolder.open(Path(run))
+    words = _changed(source, settings)
+    folder = RunFolder.create(Path(out), words, source.path, fork_of=source)
+    try:
+        copy_beginning(source, folder, step)
+    except InvalidScenario:
+        shutil.rmtree(folder.path)
+        raise
+    return go_on(folder, system, watch=watch)
+
+
+def compare_runs(left: str | Path, right: str | Path) -> dict[str, list[Difference]]:
+    """Where the runs of two folders part, by their labels. Raises InvalidInput, OSError."""
+    ours, theirs = (
+        {run.header.label: run for run in read_runs(RunFolder.open(Path(path)))}
+        for path in (left, right)
+    )
+    both = [label for label in ours if label in theirs]
+    if not both:
+        raise InvalidScenario(f"{left} has {', '.join(ours)}, {right} has {', '.join(theirs)}")
+    return {label: list(differences(ours[label], theirs[label])) for label in both}
+
+
+def go_on(
+    folder: RunFolder,
+    system: AgentSystem | None = None,
+    *,
+    lockstep: bool = False,
+    watch: Watch = unwatched,
+) -> list[Run]:
+    """Run what is left in a `folder`, in this process and in others where it says so; `system`,
+    `lockstep` and `watch` as in `Scenario.run`."""
+    _check_own(folder.words, system)
+    try:
+        if system is not None:
+            run_part(folder, system, lockstep=lockstep, watch=watch)
+            return _results(folder)
+        with _system(folder) as own:
+            state = run_part(folder, own, lockstep=lockstep, watch=watch)
+        while state == "restart":
+            state = _in_another_process(folder, lockstep=lockstep)
+    except BaseException:
+        with suppress(Exception):  # What ended the run is what is told.
+            _results(folder)
+        raise
+    return _results(folder)
+
+
+def _check_own(words: ScenarioWords, system: AgentSystem | None) -> None:
+    """Raise InvalidScenario for what cannot be done with somebody's own `system`."""
+    many = next(itertools.islice(points(words), 1, None), None) is not None
+    for phase in words.phases if system is not None else ():
+        if phase.restart:
+            what = "restarts the process, which has your system"
+        elif phase.swap_model and many:
+            what = "swaps the model of your system, and several runs begin with its own"
+        else:
+            continue
+        raise InvalidScenario(f"phase {phase.name!r} {what}: leave the system out")
+
+
+def part_in_folder(path: str, *, lockstep: bool) -> int:
+    """What a process that takes up the runs of the folder at `path` does; its status."""
+    folder = RunFolder.open(Path(path))
+    with _system(folder) as system:
+        return RESTART if run_part(folder, system, lockstep=lockstep) == "restart" else 0
+
+
+def _changed(source: RunFolder, settings: Iterable[str]) -> ScenarioWords:
+    """The words of a run with some of them set; what agents began with stays. Raises
+    InvalidScenario."""
+    document = Document(source.path / NAME, dict(source.source), ()).with_values(settings)
+    words = document.check()
+    before = {script.point.label: script.cast for script in source.scripts()}
+    for point in points(words):
+        script = check_script(words, point, source.path, document.problem)
+        cast = before.get(point.label)
+        if cast is None:
+            raise InvalidScenario(f"{source.path} has no run {point.label} to fork")
+        for name, member in cast.members.items():
+            if script.cast.members.get(name, member).persona != member.persona:
+                raise InvalidScenario(
+                    f"the persona of {name} is where its memory begins: to change it, begin a run"
+                )
+    return words
+
+
+def _in_another_process(folder: RunFolder, *, lockstep: bool) -> str:
+    # -P: a directory named kvactors in the working directory is not this package.
+    command = [sys.executable, "-P", "-c", _PART, str(folder.path)]
+    done = subprocess.run([*command, "lockstep" if lockstep else ""], check=False)
+    if done.returncode not in (0, RESTART):
+        raise InvalidScenario(
+            f"the process that went on with {folder.path} ended with status {done.returncode}; "
+            "--resume goes on from there"
+        )
+    return "restart" if done.returncode == RESTART else "end"
+
+
+def _system(folder: RunFolder) -> AgentSystem:
+    engine = folder.words.engine.model_dump(exclude_unset=True, exclude_none=True)
+    return AgentSystem(folder.words.model, folder.store, **engine)
+
+
+def _results(folder: RunFolder) -> list[Run]:
+    runs = read_runs(folder)
+    write_results(runs, folder.path)
+    return runs

@@ -1,0 +1,182 @@
+"""What a simulation costs beside its turns, and what it saves.
+
+    python -m kvactors.bench.experiments.simulations [--quick] [--plot out.png]
+
+Regime: the model that is shipped, greedy, on an idle machine. Replay: a journal of 10,000 turns is
+run again without a model, byte for byte. Out of order: 1,000 agents of five turns, each of whom
+hears one neighbour, one answer in sixteen 64 tokens long and the others at most 4; against the same
+scenario in lockstep, which is how simulations elsewhere wait for each round. Fork: a run of 200
+turns goes on otherwise from its middle. Sweep: twenty seeds whose agents begin with the same 600
+tokens, at once and each by itself. Bytes: the journal beyond prompts and answers.
+"""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kvactors.actors.scenarios.folder import RunFolder
+from kvactors.actors.scenarios.journal.file import Journal
+from kvactors.actors.scenarios.journal.reading import read_journal
+from kvactors.actors.scenarios.journal.records import Header, Run, Turn
+from kvactors.actors.scenarios.part import replay_runs
+from kvactors.actors.scenarios.scenario import Scenario, fork_run
+from kvactors.bench.experiments.experiment import Row, begin, figure
+
+__all__ = ["main"]
+
+CROWD = """\
+name: crowd
+agents: {person: {count: AGENTS}}
+sampling: {max_tokens: 4}
+channels:
+  street: {listeners: "['person-%d' % (speaker.number % AGENTS + 1)]"}
+phases:
+  - name: talk
+    order: together
+    rounds: 5
+    channel: street
+    steps:
+      - say: "What does the candle cost?"
+        when: (agent.number + round) % 16 > 0
+      - say: "What does the candle cost?"
+        when: (agent.number + round) % 16 == 0
+        sampling: {max_tokens: 64}
+"""
+TALK = """\
+name: talk
+agents: {anna: {persona: "PERSONA"}, ben: {persona: "PERSONA"}}
+sampling: {max_tokens: 8}
+phases:
+  - name: talk
+    rounds: ROUNDS
+    steps:
+      - say: "What does the candle cost?"
+"""
+SENTENCE = "The code of the garage is 4711. "
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    asked = begin("simulations", __doc__, arguments, None, "default")
+    few = asked.quick
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        talk = _scenario(root, TALK, ROUNDS=3 if few else 100, PERSONA="You sell candles.")
+        [run] = talk.run(out=root / "talk")
+        rows = [
+            _replay(root, 20 if few else 10_000),
+            _bytes(run, root / "talk"),
+            _fork(run, root),
+            _out_of_order(root, 8 if few else 1000),
+            _sweep(root, 2 if few else 20),
+        ]
+    asked.show("simulations", rows)
+    if asked.plot is not None:
+        figure(asked.plot, lambda axes: _draw(axes, rows))
+    asked.end(rows)
+
+
+def _scenario(root: Path, text: str, *settings: str, **words: object) -> Scenario:
+    for word, value in words.items():
+        text = text.replace(word, str(value))
+    path = root / "scenario.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Scenario.load(path, settings=settings)
+
+
+def _row(what: str, value: float, unit: str, target: str) -> Row:
+    return {"what": what, "value": round(value, 3), "unit": unit, "target": target}
+
+
+def _replay(root: Path, turns: int) -> Row:
+    """A run of so many turns, as it would have been recorded, and then replayed."""
+    scenario = _scenario(root, CROWD.replace("say:", "ask:"), AGENTS=turns // 5)
+    recorded = RunFolder.create(root / "recorded", scenario.words, scenario.folder)
+    path = recorded.journal("seed-0")
+    journal = Journal(path, Header("crowd", "seed-0", 0, {}, "default", (), (), 0.0))
+    for step in range(turns * 2):
+        if (turn := _recorded(step, turns // 5)) is not None:
+            journal.append(turn)
+    journal.close()
+    again = RunFolder.create(root / "again", scenario.words, scenario.folder)
+    begun = time.perf_counter()
+    replay_runs(recorded, again)
+    seconds = time.perf_counter() - begun
+    assert again.journal("seed-0").read_bytes() == path.read_bytes()
+    return _row(f"replay of {turns:,} turns", seconds, "s", "<= 10")
+
+
+def _recorded(place: int, agents: int) -> Turn | None:
+    """The turn of a place of the crowd's walk; None where its condition does not hold."""
+    round_, rest = divmod(place, 2 * agents)
+    long, number = divmod(rest, agents)
+    if ((number + 1 + round_ + 1) % 16 == 0) != bool(long):
+        return None
+    name, prompt = f"person-{number + 1}", "What does the candle cost?"
+    where = (place + 1, "ask", name, "talk", round_ + 1, "ask", "", prompt, "The candle costs 90.")
+    tokens, seconds = (40, 30, 10, 8), (1.0, 0.01, 0.0, 0.02, 0.03, 0.09)
+    return Turn(*where, None, (), (), "hot", "stop", *tokens, *seconds, round_ + 1)  # type: ignore[arg-type]
+
+
+def _bytes(run: Run, folder: Path) -> Row:
+    journal = folder / "runs/seed-0.journal"
+    header = len(str(read_journal(journal)[0]))
+    texts = sum(len((turn.prompt + turn.answer).encode()) for turn in run.turns)
+    beyond = (journal.stat().st_size - header - texts) / len(run.turns)
+    return _row("journal of a turn, heard by one", beyond, "bytes", "<= 300")
+
+
+def _fork(run: Run, root: Path) -> Row:
+    """Tokens that an agent prefills for its first turn behind a fork, beyond that turn's own."""
+    middle = run.turns[len(run.turns) // 2]
+    prompt = "phases.talk.steps.0.when=round > 0"
+    [fork] = fork_run(root / "talk", middle.step, root / "fork", settings=[prompt])
+    before = {turn.step: turn.prefilled_tokens for turn in run.turns}
+    more = [
+        turn.prefilled_tokens - before[turn.step] for turn in fork.turns if turn.step >= middle.step
+    ]
+    return _row("fork at the middle, more prefilled", sum(more) / 2, "tokens an agent", "<= 256")
+
+
+def _out_of_order(root: Path, agents: int) -> Row:
+    seconds = {}
+    for lockstep in (True, False):
+        scenario = _scenario(root, CROWD, AGENTS=agents)
+        out = root / f"crowd-{lockstep}"
+        [run] = scenario.run(out=out, lockstep=lockstep)
+        process = next(event.at for event in run.events if event.kind == "process")
+        seconds[lockstep] = next(e.at for e in run.events if e.kind == "end") - process
+        shutil.rmtree(out)
+    ratio = seconds[False] / seconds[True]
+    return _row(f"{agents:,} agents, out of order / lockstep", ratio, "of the time", "<= 0.6")
+
+
+def _sweep(root: Path, seeds: int) -> Row:
+    words = {"ROUNDS": 1, "PERSONA": SENTENCE * 60}
+    together = _prefilled(_scenario(root, TALK, f"seeds=1..{seeds}", **words), root / "sweep")
+    alone = sum(
+        _prefilled(_scenario(root, TALK, f"seeds={seed}", **words), root / f"alone-{seed}")
+        for seed in range(1, seeds + 1)
+    )
+    return _row(f"sweep of {seeds} seeds / one by one", together / alone, "of prefilled", "<= 0.5")
+
+
+def _prefilled(scenario: Scenario, out: Path) -> int:
+    runs = scenario.run(out=out)
+    said = sum(turn.prefilled_tokens for run in runs for turn in run.turns)
+    return said + sum(heard.prefilled_tokens for run in runs for heard in run.heard)
+
+
+def _draw(axes: Any, rows: Sequence[Row]) -> None:
+    """What was found as a part of what is aimed at."""
+    parts = [row["value"] / float(row["target"].removeprefix("<= ")) for row in rows]
+    axes.barh([row["what"] for row in rows], parts)
+    axes.axvline(1, color="black")
+    axes.set(xlabel="part of the target; less is better")
+
+
+if __name__ == "__main__":
+    main()

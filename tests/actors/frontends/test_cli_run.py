@@ -1,0 +1,85 @@
+"""`kvactors run` and `kvactors diff`, as they are typed."""
+
+from pathlib import Path
+
+import pytest
+from children import run_child
+from typer.testing import CliRunner, Result
+
+from kvactors.actors.frontends.cli.app import app
+
+TALK = """\
+name: talk
+sampling: {max_tokens: 8}
+parameters: {day: Monday}
+agents: {anna: {}, ben: {}}
+phases:
+  - name: first
+    steps:
+      - say: "What does the candle cost?"
+  - name: second
+    steps:
+      - ask: "What was on {{ day }}?"
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of a scenario, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "talk.yaml").write_text(TALK)
+    return "talk.yaml"
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_a_run_is_shown_replayed_forked_and_compared(scenario: str) -> None:
+    ran = typed("run", scenario, "--seed", "3")
+    replayed = typed("run", "talk-1", "--replay", "--out", "again")
+    forked = typed("run", "talk-1", "--from", "5", "--set", "parameters.day=Friday")
+    resumed = typed("run", "talk-1", "--resume")
+    same, parted = typed("diff", "talk-1", "again"), typed("diff", "talk-1", "talk-1-fork-1")
+
+    assert [r.exit_code for r in (ran, replayed, forked, resumed)] == [0] * 4, forked.stderr
+    assert "tokens_generated" in ran.stdout
+    assert "Everything is in talk-1." in ran.stderr
+    assert (same.exit_code, same.stdout) == (0, "seed-3: the same\n")
+    assert parted.exit_code == 1
+    assert "they part at step" in parted.stdout
+    assert "'What was on Monday?' | 'What was on Friday?'" in parted.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["talk.yaml", "--set", "phases.first.rouns=2"], "did you mean 'rounds'?"),
+        (["nothing.yaml"], "nothing.yaml"),
+        (["talk.yaml", "--resume", "--replay"], "take one"),
+        (["talk.yaml", "--resume", "--seed", "3"], "as it was"),
+        (["nowhere", "--resume"], "holds no run"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_status_2(scenario: str, words: list[str], told: str) -> None:
+    result = typed("run", *words)
+
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_its_extra_it_says_how_to_install_it(scenario: str) -> None:
+    ended = run_child(
+        """
+        import sys
+        sys.modules["yaml"] = None
+        from kvactors.actors.cli import main
+        main()
+        """,
+        *("run", scenario),
+    )
+
+    assert ended.returncode == 2
+    assert "scenarios need the package 'yaml': pip install 'kvactors[scenarios]'" in ended.stderr

@@ -1,0 +1,214 @@
+"""Tables that pandas reads, pictures, and a page: the same of the same runs, whatever was said."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from xml.etree import ElementTree
+
+import runs
+from pyarrow import parquet
+from runs import make_heard, make_run, make_turn, probe
+
+from kvactors.actors.scenarios.journal.records import Event, Run, Turn
+from kvactors.actors.scenarios.results.intervals import bootstrap, wilson
+from kvactors.actors.scenarios.results.tables import summary
+from kvactors.actors.scenarios.results.talk import conversations, seconds_of
+from kvactors.actors.scenarios.results.write import write_results
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def contents(paths: Sequence[Path]) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_each_turn_is_a_row_with_its_run_first_and_comes_back_as_it_was_said(
+    sweep: list[Run], tmp_path: Path
+) -> None:
+    write_results(sweep, tmp_path)
+
+    table = rows(tmp_path / "turns.csv")
+
+    assert list(table[0])[:4] == ["run", "seed", "reward", "step"]
+    assert set(table[0]) == {"run", "seed", "reward"} | {field.name for field in fields(Turn)}
+    turns = [turn for run in sweep for turn in run.turns]
+    assert [row["answer"] for row in table] == [turn.answer for turn in turns]
+    assert json.loads(table[0]["heard_by"]) == ["eve"]
+    assert json.loads(table[0]["scores"]) == {"a": -0.5}
+    assert (table[0]["total"], table[0]["expected"]) == ("0.5", "")
+
+
+def test_parquet_has_the_same_with_types(sweep: list[Run], tmp_path: Path) -> None:
+    write_results(sweep, tmp_path)
+
+    table = parquet.read_table(tmp_path / "turns.parquet").to_pylist()
+
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in table] == rows(
+        tmp_path / "turns.csv"
+    )
+    assert type(table[0]["total"]) is float
+    assert type(table[0]["reward"]) is int
+
+
+def test_what_a_sweep_varies_takes_no_other_columns_place(tmp_path: Path) -> None:
+    varied = [make_run(make_turn(1), parameters={"agent": value}) for value in (2, "many")]
+
+    write_results(varied, tmp_path)
+
+    table = rows(tmp_path / "turns.csv")
+    assert [(row["agent"], row["parameter agent"]) for row in table] == [
+        ("ann", "2"),
+        ("ann", "many"),
+    ]
+
+
+def test_a_metric_of_one_run_has_the_interval_of_its_share(
+    sweep: list[Run], tmp_path: Path
+) -> None:
+    write_results(sweep, tmp_path)
+
+    table = rows(tmp_path / "metrics.csv")
+
+    recall = next(row for row in table if row["name"] == "recall")
+    # Of steps 10 to 15 those that are even are wrong.
+    assert (recall["run"], float(recall["value"]), recall["count"]) == ("seed-1", 0.5, "6")
+    assert (float(recall["low"]), float(recall["high"])) == wilson(3, 6)
+    gain = next(row for row in table if row["name"] == "gain")
+    assert (gain["value"], gain["low"], gain["high"]) == ("4.0", "", "")
+
+
+def test_points_of_a_sweep_are_told_apart_and_their_seeds_are_not(
+    sweep: list[Run], tmp_path: Path
+) -> None:
+    write_results(sweep, tmp_path)
+
+    gains = [row for row in rows(tmp_path / "summary.csv") if row["name"] == "gain"]
+
+    assert [(row["reward"], row["mean"], row["runs"]) for row in gains] == [
+        ("1", "4.5", "2"),
+        ("2", "7.5", "2"),
+    ]
+    assert (float(gains[0]["low"]), float(gains[0]["high"])) == bootstrap([4.0, 5.0])
+
+
+def test_runs_that_agree_are_no_certainty(tmp_path: Path) -> None:
+    same = [make_run(probe(1, right=True), probe(2, right=True), seed=seed) for seed in (1, 2, 3)]
+
+    write_results(same, tmp_path)
+
+    recall = next(row for row in rows(tmp_path / "summary.csv") if row["name"] == "recall")
+    assert (recall["runs"], recall["mean"]) == ("3", "1.0")
+    assert (float(recall["low"]), float(recall["high"])) == wilson(2, 2)
+
+
+def test_the_summary_has_a_line_for_each_metric_of_whole_runs(sweep: list[Run]) -> None:
+    header, *lines = summary(sweep)
+
+    assert header == ("reward", "metric", "mean", "95 %", "runs")
+    assert ("2", "gain", "7.5", "7 to 8", "2") in lines
+    assert [line[1] for line in lines if line[0] == "1"] == [
+        *("recall", "consistency", "tokens_prefilled", "tokens_reused", "tokens_generated"),
+        "gain",
+    ]
+
+
+def test_the_same_runs_give_the_same_files(sweep: list[Run], tmp_path: Path) -> None:
+    first, again = (contents(write_results(sweep, tmp_path / name)) for name in ("one", "two"))
+
+    assert {name for name in first if "." in name} >= {
+        *("turns.csv", "turns.parquet", "metrics.csv", "summary.csv", "report.html"),
+        *("recall.png", "recall.svg", "shares.png", "metric-gain.svg", "tokens.png"),
+        *("timeline.svg", "talk.png", "talk.svg"),
+    }
+    assert first == again
+
+
+def test_pictures_are_whole_and_a_name_is_no_formula(sweep: list[Run], tmp_path: Path) -> None:
+    odd = make_run(make_turn(1, "$x_$", heard_by=("$\\frac{$", "<&>")))
+
+    for svg in (path for path in write_results([odd], tmp_path) if path.suffix == ".svg"):
+        ElementTree.parse(svg)
+
+    assert "$x_$" in (tmp_path / "figures" / "timeline.svg").read_text(encoding="utf-8")
+
+
+def test_many_agents_and_many_turns_make_no_huge_picture(tmp_path: Path) -> None:
+    turns = [
+        make_turn(step, f"agent {step % 300}", heard_by=(f"agent {(7 * step) % 300}",))
+        for step in range(4000)
+    ]
+
+    write_results([make_run(*turns)], tmp_path)
+
+    sizes = [path.stat().st_size for path in (tmp_path / "figures").glob("*.svg")]
+    assert len(sizes) == 4
+    assert max(sizes) < 1_000_000
+
+
+def test_who_told_one_alone_talked_to_that_one() -> None:
+    run = make_run(
+        make_turn(1, heard_by=("bob", "eve")),
+        heard=(
+            make_heard(2, 1),
+            make_heard(3, 3, "eve", text="Psst.", speaker="ann"),
+            make_heard(4, 4, "ann", text="To myself.", speaker="ann"),
+        ),
+    )
+
+    assert conversations([run, run]) == {("ann", "bob"): 2, ("ann", "eve"): 4}
+
+
+def test_a_timeline_goes_on_where_the_next_process_began(tmp_path: Path) -> None:
+    events = (Event(0, "process", "", 0.0), Event(5, "process", "", 60.0))
+    run = make_run(make_turn(4, begun=9.0), make_turn(5, begun=1.0), events=events)
+
+    assert seconds_of(run) == 61.5
+
+
+def test_without_matplotlib_the_rest_is_written_and_the_page_says_so(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = sys.modules['pyarrow'] = None\n"
+        "from pathlib import Path\n"
+        "from runs import make_run, make_turn\n"
+        "from kvactors.actors.scenarios.results.write import write_results\n"
+        "print(*[p.name for p in write_results([make_run(make_turn(1))], Path(sys.argv[1]))])"
+    )
+    support = str(Path(runs.__file__).parent)
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": support},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout.split() == ["turns.csv", "metrics.csv", "summary.csv", "report.html"]
+    assert "kvactors[plot]" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_in_which_nothing_happened_has_results_and_no_run_has_none(tmp_path: Path) -> None:
+    assert write_results([], tmp_path) == ()
+    assert rows(write_results([make_run(ended=False)], tmp_path)[0]) == []
+
+
+def test_results_take_few_bytes_a_turn_beyond_the_text(tmp_path: Path) -> None:
+    turns = [
+        probe(step, right=True, begun=step / 3, total=1 / 7, first_token=1 / 11)
+        for step in range(3000)
+    ]
+    text = sum(len(turn.prompt) + len(turn.answer) for turn in turns)
+
+    written = contents(write_results([make_run(*turns)], tmp_path))
+
+    # The page and the table have the text once each.
+    tables = sum(len(written[name]) for name in ("turns.csv", "report.html")) - 2 * text
+    assert tables / len(turns) < 250

@@ -1,0 +1,108 @@
+"""The scenarios that are shipped, played at small size by the model that is shipped."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvactors.actors.scenarios.journal.records import Run
+from kvactors.actors.scenarios.scenario import Scenario
+
+FOLDER = Path(__file__).parents[3] / "examples/scenarios"
+SMALL = {
+    "dilemma": [],
+    "gossip": ["agents.person.count=4"],
+    "interrogation": ["agents.witness.count=1", "phases.evening.restart=false"],
+    "market": ["agents.trader.count=3", "phases.trading.rounds=2", "probes.purse.who=trader-1"],
+    "village": ["agents.person.count=6"],
+    "public_goods": ["seeds=1..2", "phases.game.rounds=2", "parameters.multiplier=[1.2, 2.4]"],
+    "debate": [],
+}
+
+
+def played(name: str, out: Path) -> list[Run]:
+    """Its runs, all of which have ended."""
+    runs = Scenario.load(FOLDER / f"{name}.yaml", settings=SMALL[name]).run(out=out / name)
+    assert all(run.ended and not run.failures for run in runs)
+    return runs
+
+
+def share(run: Run, name: str) -> float:
+    """A metric of all of a run."""
+    return next(m.value for m in run.metrics if m.name == name and m.phase is m.agent is None)
+
+
+def test_every_shipped_scenario_is_tested() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {*SMALL}
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "village"])
+def test_a_full_scenario_is_well_formed(name: str) -> None:
+    assert Scenario.load(FOLDER / f"{name}.yaml").words.about
+
+
+def test_the_page_shows_a_scenario_that_runs(tmp_path: Path) -> None:
+    page = (FOLDER.parents[1] / "actors/scenarios/README.md").read_text(encoding="utf-8")
+    shown = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "talk.yaml").write_text(shown[1], encoding="utf-8")
+
+    [run] = Scenario.load(tmp_path / "talk.yaml").run(out=tmp_path / "out")
+
+    recall = {m.phase: m.value for m in run.metrics if m.name == "recall" and m.distance is None}
+    assert recall["morning"] == 1
+    assert len(run.turns) == 7
+
+
+def test_suspects_keep_what_they_know_through_a_restart(tmp_path: Path) -> None:
+    [run] = played("dilemma", tmp_path)
+
+    assert (share(run, "recall"), share(run, "refusal")) == (1, 1)
+    assert [event.kind for event in run.events].count("process") == 2
+
+
+def test_gossip_is_known_to_who_heard_it(tmp_path: Path) -> None:
+    [run] = played("gossip", tmp_path)
+
+    assert share(run, "recall") >= 0.75
+    assert all(heard.speaker for heard in run.heard)
+
+
+def test_witnesses_recall_every_phase(tmp_path: Path) -> None:
+    [run] = played("interrogation", tmp_path)
+
+    by_distance = {m.distance: m.value for m in run.metrics if m.name == "recall" and m.distance}
+    assert by_distance == {1: 1, 2: 1, 3: 1}
+    assert share(run, "refusal") == 1
+
+
+def test_traders_choose_with_scores(tmp_path: Path) -> None:
+    [run] = played("market", tmp_path)
+
+    orders = [turn for turn in run.turns if turn.verb == "choose"]
+    assert len(orders) == 6
+    assert all(turn.scores and set(turn.scores) == {"buy", "sell", "wait"} for turn in orders)
+
+
+def test_news_goes_along_the_street(tmp_path: Path) -> None:
+    [run] = played("village", tmp_path)
+
+    said = [turn for turn in run.turns if turn.verb == "say"]
+    assert said[0].agent == "person-1"
+    assert said[0].heard_by == ("person-2", "person-3")
+    assert {turn.agent for turn in said} == {f"person-{n}" for n in range(1, 7)}
+
+
+def test_a_game_over_seeds_and_parameters(tmp_path: Path) -> None:
+    runs = played("public_goods", tmp_path)
+
+    assert [run.header.parameters["multiplier"] for run in runs] == [1.2, 2.4, 1.2, 2.4]
+    assert "multiplier" in (tmp_path / "public_goods/summary.csv").read_text()
+
+
+def test_one_debate_has_two_endings(tmp_path: Path) -> None:
+    [run] = played("debate", tmp_path)
+
+    assert share(run, "recall") == 1
+    answers = {turn.branch: turn.answer for turn in run.turns if turn.name == "price"}
+    assert answers["cheap"] != answers["dear"]

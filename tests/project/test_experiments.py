@@ -1,0 +1,89 @@
+"""What experiments compare with is at its best, and what they share is as told."""
+
+import pytest
+
+from kvactors.bench.experiments import lengths, staggered
+from kvactors.bench.experiments.experiment import begin
+from kvactors.bench.experiments.retrieval import Passages
+from kvactors.bench.experiments.uncached import uncached
+from kvactors.bench.peers import Bare
+from kvactors.bench.setup import QUICK, Setup
+from kvactors.core.testing.models import grid, tiny_llama
+
+TOLD = (
+    "Marta lives in Lisbon.",
+    "The code of the garage is 4711.",
+    "The meeting was moved to Friday.",
+    'He said "NOT now" AND left* (at 5).',
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "top", "found"),
+    [
+        ("What is the garage's code?", 1, [TOLD[1]]),
+        # By stems, and in the order in which they were told.
+        ("When do they meet, and where does Marta live?", 2, [TOLD[0], TOLD[2]]),
+        # Words of the index's own language are words.
+        ('Who said "NOT now" AND left* (at 5)?', 1, [TOLD[3]]),
+        ("Quite unrelated?", 3, []),
+    ],
+)
+def test_passages_are_found_by_the_words_of_a_question(
+    question: str, top: int, found: list[str]
+) -> None:
+    assert Passages(TOLD).best(question, top) == found
+
+
+def test_a_prompt_is_read_alike_in_chunks_of_any_size() -> None:
+    # In floats: at 4 bits, what is in a chunk is attended before it is packed.
+    setup = Setup(QUICK, grid, kv_bits=None)
+    prompt = setup.prompt(100)
+
+    tokens = [Bare(setup.loaded, prompt, chunk).step(8)[1] for chunk in (None, 7, 64, 200)]
+
+    assert tokens == [tokens[0]] * 4
+
+
+def test_without_a_cache_a_turn_ends_where_the_model_ends_it() -> None:
+    setup = Setup(QUICK, tiny_llama())
+    prompt = setup.prompt(20)
+
+    whole = uncached(setup.model, prompt)(prompt, 8)
+    cut = uncached(setup.model, prompt, whole.tokens[3:4])(prompt, 8)
+
+    assert len(whole.tokens) == 8
+    assert 0 < whole.first_s <= whole.total_s
+    assert cut.tokens == whole.tokens[: whole.tokens.index(whole.tokens[3])]
+
+
+def test_four_bits_take_what_the_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths.main(["--quick"])
+
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:-1]]
+    assert [row[0] for row in rows] == ["64", "128"]
+    assert all(float(row[3]) == pytest.approx(float(row[4]), rel=0.02) for row in rows)
+
+
+def test_an_experiment_that_loads_its_own_model_takes_no_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert begin("own", "", [], None, "default").model == "default"
+    with pytest.raises(SystemExit):
+        begin("own", "", ["--model", "other"], None, "default")
+    assert "--model" in capsys.readouterr().err
+
+
+def test_who_comes_later_waits_from_then_on() -> None:
+    row = staggered.Served(2.0, 3.0, 4.0, 5.0, 6.0)
+
+    assert staggered.row_of("interleaved", row) == {
+        "how": "interleaved",
+        "B_arrives_s": 2.0,
+        "A_first_token_s": 3.0,
+        "B_first_token_s": 3.0,
+        "both_s": 6.0,
+        "A_done_s": 4.0,
+        "B_done_s": 4.0,
+        "all_done_s": 6.0,
+    }
