@@ -230,6 +230,10 @@ class Arena:
         """One step of the `model`, of `tokens` [B, T] that stand as the `geometry` says: lazy
         logits [B, T, vocab]. Commits no length."""
         self.begin(geometry)
+        return self.run(model, tokens)
+
+    def run(self, model: Any, tokens: mx.array) -> mx.array:
+        """The step that was begun, as `step`."""
         with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
         return logits

@@ -78,7 +78,7 @@ class Pool:
         new = encode(self.layer, keys, values)
         at: slice | mx.array
         if self.floats.copy is not None:
-            self.floats.copy.write(new, cells.flat(self.floats.copy.floats.shape))
+            self.floats.copy.write(new, cells.flat(self.floats.copy.shape))
             return
         if cells.start is not None:
             at = slice(cells.start, cells.start + keys.shape[2])
@@ -131,6 +131,36 @@ class Pool:
             found = self.read(1, tokens, floats=True).floats(PRECISION)
             self.floats.note_prefix(found)
         return found
+
+    @property
+    def carried(self) -> list[mx.array]:
+        """The arrays that a decode step writes."""
+        kept = self.floats.copy
+        return list(self._stored.values()) if kept is None else [kept.flat]
+
+    def stand_in(self, carried: list[mx.array]) -> "Pool":
+        """One that has these arrays, for one step: this one stays as it is."""
+        pool = object.__new__(Pool)
+        pool.layer, pool._sides, pool.trunk = self.layer, self._sides, self.trunk
+        # With floats it has no codes: whoever reads them would read those of another step.
+        kept = self.floats.copy is not None
+        pool._stored = {} if kept else dict(zip(self._stored, carried, strict=True))
+        pool.floats = self.floats.stand_in(carried)
+        return pool
+
+    @property
+    def outcome(self) -> tuple[list[mx.array], list[mx.array]]:
+        """What a step left in this stand-in: the arrays, and what waits to be written."""
+        kept = self.floats.copy
+        return self.carried, [] if kept is None else kept.waiting
+
+    def accept(self, outcome: tuple[list[mx.array], list[mx.array]]) -> None:
+        """A step was taken that had this `outcome`."""
+        arrays, waiting = outcome
+        if self.floats.copy is None:
+            self._stored.update(zip(self._stored, arrays, strict=True))
+        else:
+            self.floats.copy.accept(arrays[0], waiting)
 
     def resize(self, slots: int, capacity: int) -> None:
         """Reallocate to at least this many slots and tokens, keeping the contents."""

@@ -28,8 +28,9 @@ persistence/ledger: persistence/commit persistence/errors persistence/files
 core/arena: core/attention core/cache core/errors core/quant
 persistence/kv: core/cache persistence/commit persistence/errors persistence/files
     persistence/ledger
+core/arena/compiled: core/arena
 core/batch: core/arena
-core/model: core/arena core/attention core/cache core/conversation core/errors core/numbers
+core/model: core/arena core/arena/compiled core/attention core/cache core/conversation core/errors core/numbers
     core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
@@ -37,7 +38,7 @@ core/arena/sessions: core/arena core/attention core/cache core/cache/family core
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
 core/schedule/speculation: core/schedule
-core/engine: core/arena core/blas core/cache core/conversation core/errors
+core/engine: core/arena core/arena/compiled core/blas core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files
