@@ -135,9 +135,7 @@ def _together(model: Any, spec: ModelCacheSpec) -> list[list[mx.array]]:
     return found
 
 
-def join_rows(
-    model: Any, spec: ModelCacheSpec, policy: AttentionPolicy
-) -> tuple[Arena, list[int]]:
+def join_rows(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> tuple[Arena, list[int]]:
     """Rows that end at different positions, in an arena of this `spec` and `policy`, each prefilled
     by itself by the `model`; and which of the prompts each has."""
     arena = Arena(spec, policy, extent_step=policy.extent_step)

@@ -62,18 +62,25 @@ class StepCompiler:
     """Takes the decode steps of a `model`, of any of its arenas; all of them eagerly if it is not
     `traced`.
 
-    At most `most` traces are kept, those used last, of steps that were taken `worth` times. They
-    hold the model's weights, and go with the compiler. `made` counts traces, `replayed` the steps
-    that were taken by one.
+    At most `most` traces are kept, those used last. They hold the model's weights, and go with the
+    compiler. A trace is made of a step that was taken `worth` times, and must have been paid for by
+    as many replays, but for the first `credit` ones. `made` counts them, `replayed` the steps that
+    were taken by one.
     """
 
     def __init__(
-        self, model: Any, *, traced: bool, most: int = MOST_TRACES, worth: float = WORTH
+        self,
+        model: Any,
+        *,
+        traced: bool,
+        most: int = MOST_TRACES,
+        worth: float = WORTH,
+        credit: float = CREDIT,
     ) -> None:
         self._model = model
         self._traced = traced
         self._most = most
-        self._least = worth
+        self._least, self._credit = worth, credit
         self._traces: OrderedDict[Hashable, _Trace] = OrderedDict()
         # How often a step was taken that has no trace.
         self._taken: OrderedDict[Hashable, float] = OrderedDict()
@@ -128,7 +135,7 @@ class StepCompiler:
         self._taken[key] = taken = self._taken.pop(key, 0) + 1
         if len(self._taken) > MOST_COUNTED:
             self._taken.popitem(last=False)
-        paid = (self.made - CREDIT) * WORTH <= self.replayed
+        paid = (self.made - self._credit) * self._least <= self.replayed
         return taken >= self._least and paid and replays()
 
 
