@@ -30,8 +30,8 @@ persistence/kv: core/cache persistence/commit persistence/errors persistence/fil
     persistence/ledger
 core/arena/compiled: core/arena
 core/batch: core/arena
-core/model: core/arena core/arena/compiled core/attention core/cache core/conversation core/errors core/numbers
-    core/quant
+core/model: core/arena core/arena/compiled core/attention core/cache core/conversation core/errors
+    core/numbers core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model

@@ -78,7 +78,7 @@ class StepCompiler:
         credit: float = CREDIT,
     ) -> None:
         self._model = model
-        self._traced = traced
+        self.traced = traced
         self._most = most
         self._least, self._credit = worth, credit
         self._traces: OrderedDict[Hashable, _Trace] = OrderedDict()
@@ -93,7 +93,9 @@ class StepCompiler:
         """One step of all rows of `arena`, which are fed `tokens` [rows]: lazy logits [rows,
         vocab], and what the `tail` makes of them if it was replayed. If it raises, lengths are as
         before."""
-        if not self._traced:
+        # What was drawn has this dtype, what was read of a request another one.
+        tokens = tokens.astype(mx.uint32)
+        if not self.traced:
             return arena.forward(self._model, tokens[:, None])[:, -1], None
         geometry = EvenStep(arena.table, 1, floats=arena.floats, whole=True)
         arena.begin(geometry)
@@ -106,22 +108,23 @@ class StepCompiler:
     def _by_trace(
         self, key: Hashable, arena: Arena, tokens: mx.array, tail: Tail | None
     ) -> Stepped | None:
-        """The step that was begun, if there is a trace of it or it is worth one."""
+        """The step that was begun, if there is a trace of it or it is worth one. What fails here
+        has changed nothing: an eager step shows whether it was the trace's fault."""
         trace = self._traces.get(key)
-        if trace is not None:
-            self._traces.move_to_end(key)
-            self.replayed += 1
-            return trace(arena, tokens, tail)
-        if key is None or not self._worth(key):
-            return None
-        self.made += 1
-        trace = _Trace(self._model)
         try:
-            with unfused():
-                stepped = trace(arena, tokens, tail)
+            if trace is not None:
+                self._traces.move_to_end(key)
+                stepped = trace.replay(arena, tokens, tail)
+                self.replayed += 1
+                return stepped
+            if key is None or not self._worth(key):
+                return None
+            self.made += 1
+            trace = _Trace(self._model)
+            stepped = trace.make(arena, tokens, tail)
         except Exception as error:
-            # An eager step shows whether it is the step's or the trace's.
-            logger.debug("a step cannot be traced: %s: %s", type(error).__name__, error)
+            logger.debug("a step cannot be replayed: %s: %s", type(error).__name__, error)
+            self._traces.pop(key, None)
             self._taken[key] = NEVER
             return None
         del self._taken[key]
@@ -140,32 +143,39 @@ class StepCompiler:
 
 
 class _Trace:
-    """One kind of step. Whoever calls it is seen by the trace alone, a replay knows arrays."""
+    """One kind of step of a `model`."""
 
     def __init__(self, model: Any) -> None:
-        self._caller = caller = list[Any]()
+        # Of the step that is traced. A replay knows arrays alone, and one that asks fails: it would
+        # be traced once more.
+        self._traced = traced = list[Any]()
 
         def step(
             tokens: mx.array, offset: mx.array, carried: list[Any], inputs: Inputs
         ) -> tuple[mx.array, mx.array | None, list[Any]]:
-            arena, tail = caller
+            arena, tail = traced
             with _standing_in(arena, offset, carried):
                 logits = arena.run(model, tokens[:, None])[:, -1]
                 drawn = None if tail is None else tail.run(logits, tokens, inputs)
                 return logits, drawn, [layer.rows.outcome for layer in arena.layers]
 
-        self._replay: Callable[..., Any] = mx.compile(step)
+        self._step: Callable[..., Any] = mx.compile(step)
 
-    def __call__(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> Stepped:
+    def make(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> Stepped:
+        """`replay`, of what is traced now."""
+        self._traced[:] = arena, tail
+        try:
+            with unfused():
+                return self.replay(arena, tokens, tail)
+        finally:
+            self._traced.clear()
+
+    def replay(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> Stepped:
         """The step that `arena` has begun, of `tokens` [rows], and its `tail`."""
         layers, offset = arena.layers, mx.array(arena.table.lengths)
         carried = [layer.rows.carried for layer in layers]
-        self._caller[:] = arena, tail
-        try:
-            inputs = [] if tail is None else tail.inputs
-            logits, drawn, outcomes = self._replay(tokens, offset, carried, inputs)
-        finally:
-            self._caller.clear()
+        inputs = () if tail is None else tail.inputs
+        logits, drawn, outcomes = self._step(tokens, offset, carried, inputs)
         for layer, outcome in zip(layers, outcomes, strict=True):
             layer.rows.accept(outcome)
         return logits, drawn
