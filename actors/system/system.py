@@ -44,6 +44,7 @@ from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.unsaved import MAX_UNSAVED
 from kvactors.actors.workers.gpu import OnProgress
+from kvactors.actors.workers.switching import SWITCH_INTERVAL
 from kvactors.core.cache.kv_bits import KVBits
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -93,8 +94,8 @@ class AgentSystem:
         watchdog: seconds a step, or an agent's answer, may take before `health()` and a log say so.
         journal: a new file of what behaviours live through (`kvactors.actors.behaviours.replay`).
         log_text: let the log, at level DEBUG, say what agents are told and answer, not ids alone.
-        switch_interval: seconds after which Python's threads take turns in a step, such as 0.0005
-            beside threads that compute; it is the process's, so None leaves it to the program.
+        switch_interval: seconds after which Python's threads take turns while a step runs, so that
+            it waits less for those that compute; None leaves it as the program has it.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
     what it is made of, for tests and tools: nothing there is promised to stay.
@@ -131,7 +132,7 @@ class AgentSystem:
         deterministic: bool = False,
         seed: int = 0,
         log_text: bool = False,
-        switch_interval: float | None = None,
+        switch_interval: float | None = SWITCH_INTERVAL,
     ) -> None:
         check_model(model)
         check_progress(progress)
@@ -258,8 +259,7 @@ class AgentSystem:
         return future
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The latest 1,000 messages that nobody handled. Behaviours get them under the topic
-        "dead letters"."""
+        """The latest 1,000 messages nobody handled; behaviours get them as topic "dead letters"."""
         return tuple(self.parts.router.letters)
 
     # -- what is known of it -----------------------------------------------------------

@@ -139,8 +139,7 @@ class GpuActor(SystemActor):
         self._ticking = False
         self._vitals.step_begins()
         engine = self._slot.engine
-        # An eager step is built under the GIL: to take turns more often makes that longer.
-        with switching(self._switch_interval if engine.replays else None):
+        with switching(self._switch_interval):
             events = engine.step()
         for event in events:
             self._reports.tell(event)

@@ -179,11 +179,6 @@ class Engine:
         streamed = any(request.stream for request in self.memory.running.answering)
         return streamed and not (self._admission.waiting or self.memory.short)
 
-    @property
-    def replays(self) -> bool:
-        """Whether its decode steps may be replayed."""
-        return any(steps.traced for steps in self.memory.running.steps)
-
     def check(self) -> None:
         """Prove the bookkeeping: all that memory accounts for, and the order of who waits."""
         self.memory.check()

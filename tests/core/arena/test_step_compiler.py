@@ -7,6 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from children import run_child
 from makers import LoadGrid, MakeEngine, prompts_of
 from replays import SAMPLINGS, Rows, Twins
 
@@ -255,6 +256,36 @@ def test_an_engine_that_replays_answers_as_one_that_does_not(
 )
 def test_a_family_that_cannot_be_replayed_says_why(family: str, reason: str) -> None:
     assert load(build(family)).eager == reason
+
+
+ELSEWHERE = """
+from kvactors.core import blas
+blas.preload()
+from kvactors.core.engine.engine import Engine, EngineConfig
+from kvactors.core.model.load import load_model
+from kvactors.core.model.options import ModelOptions
+from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.models import PlainTokenizer, tiny_model
+
+loaded = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions(name="m"))
+engine = Engine(loaded, EngineConfig(4, 1 << 28, False))
+sampling = Sampling(max_tokens=30, temperature=0.7, top_p=0.8)
+request = make_request("a", [], [1, 2, 3], sampling)
+run_engine(engine, [(0, request)])
+print(loaded.eager, engine.memory.running.steps[0].replayed > 0, request.generated, sep="; ")
+"""
+
+
+def test_without_a_compiler_and_with_compiling_turned_off_answers_are_the_same() -> None:
+    found = [
+        run_child(ELSEWHERE, **environment).stdout.strip().split("; ")
+        for environment in ({}, {"MLX_DISABLE_COMPILE": "1"}, {"PATH": ""})
+    ]
+
+    eager = ["MLX does not compile here", "False"]
+    assert [one[:2] for one in found] == [["", "True"], eager, eager]
+    assert found[0][2] == found[1][2] == found[2][2]
 
 
 def test_a_class_that_may_do_more_than_build_a_graph_is_not_traced() -> None:
