@@ -2,10 +2,12 @@
 
 A replay knows arrays alone: whatever else a model's Python does, it did when it was traced. So only
 classes of MLX and mlx-lm are traced, and only where a few steps of ragged rows, replayed, have the
-logits and leave the bytes of eager ones, to the last bit. GPU thread.
+logits and leave the bytes of eager ones, to the last bit, and take less of this thread's time.
+GPU thread.
 """
 
 import logging
+import time
 from typing import Any
 
 import mlx.core as mx
@@ -36,11 +38,15 @@ def why_eager(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> str:
     if not replays():
         return "MLX does not compile here"
     try:
-        same = _same(model, spec, policy)
+        # Eager last: a trace that left something in the model shows.
+        traced, eager = (_stepped(model, spec, policy, worth) for worth in (1, float("inf")))
     except Exception as error:
         logger.debug("the probe of traces failed", exc_info=error)
         return "its forward cannot be traced"
-    return "" if same else "a replayed step has other bits than an eager one"
+    (found, took), (expected, takes) = traced, eager
+    if not all(mx.array_equal(a, b, equal_nan=True) for a, b in zip(found, expected, strict=True)):
+        return "a replayed step has other bits than an eager one"
+    return "" if took < takes else "a replayed step takes as long to launch as an eager one"
 
 
 def _unknown(model: Any) -> str:
@@ -49,28 +55,25 @@ def _unknown(model: Any) -> str:
     return next((k.__name__ for k in kinds if k.__module__.split(".")[0] not in _KNOWN), "")
 
 
-def _same(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> bool:
-    # Eager last: a trace that left something in the model shows.
-    traced, eager = (_stepped(model, spec, policy, worth) for worth in (1, float("inf")))
-    return all(mx.array_equal(a, b, equal_nan=True) for a, b in zip(eager, traced, strict=True))
-
-
 def _stepped(
     model: Any, spec: ModelCacheSpec, policy: AttentionPolicy, worth: float
-) -> list[mx.array]:
-    """Logits of some steps, and all bytes after them."""
+) -> tuple[list[mx.array], float]:
+    """Logits of some steps and all bytes after them, and the least seconds of this thread that the
+    launch of one took."""
     arena, order = join_rows(model, spec, policy)
     arena.floats = True
     steps = StepCompiler(model, traced=True, worth=worth)
-    fed, found = mx.array([1] * len(order)), []
+    fed, found, took = mx.array([1] * len(order)), [], float("inf")
     for _ in range(_STEPS):
+        begin = time.thread_time()
         logits, _ = steps.step(arena, fed)
+        took = min(took, time.thread_time() - begin)
         fed = mx.argmax(logits, axis=-1)
         mx.eval(logits)
         found.append(logits)
     if worth == 1 and not steps.replayed:
         raise RuntimeError("no step was replayed")
-    return found + _held(arena)
+    return found + _held(arena), took
 
 
 def _held(arena: Arena) -> list[mx.array]:
