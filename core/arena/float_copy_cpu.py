@@ -52,19 +52,20 @@ class FloatCopy:
         self.flat[at] = self._said(new)
 
     def stand_in(self, flat: mx.array) -> "FloatCopy":
-        """One that begins with these floats, and has no codes but those of one step."""
+        """One that begins with these floats, [cells, dim], and has no codes but those of a step."""
         other = copy(self)
         other.flat, other._late, other._stored = flat, [], {}
         return other
 
     @property
     def waiting(self) -> list[mx.array]:
-        """The codes of a step that wait, and their cells: where one was taken."""
+        """The codes of the one step that wait, [sides, n, kv_heads, T, width], and their cells."""
         ((new, at),) = self._late
         return [*new.values(), at]
 
     def accept(self, flat: mx.array, waiting: list[mx.array]) -> None:
-        """A step was taken that left these floats, and codes that wait, as `waiting` has them."""
+        """A step was taken that left these floats, [cells, dim], and codes that wait, as `waiting`
+        has them."""
         *codes, at = waiting
         self.flat = flat
         self._wait(dict(zip(self._stored, codes, strict=True)), at)
@@ -146,12 +147,6 @@ class KeptFloats:
             self._waits -= 1
         elif self.copy is None and self._copied:
             self.copy = FloatCopy(self._stored, self._layer.sides[0])
-
-    def stand_in(self, carried: list[mx.array]) -> "KeptFloats":
-        """What a pool keeps that stands in for this one's, with the arrays that a step writes."""
-        kept = copy(self)
-        kept.copy = None if self.copy is None else self.copy.stand_in(carried[0])
-        return kept
 
     def settle(self) -> None:
         """Store the codes that wait."""

@@ -1,7 +1,5 @@
 """The rows of one layer of keys and values: a pool of bytes for each slab. GPU thread only."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -129,36 +127,6 @@ class KVRows:
             return
         tokens = next(iter(arrays.values())).shape[2]
         self.pools[slab].put(slot, mx.arange(end - tokens, end) % cells, arrays)
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What a decode step's arrays look like."""
-        return tuple((pool.shape, pool.floats.copy is None) for pool in self.pools)
-
-    @property
-    def carried(self) -> list[Any]:
-        """The arrays that a decode step writes, slab by slab."""
-        return [pool.carried for pool in self.pools]
-
-    @contextmanager
-    def standing_in(self, carried: list[Any]) -> Iterator[None]:
-        """Within, the rows are those of the arrays `carried`; then all is as before."""
-        pools = self.pools
-        self.pools = [pool.stand_in(one) for pool, one in zip(pools, carried, strict=True)]
-        try:
-            yield
-        finally:
-            self.pools = pools
-
-    @property
-    def outcome(self) -> list[Any]:
-        """What a step left in what stands in, slab by slab."""
-        return [pool.outcome for pool in self.pools]
-
-    def accept(self, outcome: list[Any]) -> None:
-        """A step was taken that had this `outcome`."""
-        for pool, one in zip(self.pools, outcome, strict=True):
-            pool.accept(one)
 
     @property
     def nbytes(self) -> int:

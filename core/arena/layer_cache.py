@@ -11,7 +11,6 @@ GPU thread only.
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, Protocol
 
@@ -64,24 +63,6 @@ class LayerRows(Protocol):
 
     def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
         """Store what was exported of tokens [start, end) in `row`; `arrays` by name."""
-
-    @property
-    def form(self) -> tuple[Any, ...] | None:
-        """What a decode step's arrays look like; None if some are not there yet."""
-
-    @property
-    def carried(self) -> list[Any]:
-        """The arrays that a decode step writes, slab by slab."""
-
-    def standing_in(self, carried: list[Any]) -> AbstractContextManager[None]:
-        """Within, the rows are those of the arrays `carried`; then all is as before."""
-
-    @property
-    def outcome(self) -> list[Any]:
-        """What a step left in what stands in, slab by slab."""
-
-    def accept(self, outcome: list[Any]) -> None:
-        """A step was taken that had this `outcome`."""
 
     @property
     def nbytes(self) -> int:

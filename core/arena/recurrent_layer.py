@@ -5,8 +5,7 @@ was only scored leaves again: the state before the last step is kept, so that a 
 back by it. GPU thread only.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -120,36 +119,6 @@ class StateRows:
         """Let `row` have the state in `arrays`, whatever tokens [start, end) it was exported
         with."""
         self._put(row, [arrays[f"s{index}"][None] for index in range(len(self.layer.states))])
-
-    @property
-    def form(self) -> tuple[Any, ...] | None:
-        """What a decode step's arrays look like; None before a first step has made them."""
-        shapes = [None if states is None else states[0].shape for states in self.now]
-        return None if None in shapes else tuple(shapes)
-
-    @property
-    def carried(self) -> list[Any]:
-        """The states that a decode step begins with, slab by slab."""
-        return list(self.now)
-
-    @contextmanager
-    def standing_in(self, carried: list[Any]) -> Iterator[None]:
-        """Within, the rows have the states `carried`; then all is as before."""
-        now = self.now
-        self.now = [list(states) for states in carried]
-        try:
-            yield
-        finally:
-            self.now = now
-
-    @property
-    def outcome(self) -> list[Any]:
-        """The states that a step left, slab by slab."""
-        return list(self.now)
-
-    def accept(self, outcome: list[Any]) -> None:
-        """A step was taken that had this `outcome`."""
-        self.now = list(outcome)
 
     @property
     def nbytes(self) -> int:

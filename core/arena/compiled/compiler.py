@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.compiled.carried import carrier
 from kvactors.core.arena.compiled.unfused import replays, unfused
 from kvactors.core.arena.step import EvenStep
 
@@ -101,7 +102,8 @@ class StepCompiler:
         arena.begin(geometry)
         stepped = self._by_trace(_key(arena, geometry, tail), arena, tokens, tail)
         if stepped is None:
-            stepped = arena.run(self._model, tokens[:, None])[:, -1], None
+            logits = arena.step(self._model, tokens[:, None], geometry, begun=True)
+            stepped = logits[:, -1], None
         arena.table.advance(1)
         return stepped
 
@@ -154,10 +156,10 @@ class _Trace:
             tokens: mx.array, offset: mx.array, carried: list[Any], inputs: Inputs
         ) -> tuple[mx.array, mx.array | None, list[Any]]:
             arena, tail = traced
-            with _standing_in(arena, offset, carried):
-                logits = arena.run(model, tokens[:, None])[:, -1]
+            with _standing_in(arena, offset, carried) as geometry:
+                logits = arena.step(model, tokens[:, None], geometry, begun=True)[:, -1]
                 drawn = None if tail is None else tail.run(logits, tokens, inputs)
-                return logits, drawn, [layer.rows.outcome for layer in arena.layers]
+                return logits, drawn, [carrier(layer).outcome for layer in arena.layers]
 
         self._step: Callable[..., Any] = mx.compile(step)
 
@@ -172,32 +174,32 @@ class _Trace:
 
     def replay(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> Stepped:
         """The step that `arena` has begun, of `tokens` [rows], and its `tail`."""
-        layers, offset = arena.layers, mx.array(arena.table.lengths)
-        carried = [layer.rows.carried for layer in layers]
+        carriers, offset = list(map(carrier, arena.layers)), mx.array(arena.table.lengths)
+        carried = [one.arrays for one in carriers]
         inputs = () if tail is None else tail.inputs
         logits, drawn, outcomes = self._step(tokens, offset, carried, inputs)
-        for layer, outcome in zip(layers, outcomes, strict=True):
-            layer.rows.accept(outcome)
+        for one, outcome in zip(carriers, outcomes, strict=True):
+            one.accept(outcome)
         return logits, drawn
 
 
 @contextmanager
-def _standing_in(arena: Arena, offset: mx.array, carried: list[Any]) -> Iterator[None]:
-    """Within, the arena's rows are those of the arrays `carried`, at the positions `offset`
-    [rows]; then all is as before, whatever happens."""
+def _standing_in(arena: Arena, offset: mx.array, carried: list[Any]) -> Iterator[EvenStep]:
+    """Within, the arena's rows are those of the arrays `carried`, and take a step at the positions
+    `offset` [rows]; then all is as before, whatever happens."""
     geometry = EvenStep(arena.table, 1, floats=arena.floats, whole=True, offset=offset)
     with ExitStack() as stack:
         for layer, arrays in zip(arena.layers, carried, strict=True):
-            stack.enter_context(layer.rows.standing_in(arrays))
+            stack.enter_context(carrier(layer).standing_in(arrays))
             stack.callback(setattr, layer, "geometry", layer.geometry)
             layer.geometry = geometry
-        yield
+        yield geometry
 
 
 def _key(arena: Arena, geometry: EvenStep, tail: Tail | None) -> Hashable:
     """What shapes the graph of a step; None if it cannot be traced: what rows begin with and read
     once is no array that a step carries, and states are made by a first step."""
-    forms = [arena.layers[group[0]].rows.form for group in arena.spec.groups()]
+    forms = [carrier(arena.layers[group[0]]).form for group in arena.spec.groups()]
     if any(geometry.shared) or None in forms:
         return None
     form = None if tail is None else tail.form

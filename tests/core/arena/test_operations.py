@@ -5,6 +5,7 @@ from io import StringIO
 import mlx.core as mx
 import pytest
 
+from kvactors.core.arena.compiled.carried import carrier
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
@@ -30,12 +31,9 @@ def operations(layers: int, lengths: tuple[int, ...], *, floats: bool) -> int:
         arena.evaluate()
     logits, graph = arena.forward(loaded.model, fed), StringIO()
     # What a step leaves is a part of it.
-    mx.export_to_dot(graph, logits, *[array for row in carried(arena) for array in row])
+    left = [array for layer in arena.layers for slab in carrier(layer).arrays for array in slab]
+    mx.export_to_dot(graph, logits, *left)
     return graph.getvalue().count("shape=rectangle")
-
-
-def carried(arena: object) -> list[list[mx.array]]:
-    return [one for layer in arena.layers for one in layer.rows.carried]  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not on_cpu(), reason="the counts are those of MLX's CPU build")
