@@ -112,8 +112,8 @@ class EvenStep(StepGeometry):
     layer that holds `cells` tokens of a row in cell p % cells.
 
     `slab` restricts the step to one slab: the others' rows stand still. `floats` and `whole` as
-    above. With an `offset` the positions are its own, and `table` says only how many rows there are
-    and how far they reach: the graph is then that of all steps for which it says the same.
+    above. With an `offset` [rows] the positions are its own, and `table` says how many rows there
+    are and how far they reach: the graph is then that of all steps for which it says the same.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ def test_a_thousand_staggered_arrivals_make_few_traces(
     assert len(steps) <= MOST_TRACES
 
 
-class Told(nn.Module):
+class Told(nn.Module):  # type: ignore[misc]
     """What a layer ends with, and something else when it is told to."""
 
     def __init__(self, inner: nn.Module) -> None:
@@ -124,7 +124,8 @@ class Told(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         self.act(x)
-        return self.inner(x)
+        out: mx.array = self.inner(x)
+        return out
 
 
 def told() -> tuple[LoadedModel, Told]:

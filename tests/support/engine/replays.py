@@ -107,8 +107,9 @@ class Twins:
         drawn, logits = self.replayed.step(self.turns, ahead=ahead)
         expected, same = self.eager.step(self.turns, ahead=ahead)
         assert mx.array_equal(logits, same, equal_nan=True), self._where()
-        assert drawn.tolist() == expected.tolist(), self._where()
-        for name, token in zip(self.eager.names, expected.tolist(), strict=True):
+        tokens: list[int] = expected.tolist()  # type: ignore[assignment]
+        assert drawn.tolist() == tokens, self._where()
+        for name, token in zip(self.eager.names, tokens, strict=True):
             self.turns[name].tokens.append(token)
 
     def _where(self) -> str:
