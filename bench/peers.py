@@ -22,6 +22,7 @@ from mlx_lm.models.cache import KVCache
 
 from kvactors.bench.busy_threads import busy_threads
 from kvactors.bench.setup import FIRST
+from kvactors.core.arena.compiled.compiler import StepCompiler
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
@@ -201,13 +202,15 @@ def batch_steps(model: Any, prompts: Sequence[Sequence[int]]) -> Callable[[int],
 
 
 class Bare:
-    """The engine's own cache and model without engine, scheduler and actors: one row of `tokens`,
-    prefilled by the model that is `loaded` as the engine does it, or in pieces of a `chunk`."""
+    """The engine's own cache, model and replays without engine, scheduler and actors: one row of
+    `tokens`, prefilled by the model that is `loaded` as the engine does it, or in pieces of a
+    `chunk`."""
 
     def __init__(
         self, loaded: LoadedModel, tokens: Sequence[int], chunk: int | None = None
     ) -> None:
         self._model = loaded.model
+        self._steps = StepCompiler(loaded.model, traced=not loaded.eager)
         self.arena = new_arena(loaded)
         self.arena.floats = True
         self.arena.add_row(0, len(tokens))
@@ -243,7 +246,9 @@ class Bare:
         token, tokens = self._ahead([self._answered, 1]), list[int]()
         begin = time.perf_counter()
         for _ in range(decoded):
-            following = self._ahead(token)
+            logits, _ = self._steps.step(self.arena, token)
+            following = mx.argmax(logits, axis=-1)
+            mx.async_eval(following)  # type: ignore[no-untyped-call]
             tokens.append(_token(token))
             token = following
         spent = (time.perf_counter() - begin) / decoded
@@ -251,8 +256,7 @@ class Bare:
         self.arena.table.set_length(0, length)
         return spent, tokens
 
-    def _ahead(self, tokens: mx.array | Sequence[int]) -> mx.array:
-        given = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
-        following = _greedy(self.arena.forward(self._model, given[None]))
+    def _ahead(self, tokens: Sequence[int]) -> mx.array:
+        following = _greedy(self.arena.forward(self._model, mx.array([list(tokens)])))
         mx.async_eval(following)  # type: ignore[no-untyped-call]
         return following

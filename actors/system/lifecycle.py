@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -34,10 +33,6 @@ logger = logging.getLogger(__name__)
 
 POOL_THREADS = 2
 STOPPED = "the system is stopped"
-# Python threads that compute starve the GPU thread of the GIL; a shorter switch interval
-# than Python's 5 ms gives it back sooner (measured: a 7 ms step beside one busy thread
-# takes 10 ms instead of 16).
-SWITCH_INTERVAL = 0.0005
 
 
 class Lifecycle:
@@ -85,7 +80,6 @@ class Lifecycle:
 
     def start(self, launch: Launch) -> ModelInfo:
         """Open the store, load the model. Raises StorageError or ModelError."""
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         blas.advise()
         if self._seed is None:
             gpu_thread = mlx_dispatcher()

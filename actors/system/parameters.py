@@ -21,6 +21,7 @@ from kvactors.persistence.files.encryption import KEY_BYTES
 __all__ = [
     "callable_name",
     "check_flags",
+    "check_interval",
     "check_isolation",
     "check_journal",
     "check_lane",
@@ -162,6 +163,15 @@ def check_seconds(name: str, value: Any) -> float:
 def check_latency(seconds: Any) -> float | None:
     """The value, None as it is. Raises InvalidConfig unless it is a number above 0, and finite."""
     return None if seconds is None else check_seconds("target_latency", seconds)
+
+
+def check_interval(seconds: Any) -> float | None:
+    """The value, None as it is. Raises InvalidConfig unless it is from a microsecond to a second:
+    what Python takes for the time after which threads take turns."""
+    found = number(seconds)
+    if seconds is not None and (found is None or not 1e-6 <= found <= 1):
+        raise InvalidConfig(f"switch_interval must be from 1e-6 to 1 second, not {seconds!r}")
+    return found
 
 
 def check_isolation(isolation: object) -> bool:

@@ -18,6 +18,7 @@ from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import (
     callable_name,
     check_flags,
+    check_interval,
     check_isolation,
     check_journal,
     check_lane,
@@ -43,6 +44,7 @@ from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.unsaved import MAX_UNSAVED
 from kvactors.actors.workers.gpu import OnProgress
+from kvactors.actors.workers.switching import SWITCH_INTERVAL
 from kvactors.core.cache.kv_bits import KVBits
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -60,9 +62,8 @@ class AgentSystem:
     """Agents that own persistent KV caches, batched by one GPU actor.
 
     Args:
-        model: "default", a directory, a hub name, or a callable that returns (model,
-            tokenizer) and runs on the GPU thread; with a store a callable needs a name
-            of its own (a function's name, or `model_name`).
+        model: "default", a directory, a hub name, or a callable that returns (model, tokenizer) and
+            runs on the GPU thread; with a store it needs a name (its own, or `model_name`).
         store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
         kv_bits: 4, 8 or None (float); "k8v4", keys and values apart; or a mapping of these by the
             index of a layer or its kind ("full", "sliding", "latent"), 4 where it names none.
@@ -70,8 +71,7 @@ class AgentSystem:
             the prompt among them; the first longer one computes it again, as `kv_bits` says.
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
-        memory_budget: bytes of KV and work space in memory, or "8GB"; unset is half of what
-            the device has left once the model is loaded.
+        memory_budget: bytes of KV and work space, or "8GB"; unset: half of what the model leaves.
         context: tokens an agent may remember; lowers the model's own limit.
         dtype: "auto" computes in the weights' dtype, in float32 on the CPU.
         attention: "auto", "packed" or "dequantize" (`kvactors.core.attention.attend`).
@@ -91,12 +91,11 @@ class AgentSystem:
         max_unsaved: bytes, or "1GB", that may wait for a bad disk; then SaveQueueFull.
         deterministic: one thread runs everything, in an order that `seed` draws, in virtual
             time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
-        watchdog: seconds that a step, or another agent's answer, may take before `health()` and
-            the log say so.
-        journal: a new file for what behaviours are told, think and send
-            (`kvactors.actors.behaviours.replay`).
-        log_text: let lines of the log at level DEBUG say what agents are told and answer;
-            without it the log has ids and numbers.
+        watchdog: seconds a step, or an agent's answer, may take before `health()` and a log say so.
+        journal: a new file of what behaviours live through (`kvactors.actors.behaviours.replay`).
+        log_text: let the log, at level DEBUG, say what agents are told and answer, not ids alone.
+        switch_interval: seconds after which Python's threads take turns while a step runs, so that
+            it waits less for those that compute; None leaves it as the program has it.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
     what it is made of, for tests and tools: nothing there is promised to stay.
@@ -133,6 +132,7 @@ class AgentSystem:
         deterministic: bool = False,
         seed: int = 0,
         log_text: bool = False,
+        switch_interval: float | None = SWITCH_INTERVAL,
     ) -> None:
         check_model(model)
         check_progress(progress)
@@ -179,6 +179,7 @@ class AgentSystem:
             max_waiting=check_turns("max_waiting", max_waiting),
             clock=CountingClock() if deterministic else time.perf_counter,
             share=not isolated,
+            switch_interval=check_interval(switch_interval),
         )
         self.parts = Parts(
             lifecycle,
@@ -258,8 +259,7 @@ class AgentSystem:
         return future
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The latest 1,000 messages that nobody handled. Behaviours get them under the topic
-        "dead letters"."""
+        """The latest 1,000 messages nobody handled; behaviours get them as topic "dead letters"."""
         return tuple(self.parts.router.letters)
 
     # -- what is known of it -----------------------------------------------------------

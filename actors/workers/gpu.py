@@ -33,6 +33,7 @@ from kvactors.actors.turns.messages_gpu import (
 from kvactors.actors.workers.engine_reports import EngineReports, OnProgress
 from kvactors.actors.workers.engine_slot import EngineSlot
 from kvactors.actors.workers.health import Vitals
+from kvactors.actors.workers.switching import switching
 from kvactors.core.engine.status import held, in_memory
 from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
 from kvactors.core.model.info import ModelInfo
@@ -81,6 +82,7 @@ class GpuActor(SystemActor):
             self.actor_ref, lambda: self._slot.model.fingerprint, on_progress, tracer
         )
         self._ticking = False
+        self._switch_interval: float | None = None
 
     def on_receive(self, message: Any) -> Any:
         """Handle one message. What breaks the engine itself builds it anew, or ends the actor."""
@@ -114,6 +116,7 @@ class GpuActor(SystemActor):
 
     @handles(LoadModel)
     def _load(self, message: LoadModel) -> ModelInfo:
+        self._switch_interval = message.launch.switch_interval
         return self._slot.load(message.launch)
 
     @handles(SwapModel)
@@ -136,7 +139,9 @@ class GpuActor(SystemActor):
         self._ticking = False
         self._vitals.step_begins()
         engine = self._slot.engine
-        for event in engine.step():
+        with switching(self._switch_interval):
+            events = engine.step()
+        for event in events:
             self._reports.tell(event)
         self._vitals.streaming = engine.streaming
 

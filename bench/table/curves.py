@@ -6,10 +6,12 @@ Each yields (size, value) in the order of the sizes that it is given. Times are 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from kvactors.actors import AgentSystem
 from kvactors.bench.disk import fill, save_one, seconds_of
@@ -31,6 +33,7 @@ APART = 1000
 TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 ROWS = (1, 2, 4, 8, 16, 32)
 SLABS = (1, 2, 4, 8)
+LAYERS = (1, 2, 4, 8, 16, 32)
 AGENTS = (100, 300, 1000, 3000, 10_000)
 CROWD = (1_000, 3_000, 10_000, 30_000, 100_000)
 # Turns that run beside those that wait.
@@ -199,12 +202,20 @@ def operations_over_slabs(setup: Setup, sizes: Sequence[int]) -> Points:
         yield size, _operations(setup, [SHORT + APART * (row % size) for row in range(8)])
 
 
-def _operations(setup: Setup, lengths: Sequence[int]) -> int:
+def operations_over_layers(setup: Setup, sizes: Sequence[int]) -> Points:
+    """The same for one row, and so many layers."""
+    for size in sizes:
+        yield size, _operations(setup, [SHORT], partial(deep_llama, size))
+
+
+def _operations(
+    setup: Setup, lengths: Sequence[int], source: Callable[[], Any] = deep_llama
+) -> int:
     import mlx.core as mx
 
     from kvactors.core.arena.arena import Arena
 
-    loaded = setup.load(deep_llama)
+    loaded = setup.load(source)
     # As if a slab cost next to nothing, so that every length gets its own.
     policy = replace(loaded.policy, launch_tokens=APART // 2)
     arena = Arena(loaded.spec, policy, max_slabs=len(lengths))
@@ -265,6 +276,7 @@ CURVES = (
     Curve("a turn of one token", "ms", "spawned agents", CROWD, ask_among),
     Curve("operations", "", "agents", ROWS, operations_over_rows),
     Curve("operations", "", "slabs", SLABS, operations_over_slabs),
+    Curve("operations", "", "layers", LAYERS, operations_over_layers),
     Curve("memory", "MB", "tokens", TOKENS, bytes_kept),
     Curve("spawn all", "ms", "agents", AGENTS, spawned),
     Curve("save one more", "ms", "agents", AGENTS, saved),

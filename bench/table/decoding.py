@@ -90,12 +90,12 @@ def launches(setup: Setup) -> AbstractContextManager[Sides]:
     return _against_batch(setup, [100] * 12, deep_llama)
 
 
-def deep_llama() -> tuple[Any, Any]:
-    """32 layers that cost next to nothing."""
+def deep_llama(layers: int = 32) -> tuple[Any, Any]:
+    """Layers that cost next to nothing."""
     from kvactors.core.testing.models import tiny_llama
 
     model, tokenizer = tiny_llama(
-        num_hidden_layers=32, hidden_size=64, num_attention_heads=2, num_key_value_heads=1
+        num_hidden_layers=layers, hidden_size=64, num_attention_heads=2, num_key_value_heads=1
     )()
     tokenizer.eos_token_ids = set()
     return model, tokenizer

@@ -226,10 +226,13 @@ class Arena:
             held = self.table.slabs[slab]
             held.capacity = self.table.capacity_for(held.capacity, extent, held.trunk.end)
 
-    def step(self, model: Any, tokens: mx.array, geometry: StepGeometry) -> mx.array:
+    def step(
+        self, model: Any, tokens: mx.array, geometry: StepGeometry, *, begun: bool = False
+    ) -> mx.array:
         """One step of the `model`, of `tokens` [B, T] that stand as the `geometry` says: lazy
-        logits [B, T, vocab]. Commits no length."""
-        self.begin(geometry)
+        logits [B, T, vocab]. Commits no length. `begun`: `begin` was called."""
+        if not begun:
+            self.begin(geometry)
         with in_parts(wanted=self.policy.parts):
             logits: mx.array = model(tokens, cache=list(self._caches))
         return logits

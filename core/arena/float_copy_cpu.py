@@ -5,6 +5,8 @@ a step are put where they belong later, many steps in one write. Of many long ro
 half a gigabyte for a quarter of the time (bench/LOG.md).
 """
 
+from copy import copy
+
 import mlx.core as mx
 
 from kvactors.core.arena.cells import written
@@ -22,29 +24,56 @@ _STEPS_WITHOUT = 64
 
 
 class FloatCopy:
-    """Floats [sides, slots, kv_heads, capacity, dim] of `stored`, a slab's codes, scales and
-    biases by name; these are true after `settle`."""
+    """Floats of `stored`, a slab's codes, scales and biases by name, which are true after `settle`:
+    `flat` is [cells, dim], `floats` the same as [sides, slots, kv_heads, capacity, dim]."""
 
     def __init__(self, stored: dict[str, mx.array], side: Side) -> None:
         self._stored = stored
         self._side = side
         self._late: list[tuple[dict[str, mx.array], mx.array]] = []
-        self.floats = self._said(stored)
-        self._flat = self.floats.reshape(-1, side.dim)
+        said = self._said(stored)
+        self.shape = said.shape
+        self.flat = said.reshape(-1, side.dim)
+
+    @property
+    def floats(self) -> mx.array:
+        """[sides, slots, kv_heads, capacity, dim]."""
+        return self.flat.reshape(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated, those of codes that wait included."""
         waits = sum(array.nbytes for array in self._late[0][0].values()) if self._late else 0
-        return self.floats.nbytes + len(self._late) * waits
+        return self.flat.nbytes + len(self._late) * waits
 
     def write(self, new: dict[str, mx.array], at: mx.array) -> None:
         """A step's new codes, at the flat cells [sides, n, kv_heads, T]."""
+        self._wait(new, at)
+        self.flat[at] = self._said(new)
+
+    def stand_in(self, flat: mx.array) -> "FloatCopy":
+        """One that begins with these floats, [cells, dim], and has no codes but those of a step."""
+        other = copy(self)
+        other.flat, other._late, other._stored = flat, [], {}
+        return other
+
+    @property
+    def waiting(self) -> list[mx.array]:
+        """The codes of the one step that wait, [sides, n, kv_heads, T, width], and their cells."""
+        ((new, at),) = self._late
+        return [*new.values(), at]
+
+    def accept(self, flat: mx.array, waiting: list[mx.array]) -> None:
+        """A step was taken that left these floats, [cells, dim], and codes that wait, as `waiting`
+        has them."""
+        *codes, at = waiting
+        self.flat = flat
+        self._wait(dict(zip(self._stored, codes, strict=True)), at)
+
+    def _wait(self, new: dict[str, mx.array], at: mx.array) -> None:
         if self._late and (len(self._late) == LATE_STEPS or self._late[0][1].shape != at.shape):
             self.settle()
         self._late.append((new, at))
-        self._flat[at] = self._said(new)
-        self.floats = self._flat.reshape(self.floats.shape)
 
     def settle(self) -> None:
         """Store what waits."""

@@ -133,6 +133,7 @@ class KVLayer:
         assert geometry is not None
         reach = geometry.reaches(self.layer)[index]
         fixed = path == "packed" or self.policy.reproducible or geometry.shared[index]
+        fixed = fixed or geometry.whole
         if reach.end is None or fixed:
             return AttendSpec(reach.mask, out_dtype), reach.extent
         return AttendSpec.of_run(tokens, out_dtype), reach.end

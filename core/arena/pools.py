@@ -23,7 +23,8 @@ __all__ = ["Pool"]
 
 class Pool:
     """One slab of one layer: geometry, growth and movement of rows; `capacity` tokens in each of
-    its `slots`, behind what all of them read of a `trunk`."""
+    its `slots`, behind what all of them read of a `trunk`. `stored` are its arrays by name, but for
+    what `floats` wait to write: `arrays` has that too."""
 
     def __init__(
         self, layer: LayerSpec, slots: int, capacity: int, trunk: LayerPieces | None = None
@@ -31,35 +32,35 @@ class Pool:
         self.layer = layer
         self.trunk = trunk or LayerPieces()
         self._sides = layer.sides
-        self._stored: Arrays = {
+        self.stored: Arrays = {
             name: mx.zeros((sides, slots, layer.kv_heads, capacity, width), dtype=dtype)
             for name, (sides, width, dtype) in array_widths(layer).items()
         }
-        self.floats = KeptFloats(layer, self._stored, whole=not self.trunk.end)
+        self.floats = KeptFloats(layer, self.stored, whole=not self.trunk.end)
 
     @property
     def arrays(self) -> Arrays:
         """Every array, by name."""
         self.floats.settle()
-        return self._stored
+        return self.stored
 
     def _changing(self) -> Arrays:
         """The arrays, which are about to change otherwise than by a step."""
         self.floats.drop()
-        return self._stored
+        return self.stored
 
     def __copy__(self) -> "Pool":
         """The same bytes until one of the two writes."""
         pool = object.__new__(Pool)
         pool.layer, pool._sides, pool.trunk = self.layer, self._sides, self.trunk
-        pool._stored = {name: copy(array) for name, array in self.arrays.items()}
-        pool.floats = KeptFloats(pool.layer, pool._stored, whole=not pool.trunk.end)
+        pool.stored = {name: copy(array) for name, array in self.arrays.items()}
+        pool.floats = KeptFloats(pool.layer, pool.stored, whole=not pool.trunk.end)
         return pool
 
     @property
     def shape(self) -> tuple[int, int]:
         """(slots, capacity) allocated."""
-        first = next(iter(self._stored.values()))
+        first = next(iter(self.stored.values()))
         return first.shape[1], first.shape[3]
 
     @property
@@ -70,7 +71,7 @@ class Pool:
     @property
     def stored_bytes(self) -> int:
         """Bytes allocated without floats."""
-        return sum(array.nbytes for array in self._stored.values())
+        return sum(array.nbytes for array in self.stored.values())
 
     def write(self, keys: mx.array, values: mx.array, cells: Cells) -> None:
         """Store new tokens' `keys` and `values` [n, kv_heads, T, dim] at the `cells` of their
@@ -78,14 +79,14 @@ class Pool:
         new = encode(self.layer, keys, values)
         at: slice | mx.array
         if self.floats.copy is not None:
-            self.floats.copy.write(new, cells.flat(self.floats.copy.floats.shape))
+            self.floats.copy.write(new, cells.flat(self.floats.copy.shape))
             return
         if cells.start is not None:
             at = slice(cells.start, cells.start + keys.shape[2])
         else:
-            at = cells.flat(next(iter(self._stored.values())).shape)
-        for name, array in self._stored.items():
-            self._stored[name] = written(array, new[name], at)
+            at = cells.flat(next(iter(self.stored.values())).shape)
+        for name, array in self.stored.items():
+            self.stored[name] = written(array, new[name], at)
 
     def read(self, rows: int, extent: int, *, floats: bool = False, own: bool = False) -> StoredKV:
         """The first `extent` keys and values of the first `rows` slots, as stored, or as the floats

@@ -44,12 +44,14 @@ class StepGeometry(ABC):
     `shared` those that all of its rows begin with and that are read once, `bases` where the cells
     of their own begin, `counts` how many rows of the model's batch are its own. `offset` is the
     position of each of those, [B]; they are `width` tokens long. With `floats` there is memory to
-    keep what codes say as floats.
+    keep what codes say as floats; a `whole` one reads all of its extents, behind a mask, wherever
+    its rows end.
     """
 
     def __init__(self, starts: list[list[int]], extents: list[int], *, floats: bool) -> None:
         self.width = 1
         self.floats = floats
+        self.whole = False
         self.slabs = range(len(starts))
         self.starts = starts
         self.extents = extents
@@ -109,11 +111,20 @@ class EvenStep(StepGeometry):
     keys of a slab once for all of its rows. Position p stands in cell p - base of its row, and of a
     layer that holds `cells` tokens of a row in cell p % cells.
 
-    `slab` restricts the step to one slab: the others' rows stand still. `floats` as above.
+    `slab` restricts the step to one slab: the others' rows stand still. `floats` and `whole` as
+    above. With an `offset` [rows] the positions are its own, and `table` says how many rows there
+    are and how far they reach: the graph is then that of all steps for which it says the same.
     """
 
     def __init__(
-        self, table: SlotTable, width: int, slab: int | None = None, *, floats: bool = False
+        self,
+        table: SlotTable,
+        width: int,
+        slab: int | None = None,
+        *,
+        floats: bool = False,
+        whole: bool = False,
+        offset: mx.array | None = None,
     ) -> None:
         slabs = range(len(table.slabs)) if slab is None else range(slab, slab + 1)
         starts = [list(table.slabs[index].lengths) for index in slabs]
@@ -123,12 +134,18 @@ class EvenStep(StepGeometry):
         self.bases = [table.slabs[index].trunk.end for index in slabs]
         if width == 1:
             self.shared = [table.shared(index) for index in slabs]
-        self.offset = mx.array([start for rows in starts for start in rows])
+        self.whole = whole
+        self._known = offset is None
+        if offset is None:
+            offset = mx.array([start for rows in starts for start in rows])
+        self.offset = offset
 
     def _reach(self, index: int, layer: LayerSpec) -> Reach:
         starts, extent = self.starts[index], self.extents[index]
-        positions = mx.array(starts)[:, None] + mx.arange(self.width)
-        first = starts[0] if len(set(starts)) == 1 else None
+        positions = self.apart(self.offset)[index][:, None]
+        if self.width > 1:
+            positions = positions + mx.arange(self.width)
+        first = starts[0] if self._known and len(set(starts)) == 1 else None
         cells = layer.cells
         if cells is None:
             base, mask = self.bases[index], partial(_causal, positions, extent)

@@ -48,7 +48,7 @@ class Side:
         return self.dim * self.bits // 8 + self.dim // self.group_size * 2 * DTYPE_BYTES[dtype]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerSpec:
     """Geometry and precision of one layer's cache. `bits` None keeps it in float.
 
@@ -69,7 +69,8 @@ class LayerSpec:
     plain: bool = False
     states: tuple[tuple[tuple[int, ...], str], ...] = ()
 
-    @property
+    # Steps ask for these, of each layer.
+    @cached_property
     def sides(self) -> tuple[Side, Side]:
         """How keys and values are stored."""
         keys = Side(self.head_dim, self.bits, self.group_size)
@@ -80,7 +81,7 @@ class LayerSpec:
         """Whether it is stored as checkpoints rather than token by token."""
         return self.window is not None or bool(self.states)
 
-    @property
+    @cached_property
     def cells(self) -> int | None:
         """Tokens that a row holds at most: the window and a block more; None for all."""
         if self.window is None:

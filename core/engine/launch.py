@@ -40,6 +40,7 @@ class Launch:
     max_waiting: int = 100_000
     clock: Callable[[], float] = time.perf_counter
     share: bool = True
+    switch_interval: float | None = None
 
     def __post_init__(self) -> None:
         if callable(self.source) and self.options.name is None and self.stored:
@@ -89,6 +90,7 @@ class Launch:
             loaded.tokenizer_id,
             str(mx.default_device()),
             budget,
+            loaded.eager,
         )
         return info, Engine(loaded, config, self.clock, tracer)
 

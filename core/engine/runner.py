@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.compiled.compiler import StepCompiler
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule import scoring
-from kvactors.core.schedule.drawing import Place, draw_places
+from kvactors.core.schedule.drawing import Draws, Place, draw_places, told
 from kvactors.core.schedule.flight import Decoded, Flight, read_drafts, read_flight
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw_choice, draw_key
@@ -122,10 +123,11 @@ class PrefillBatch:
 
 
 class DecodeBatch:
-    """The rows that decode together, one step ahead of what was read."""
+    """The rows that decode together, one step ahead of what was read; `steps` takes their steps."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, steps: StepCompiler) -> None:
         self._model = loaded.model
+        self._steps = steps
         self.arena = new_arena(loaded)
         self.requests: list[Request] = []
         self._flight: Flight | None = None
@@ -172,13 +174,15 @@ class DecodeBatch:
         more = any(not self._last_in_flight(request, flight) for request in self.requests)
         if not (launch and more):
             return read_flight(flight)
-        fed, logits = self._forward(flight)
+        fed, places = self._inputs(flight), self._places(flight)
         if not any(request.guide for request in self.requests):
-            self._draw(fed, logits, flight)
+            logits, drawn = self._steps.step(self.arena, fed, Draws(places))
+            self._draw(places, fed, logits, drawn)
             return read_flight(flight)
+        logits, _ = self._steps.step(self.arena, fed)
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         decoded = read_flight(flight)
-        self._draw(fed, logits, flight)
+        self._draw(places, fed, logits)
         for item in decoded:
             if item.replaced:
                 self._take_back(item.request)
@@ -227,17 +231,25 @@ class DecodeBatch:
         ahead = flight is not None and request in flight.requests
         return request.decoded + ahead >= request.sampling.max_tokens
 
-    def _forward(self, flight: Flight | None) -> tuple[mx.array, mx.array]:
-        """Launch the model on what is in flight: the tokens fed [rows], logits [rows, vocab]."""
-        fed = self._inputs(flight)
-        return fed, self.arena.forward(self._model, fed[:, None])[:, -1]
-
-    def _draw(self, fed: mx.array, logits: mx.array, flight: Flight | None) -> None:
-        """Draw the tokens of the step that was launched behind `flight`."""
+    def _places(self, flight: Flight | None) -> list[Place]:
+        """Where the step behind `flight` draws."""
         ahead = set(map(id, flight.requests)) if flight else set()
+        return [Place(request, ahead=id(request) in ahead) for request in self.requests]
+
+    def _draw(
+        self,
+        places: Sequence[Place],
+        fed: mx.array,
+        logits: mx.array,
+        drawn: mx.array | None = None,
+    ) -> None:
+        """Draw the tokens of `places` in a step that was `fed` these [rows] and gave `logits`
+        [rows, vocab], unless they were `drawn` with it."""
         own = scoring.own_logprobs(self.requests, logits)
-        places = [Place(request, ahead=id(request) in ahead) for request in self.requests]
-        tokens, errors = draw_places(places, logits, fed)
+        if drawn is None:
+            tokens, errors = draw_places(places, logits, fed)
+        else:
+            tokens, errors = told(places, drawn), {}
         looked = scoring.look_up(own, tokens)
         self._flight = Flight(tokens, list(self.requests), errors, looked)
         mx.async_eval(tokens, [places.arrays for places in looked.values()])  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ two forwards.
 from collections.abc import Sequence
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.compiled.compiler import StepCompiler
 from kvactors.core.arena.pieces import Piece, make_trunk
 from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.engine.hot_cache import HotCaches
@@ -27,10 +28,15 @@ class RunningBatches:
 
     def __init__(self, loaded: LoadedModel, hot: HotCaches) -> None:
         self.prefills: dict[Request, PrefillBatch | None] = {}
-        self.common = [DecodeBatch(form) for form in loaded.forms]
-        self.suspects: list[DecodeBatch] = []
         self._forms = loaded.forms
+        # One of each form, which goes with the model: a trace serves whatever rows there are.
+        self.steps = [StepCompiler(form.model, traced=not form.eager) for form in loaded.forms]
+        self.common = [self._batch(index) for index in range(len(loaded.forms))]
+        self.suspects: list[DecodeBatch] = []
         self._hot = hot
+
+    def _batch(self, form: int) -> DecodeBatch:
+        return DecodeBatch(self._forms[form], self.steps[form])
 
     @property
     def active(self) -> list[Request]:
@@ -107,7 +113,7 @@ class RunningBatches:
         """A prefilled turn goes on to decode; a suspect alone."""
         target = self.common[request.form.index]
         if request.suspect:
-            target = DecodeBatch(self._forms[request.form.index])
+            target = self._batch(request.form.index)
             self.suspects.append(target)
         target.join(request, batch.arena, batch.row(request))
         del self.prefills[request]
@@ -160,8 +166,8 @@ class RunningBatches:
         for request in gone:
             self.prefills.pop(request, None)
         self.common = [
-            DecodeBatch(form) if gone.intersection(batch.requests) else batch
-            for form, batch in zip(self._forms, self.common, strict=True)
+            self._batch(index) if gone.intersection(batch.requests) else batch
+            for index, batch in enumerate(self.common)
         ]
         self.suspects = [batch for batch in self.suspects if not gone.intersection(batch.requests)]
 

@@ -20,7 +20,7 @@ from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.cache.spec import UNUSED, ModelCacheSpec
 from kvactors.core.errors import ModelError, ProbeFailed
 
-__all__ = ["choose_plan"]
+__all__ = ["choose_plan", "join_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -126,21 +126,27 @@ def _alone(model: Any, prompt: list[int]) -> list[mx.array]:
 
 def _together(model: Any, spec: ModelCacheSpec) -> list[list[mx.array]]:
     """Prefill each prompt alone, join them, take the steps: last logits by prompt and step."""
-    policy = AttentionPolicy("packed")
-    arena = Arena(spec, policy)
-    order: list[int] = []
-    for index, prompt in enumerate(_PROMPTS):
-        alone = Arena(spec, policy)
-        alone.add_row(0, len(prompt))
-        alone.forward(model, mx.array([prompt]))
-        alone.evaluate()
-        order.insert(arena.take(alone, 0), index)
+    arena, order = join_rows(model, spec, AttentionPolicy("packed"))
     found: list[list[mx.array]] = [[] for _ in _PROMPTS]
     for step in _STEPS:
         logits = _last(arena.forward(model, mx.array([step] * len(order))))
         for row, index in enumerate(order):
             found[index].append(logits[row])
     return found
+
+
+def join_rows(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> tuple[Arena, list[int]]:
+    """Rows that end at different positions, in an arena of this `spec` and `policy`, each prefilled
+    by itself by the `model`; and which of the prompts each has."""
+    arena = Arena(spec, policy, extent_step=policy.extent_step)
+    order: list[int] = []
+    for index, prompt in enumerate(_PROMPTS):
+        alone = Arena(spec, policy, extent_step=policy.extent_step)
+        alone.add_row(0, len(prompt))
+        alone.forward(model, mx.array([prompt]))
+        alone.evaluate()
+        order.insert(arena.take(alone, 0), index)
+    return arena, order
 
 
 def _last(logits: mx.array) -> mx.array:

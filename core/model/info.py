@@ -28,3 +28,5 @@ class ModelInfo:
     """Where it runs."""
     memory_budget: int
     """Bytes of KV it may hold."""
+    eager: str = ""
+    """Why its decode steps are not replayed; empty: they may be."""

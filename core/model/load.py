@@ -27,6 +27,7 @@ from kvactors.core.model.batch_probe import choose_plan
 from kvactors.core.model.calibrate import measure_launch_tokens, measure_parts, measure_threshold
 from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
+from kvactors.core.model.trace_probe import why_eager
 from kvactors.core.quant.device import on_cpu
 
 __all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model", "locate"]
@@ -43,7 +44,8 @@ CPU_CHUNK, GPU_CHUNK = 512, 4096
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that passed its probes, and everything derived from it. `floats` is the same model
-    for agents whose turns begin with at most `float_tokens` tokens: their KV is kept in float."""
+    for agents whose turns begin with at most `float_tokens` tokens: their KV is kept in float.
+    `eager` says why its decode steps are not traced; empty, they may be."""
 
     name: str
     model: Any
@@ -53,6 +55,7 @@ class LoadedModel:
     fingerprint: str
     tokenizer_id: str
     layout: str
+    eager: str = ""
     float_tokens: int = 0
     floats: "LoadedModel | None" = None
 
@@ -123,14 +126,15 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
         **({"float_tokens": float_tokens} if float_tokens else {}),
     )
     policy = choose_policy(spec, options)
+    eager = why_eager(model, spec, policy)
     loaded = LoadedModel(
-        name, model, chat, KVForm(0, spec), policy, identity, tokenizer_id, described
+        name, model, chat, KVForm(0, spec), policy, identity, tokenizer_id, described, eager
     )
     if not float_tokens:
         return loaded
     policy = choose_policy(floats, options)
-    form = KVForm(1, floats)
-    in_float = replace(loaded, form=form, policy=policy, layout=layout(floats))
+    form, eager = KVForm(1, floats), why_eager(model, floats, policy)
+    in_float = replace(loaded, form=form, policy=policy, layout=layout(floats), eager=eager)
     return replace(loaded, float_tokens=float_tokens, floats=in_float)
 
 

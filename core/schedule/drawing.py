@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvactors.core.schedule.request import Request
-from kvactors.core.schedule.sampling import draw, draw_key
+from kvactors.core.schedule.sampling import Filters, draw, draw_key
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Place", "draw_places"]
+__all__ = ["Draws", "Place", "draw_places", "told"]
 
 # mlx-lm's own context for the repetition penalty, in tokens.
 PENALTY_CONTEXT = 20
+
+_Form = tuple[Filters, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +35,56 @@ class Place:
         return len(self.after) + self.ahead
 
 
+class Draws:
+    """How the tokens of `places` are drawn. What shapes the graph is `form`, of each place: its
+    filters, how many tokens its penalty looks back on, and whether what is fed is one of them; None
+    where the likeliest is taken. What does not is `inputs`, of each: a random key [2], and the ids
+    of those tokens."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.inputs: list[list[mx.array]] = [_inputs(place) for place in places]
+        self.form = tuple(map(_form, places, self.inputs))
+
+    def run(
+        self,
+        logits: "mx.array",
+        fed: "mx.array",
+        inputs: "Sequence[Sequence[mx.array]]",
+        errors: dict[int, Exception] | None = None,
+    ) -> "mx.array":
+        """Token ids [places], lazily, of `logits` [places, vocab] that came of the tokens `fed`
+        [places], with these `inputs`. Where a place's own sampler fails its error becomes one of
+        `errors`, if that is given; of a place that has one already the likeliest is taken."""
+        import mlx.core as mx
+
+        chosen = mx.argmax(logits, axis=-1)
+        if not any(self.form):
+            return chosen
+        drawn = []
+        for index, form in enumerate(self.form):
+            token = chosen[index]
+            if form is not None and not (errors and index in errors):
+                try:
+                    token = _draw(form, logits[index], fed[index], inputs[index])
+                except Exception as error:
+                    if errors is None:
+                        raise
+                    errors[index] = error
+            drawn.append(token.astype(mx.uint32))
+        return mx.stack(drawn)
+
+
 def draw_places(
     places: Sequence[Place], logits: "mx.array", fed: "mx.array"
 ) -> "tuple[mx.array, dict[int, Exception]]":
     """Token ids [places], lazily, of `logits` [places, vocab] that came of the tokens `fed`
     [places]; and the errors of places whose own sampler failed."""
-    import mlx.core as mx
-
     errors: dict[int, Exception] = {}
-    logits = _within_grammars(places, logits, errors)
-    chosen = mx.argmax(logits, axis=-1)
-    if all(place.request.sampling.greedy for place in places):
-        return _told(places, chosen), errors
-    drawn = []
-    for index, place in enumerate(places):
-        if place.request.sampling.greedy or index in errors:
-            drawn.append(chosen[index])
-            continue
-        try:
-            drawn.append(_draw(place, logits[index], fed[index]))
-        except Exception as error:
-            errors[index] = error
-            drawn.append(chosen[index])
-    return _told(places, mx.stack([token.astype(mx.uint32) for token in drawn])), errors
+    logits, draws = _within_grammars(places, logits, errors), Draws(places)
+    return told(places, draws.run(logits, fed, draws.inputs, errors)), errors
 
 
-def _told(places: Sequence[Place], drawn: "mx.array") -> "mx.array":
+def told(places: Sequence[Place], drawn: "mx.array") -> "mx.array":
     """The tokens that were `drawn` [places], but for turns that are told what to draw next."""
     import mlx.core as mx
 
@@ -72,20 +98,39 @@ def _told(places: Sequence[Place], drawn: "mx.array") -> "mx.array":
     return drawn
 
 
-def _draw(place: Place, logits: "mx.array", fed: "mx.array") -> "mx.array":
+def _inputs(place: Place) -> "list[mx.array]":
+    """The key of a draw, and the ids that its penalty looks back on; nothing if it is none."""
     import mlx.core as mx
 
     request = place.request
+    if request.sampling.greedy:
+        return []
     position = len(request.tokens) + place.beyond
     key = draw_key(request.sampling, request.agent_id, request.turn, position)
-    context = None
-    if request.sampling.repetition_penalty != 1.0:
-        # The token in flight is fed now, and counts as one of the context.
-        known = [*request.tokens[-PENALTY_CONTEXT:], *place.after]
-        context = mx.array(known[-(PENALTY_CONTEXT - place.ahead) :])
-        if place.ahead:
-            context = mx.concatenate([context, fed[None].astype(context.dtype)])
-    return draw(logits, request.sampling, key, context)
+    if request.sampling.repetition_penalty == 1.0:
+        return [mx.random.key(key)]
+    known = [*request.tokens[-PENALTY_CONTEXT:], *place.after]
+    # The token in flight is fed now, and counts as one of the context.
+    return [mx.random.key(key), mx.array(known[-(PENALTY_CONTEXT - place.ahead) :])]
+
+
+def _form(place: Place, inputs: "Sequence[mx.array]") -> _Form | None:
+    if not inputs:
+        return None
+    return place.request.sampling.filters, sum(array.size for array in inputs[1:]), place.ahead
+
+
+def _draw(
+    form: _Form, logits: "mx.array", fed: "mx.array", inputs: "Sequence[mx.array]"
+) -> "mx.array":
+    import mlx.core as mx
+
+    filters, _, ahead = form
+    key, *known = inputs
+    context = known[0] if known else None
+    if context is not None and ahead:
+        context = mx.concatenate([context, fed[None].astype(context.dtype)])
+    return draw(logits, filters, key, context)
 
 
 def _within_grammars(

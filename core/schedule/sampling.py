@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
@@ -14,7 +14,7 @@ from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Sampling", "draw", "draw_choice", "draw_key"]
+__all__ = ["Filters", "Sampling", "draw", "draw_choice", "draw_key"]
 
 
 # Each costs one forward of its own tokens.
@@ -26,6 +26,16 @@ _NUMBERS = {
     "min_p": 1.0,
     "repetition_penalty": float("inf"),
 }
+
+
+class Filters(NamedTuple):
+    """Those of the parameters of a Sampling that shape the draw of one token."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,13 @@ class Sampling:
         """Whether the next token is the plain argmax of the logits."""
         return self.temperature == 0 and self.repetition_penalty == 1.0
 
+    @property
+    def filters(self) -> "Filters":
+        """What shapes the draw of one token."""
+        return Filters(
+            self.temperature, self.top_p, self.top_k, self.min_p, self.repetition_penalty
+        )
+
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, Iterable):
@@ -124,32 +141,32 @@ def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int
 
 
 def draw(
-    logits: "mx.array", sampling: Sampling, key: int, context: "mx.array | None"
+    logits: "mx.array", filters: Filters, key: "mx.array", context: "mx.array | None"
 ) -> "mx.array":
     """The next token of one row, lazily: logits [vocab] -> token id, scalar uint32.
 
-    `sampling` says how, `key` is its random number. `context` holds the latest token ids of the row
-    for the repetition penalty. GPU thread.
+    `filters` say how, `key` [2] is its random number, as MLX has it. `context` holds the latest
+    token ids of the row for the repetition penalty. GPU thread.
     """
     import mlx.core as mx
     from mlx_lm import sample_utils
 
     row = logits[None].astype(mx.float32)
-    if sampling.repetition_penalty != 1.0 and context is not None:
+    if filters.repetition_penalty != 1.0 and context is not None:
         penalize = sample_utils.make_repetition_penalty(
-            sampling.repetition_penalty, context_size=context.size
+            filters.repetition_penalty, context_size=context.size
         )
         row = penalize(context, row)
-    if sampling.temperature == 0:
+    if filters.temperature == 0:
         return mx.argmax(row[0], axis=-1)
     row = row - mx.logsumexp(row, axis=-1, keepdims=True)
-    if 0 < sampling.top_p < 1:
-        row = sample_utils.apply_top_p(row, sampling.top_p)
-    if sampling.min_p > 0:
-        row = sample_utils.apply_min_p(row, sampling.min_p)
-    if 0 < sampling.top_k < row.shape[-1]:
-        row = sample_utils.apply_top_k(row, sampling.top_k)
-    return mx.random.categorical(row[0] / sampling.temperature, key=mx.random.key(key))
+    if 0 < filters.top_p < 1:
+        row = sample_utils.apply_top_p(row, filters.top_p)
+    if filters.min_p > 0:
+        row = sample_utils.apply_min_p(row, filters.min_p)
+    if 0 < filters.top_k < row.shape[-1]:
+        row = sample_utils.apply_top_k(row, filters.top_k)
+    return mx.random.categorical(row[0] / filters.temperature, key=key)
 
 
 def draw_choice(scores: Sequence[float], sampling: Sampling, key: int) -> int:

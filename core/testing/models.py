@@ -137,7 +137,9 @@ def _on_grid(kind: Any, grid: float) -> Any:
         out: mx.array = getattr(kind, method)(self, rounded, *args, **kwargs)
         return out
 
-    return type(f"Grid{kind.__name__}", (kind,), {method: snapped})
+    # As much its own maker's as the layer is: it is traced where that is.
+    members = {method: snapped, "__module__": kind.__module__}
+    return type(f"Grid{kind.__name__}", (kind,), members)
 
 
 class Faulty(nn.Module):  # type: ignore[misc]

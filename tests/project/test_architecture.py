@@ -29,16 +29,17 @@ persistence/ledger: persistence/commit persistence/errors persistence/files
 core/arena: core/attention core/cache core/errors core/quant
 persistence/kv: core/cache persistence/commit persistence/errors persistence/files
     persistence/ledger
+core/arena/compiled: core/arena
 core/batch: core/arena
-core/model: core/arena core/attention core/cache core/conversation core/errors core/numbers
-    core/quant
+core/model: core/arena core/arena/compiled core/attention core/cache core/conversation core/errors
+    core/numbers core/quant
 persistence/store: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
 core/schedule/speculation: core/schedule
-core/engine: core/arena core/blas core/cache core/conversation core/errors
+core/engine: core/arena core/arena/compiled core/blas core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files
@@ -71,8 +72,8 @@ actors: actors/agents actors/behaviours actors/errors actors/runtime actors/syst
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing
-bench: actors core/blas core/engine core/model core/quant core/schedule core/testing persistence
-    persistence/testing
+bench: actors core/arena/compiled core/blas core/engine core/model core/quant core/schedule
+    core/testing persistence persistence/testing
 actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing
     core/conversation core/errors core/schedule
 bench/quality: actors bench core/blas core/conversation core/engine core/errors core/model

@@ -1,5 +1,6 @@
 """Python in a process of its own."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -7,12 +8,13 @@ import textwrap
 __all__ = ["run_child"]
 
 
-def run_child(code: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """What became of this code, run with `args`; it may fail."""
+def run_child(code: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What became of this code, run with `args` and more of an `environment`; it may fail."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *args],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
+        env={**os.environ, **environment},
     )

@@ -47,6 +47,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("rows", "in one batch" if spec.batched else "one by one"),
         ("beginnings of forks", "read where they are" if spec.trunks else "copied while they run"),
         ("tokens of a step", "as each row asks" if spec.flat else "as many in each row"),
+        ("decode steps", f"built anew: {info.eager}" if info.eager else "replayed"),
         ("KV per token, float", f"{plain:,} bytes"),
         ("KV per token, kept", f"{packed:,} bytes{ratio}"),
         ("windows and states", f"at most {decimal(whole - spec.context * packed)} an agent"),

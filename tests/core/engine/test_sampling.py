@@ -44,7 +44,7 @@ def test_a_filter_leaves_the_likely_tokens_and_each_of_them_is_drawn(
     logits = mx.array([math.log(likely) for likely in LIKELY])
     sampling = Sampling(temperature=1.0, **filters)
 
-    drawn = {draw(logits, sampling, key, None).item() for key in range(300)}
+    drawn = {draw(logits, sampling.filters, mx.random.key(key), None).item() for key in range(300)}
 
     assert drawn == left
 

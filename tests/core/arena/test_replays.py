@@ -1,0 +1,57 @@
+"""A replayed step is an eager one to the bit: logits, tokens, bytes, whatever rows live through."""
+
+import pytest
+from replays import Twins
+from samples import DAY, sample_of
+
+from kvactors.core.attention.policy import AttentionMode
+from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.options import ModelOptions
+from kvactors.core.testing.families import build
+from kvactors.core.testing.models import PlainTokenizer
+
+FAMILIES = (
+    "llama",
+    "qwen3_moe",
+    "deepseek_v2",
+    "gemma3_text",
+    "gpt_oss",
+    "gemma2",
+    "deepseek_v3",
+    "gemma3n",
+    "gemma4_text",
+    "mamba2",
+    "qwen3_next",
+    "lfm2",
+    "falcon_h1",
+    "baichuan_m1",
+    "recurrent_gemma",
+)
+KINDS = [
+    (family, attention, floats)
+    for family in FAMILIES
+    for attention, floats in (("auto", True), ("auto", False), ("packed", False))
+    # Row by row, where results must not depend on padding.
+    if (family, attention) not in {("gemma2", "packed"), ("deepseek_v3", "packed")}
+]
+
+
+def load(family: str, attention: AttentionMode = "auto") -> LoadedModel:
+    model = build(family)
+    return load_model(
+        lambda: (model, PlainTokenizer()), ModelOptions(attention=attention, name="m")
+    )
+
+
+@pytest.mark.parametrize(("family", "attention", "floats"), sample_of(KINDS, 14, "replays"))
+def test_replayed_steps_are_eager_ones_whatever_happens_in_between(
+    family: str, attention: AttentionMode, *, floats: bool
+) -> None:
+    loaded = load(family, attention)
+    twins = Twins(loaded, f"{DAY} {family}", floats=floats)
+
+    twins.live(10)
+
+    assert not loaded.eager
+    assert twins.replayed.steps.replayed > 10
+    assert twins.eager.steps.made == 0
