@@ -207,6 +207,11 @@ class KVLayer:
         self.rows.begin(geometry, floats=self._wants_floats)
 
     @property
+    def known(self) -> bool:
+        """Whether a step has shown how the model attends."""
+        return self.layer.plain or self._repeats < sys.maxsize
+
+    @property
     def _wants_floats(self) -> bool:
         return not self.layer.plain and self.policy.unpacks(1, self._repeats)
 

@@ -82,6 +82,10 @@ class LayerCache(Protocol):
     def rows(self) -> LayerRows:
         """The bytes of the rows that run together."""
 
+    @property
+    def known(self) -> bool:
+        """Whether a step has shown how the model attends."""
+
     def begin(self, geometry: StepGeometry) -> None:
         """A step begins: allocate what it needs."""
 

@@ -167,6 +167,11 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         self.geometry = geometry
         self.rows.begin(geometry)
 
+    @property
+    def known(self) -> bool:
+        """Nothing is learned of the model."""
+        return True
+
     def reads_once(self, rows: int) -> bool:
         """No: its rows have no trunk, however many there are."""
         return False

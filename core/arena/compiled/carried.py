@@ -94,13 +94,13 @@ def _arrays(pool: Pool) -> list[mx.array]:
 @contextmanager
 def _made_of(pool: Pool, arrays: list[mx.array]) -> Iterator[None]:
     stored, copy = dict(pool.stored), pool.floats.copy
-    # With floats it has no codes: whoever reads them would read those of another step.
-    pool.stored.clear()
-    if copy is None:
-        pool.stored.update(zip(stored, arrays, strict=True))
-    else:
-        pool.floats.copy = copy.stand_in(arrays[0])
     try:
+        # With floats it has no codes: whoever reads them would read those of another step.
+        pool.stored.clear()
+        if copy is None:
+            pool.stored.update(zip(stored, arrays, strict=True))
+        else:
+            pool.floats.copy = copy.stand_in(arrays[0])
         yield
     finally:
         pool.stored.clear()

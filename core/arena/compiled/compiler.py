@@ -32,8 +32,10 @@ WORTH = 8
 # Traces that are kept, and kinds of steps that are counted.
 MOST_TRACES = 32
 MOST_COUNTED = 256
-# Traces that may be made before any was replayed.
+# Traces that may be made before any was replayed, and how many times its cost in eager steps earns
+# one more: what was wasted on short answers is not held against a long one for ever.
 CREDIT = 8
+EARNED = 16
 # Of a step that cannot be traced.
 NEVER = float("-inf")
 
@@ -65,8 +67,8 @@ class StepCompiler:
 
     At most `most` traces are kept, those used last. They hold the model's weights, and go with the
     compiler. A trace is made of a step that was taken `worth` times, and must have been paid for by
-    as many replays, but for the first `credit` ones. `made` counts them, `replayed` the steps that
-    were taken by one.
+    as many replays, or EARNED times as many eager steps, but for the first `credit` ones. `made`
+    counts them, `replayed` the steps that were taken by one, `eager` those without one.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class StepCompiler:
         self._traces: OrderedDict[Hashable, _Trace] = OrderedDict()
         # How often a step was taken that has no trace.
         self._taken: OrderedDict[Hashable, float] = OrderedDict()
-        self.made = self.replayed = 0
+        self.made = self.replayed = self.eager = 0
 
     def __len__(self) -> int:
         return len(self._traces)
@@ -114,25 +116,28 @@ class StepCompiler:
         has changed nothing: an eager step shows whether it was the trace's fault."""
         trace = self._traces.get(key)
         try:
-            if trace is not None:
-                self._traces.move_to_end(key)
-                stepped = trace.replay(arena, tokens, tail)
+            if trace is None:
+                if key is None or not self._worth(key):
+                    return None
+                self.made += 1
+                trace = _Trace(self._model)
+                stepped, outcomes = trace.make(arena, tokens, tail)
+                del self._taken[key]
+                self._traces[key] = trace
+            else:
+                stepped, outcomes = trace.replay(arena, tokens, tail)
                 self.replayed += 1
-                return stepped
-            if key is None or not self._worth(key):
-                return None
-            self.made += 1
-            trace = _Trace(self._model)
-            stepped = trace.make(arena, tokens, tail)
         except Exception as error:
             logger.debug("a step cannot be replayed: %s: %s", type(error).__name__, error)
             self._traces.pop(key, None)
             self._taken[key] = NEVER
             return None
-        del self._taken[key]
-        self._traces[key] = trace
+        self._traces.move_to_end(key)
         if len(self._traces) > self._most:
             self._traces.popitem(last=False)
+        # What fails here has changed something: nobody takes the step once more.
+        for layer, outcome in zip(arena.layers, outcomes, strict=True):
+            carrier(layer).accept(outcome)
         return stepped
 
     def _worth(self, key: Hashable) -> bool:
@@ -140,7 +145,9 @@ class StepCompiler:
         self._taken[key] = taken = self._taken.pop(key, 0) + 1
         if len(self._taken) > MOST_COUNTED:
             self._taken.popitem(last=False)
-        paid = (self.made - self._credit) * self._least <= self.replayed
+        self.eager += 1
+        earned = self.replayed + self.eager / EARNED
+        paid = (self.made - self._credit) * self._least <= earned
         return taken >= self._least and paid and replays()
 
 
@@ -163,7 +170,7 @@ class _Trace:
 
         self._step: Callable[..., Any] = mx.compile(step)
 
-    def make(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> Stepped:
+    def make(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> tuple[Stepped, list[Any]]:
         """`replay`, of what is traced now."""
         self._traced[:] = arena, tail
         try:
@@ -172,15 +179,16 @@ class _Trace:
         finally:
             self._traced.clear()
 
-    def replay(self, arena: Arena, tokens: mx.array, tail: Tail | None) -> Stepped:
-        """The step that `arena` has begun, of `tokens` [rows], and its `tail`."""
-        carriers, offset = list(map(carrier, arena.layers)), mx.array(arena.table.lengths)
-        carried = [one.arrays for one in carriers]
+    def replay(
+        self, arena: Arena, tokens: mx.array, tail: Tail | None
+    ) -> tuple[Stepped, list[Any]]:
+        """The step that `arena` has begun, of `tokens` [rows], and its `tail`; and each layer's
+        outcome, which is still to be accepted."""
+        offset = mx.array(arena.table.lengths)
+        carried = [carrier(layer).arrays for layer in arena.layers]
         inputs = () if tail is None else tail.inputs
         logits, drawn, outcomes = self._step(tokens, offset, carried, inputs)
-        for one, outcome in zip(carriers, outcomes, strict=True):
-            one.accept(outcome)
-        return logits, drawn
+        return (logits, drawn), outcomes
 
 
 @contextmanager
@@ -198,9 +206,10 @@ def _standing_in(arena: Arena, offset: mx.array, carried: list[Any]) -> Iterator
 
 def _key(arena: Arena, geometry: EvenStep, tail: Tail | None) -> Hashable:
     """What shapes the graph of a step; None if it cannot be traced: what rows begin with and read
-    once is no array that a step carries, and states are made by a first step."""
+    once is no array that a step carries, and states, and what layers learn of a model, are made by
+    a first step."""
     forms = [carrier(arena.layers[group[0]]).form for group in arena.spec.groups()]
-    if any(geometry.shared) or None in forms:
+    if any(geometry.shared) or None in forms or not all(layer.known for layer in arena.layers):
         return None
     form = None if tail is None else tail.form
     return tuple(geometry.counts), tuple(geometry.extents), tuple(forms), form
