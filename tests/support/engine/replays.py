@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from random import Random
 
 import mlx.core as mx
+import mlx.nn as nn
+from makers import prompts_of
 
 from kvactors.core.arena.compiled.compiler import StepCompiler
 from kvactors.core.arena.wire import to_raw
 from kvactors.core.engine.runner import new_arena
-from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.drawing import Draws, Place
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request
+from kvactors.core.testing.models import PlainTokenizer
 
-__all__ = ["SAMPLINGS", "Rows", "Twins"]
+__all__ = ["SAMPLINGS", "Rows", "Twins", "load", "rows_of", "turns_of"]
 
 SAMPLINGS = (
     Sampling(),
@@ -146,3 +150,18 @@ class Twins:
             tokens = [self._rng.randrange(1, 128) for _ in range(self._rng.randint(1, 4))]
             one, other = (side.verify(tokens) for side in (self.replayed, self.eager))
             assert mx.array_equal(one, other), self._where()
+
+
+def load(model: nn.Module) -> LoadedModel:
+    return load_model(lambda: (model, PlainTokenizer()), ModelOptions(name="m"))
+
+
+def turns_of(count: int) -> dict[int, Request]:
+    return {name: make_request(f"{name}", [], [name + 1], Sampling()) for name in range(count)}
+
+
+def rows_of(loaded: LoadedModel, *lengths: int, worth: float = 1) -> Rows:
+    rows = Rows(loaded, worth, floats=True)
+    for name, prompt in enumerate(prompts_of(lengths)):
+        rows.join(name, prompt)
+    return rows
