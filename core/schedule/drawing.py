@@ -117,7 +117,7 @@ def _mask(place: Place) -> "np.ndarray[tuple[int], np.dtype[np.uint8]] | None":
     if guide is None:
         return None
     if not place.ahead:
-        guide.follow(place.request.generated)
+        guide.follow([*place.request.generated, *place.after])
     if guide.complete or not guide.left:
         return None
     return np.frombuffer(guide.allowed(), np.uint8)

@@ -87,11 +87,12 @@ class Speculation:
         forward together; nothing where a plain step is as good."""
         drafts = [self._draft(request) for request in requests]
         shares = share_out(drafts, len(requests), self._costs, least=WORTH)
-        return {
-            request: draft.tokens[:share]
+        found = {
+            request: _allowed(request, draft.tokens[:share])
             for request, draft, share in zip(requests, drafts, shares, strict=True)
             if share
         }
+        return {request: tokens for request, tokens in found.items() if tokens}
 
     def hear(self, request: Request) -> None:
         """A turn has one token more."""
@@ -115,10 +116,17 @@ class Speculation:
 
     def _draft(self, request: Request, *, behind: int = 0) -> Draft:
         left = request.sampling.max_tokens - request.decoded - behind - 1
-        # What a grammar allows is known only behind the token before.
-        if left <= 0 or request.guide is not None or request.suspect:
+        if left <= 0 or request.suspect:
             return Draft((), (), "own")
         turn = self._turns.get(request)
         if turn is None:
             turn = self._turns[request] = _Turn(request, self._replies)
         return turn.draft(self._acceptance, min(left, MOST_DRAFTED), behind=behind)
+
+
+def _allowed(request: Request, tokens: Sequence[int]) -> Sequence[int]:
+    """Of a draft, what the turn's grammar would take as it is, if it has one."""
+    if request.guide is None:
+        return tokens
+    request.guide.follow(request.generated)
+    return tokens[: request.guide.takes(tokens)]

@@ -16,6 +16,7 @@ from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import DecodeBatch
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule import drawing
 from kvactors.core.schedule.drawing import Place
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
@@ -68,11 +69,17 @@ def drafting(true: Mapping[str, list[int]], right: int, wrong: int) -> Iterator[
 
     def tokens(request: Request) -> Sequence[int]:
         left = request.sampling.max_tokens - request.decoded - 1
-        if request.guide is not None or left <= 0:
+        if left <= 0:
             return ()
         next_ones = true[request.agent_id][request.decoded : request.decoded + right]
         falsely = [token + 1 for token in true[request.agent_id][-1:]] * wrong
-        return [*next_ones, *falsely][:left]
+        draft = [*next_ones, *falsely][:left]
+        if request.guide is None:
+            return draft
+        # What is wrong may be allowed, too.
+        draft = [*next_ones, *b"xyz"[:wrong]][:left]
+        request.guide.follow(request.generated)
+        return draft[: request.guide.takes(draft)]
 
     @bug(Speculation, "drafts")
     def known(_true: Any) -> Any:
@@ -256,6 +263,11 @@ def a_row_is_cut_one_token_too_far(true: Any) -> Any:
     return check
 
 
+@bug(drawing, "_mask")
+def all_places_of_a_draft_are_drawn_by_one_mask(true: Any) -> Any:
+    return lambda place: true(replace(place, after=()))
+
+
 @bug(Request, "says_stop")
 def a_stop_is_found_one_token_late(true: Any) -> Any:
     return property(lambda request: request.decoded > 1 and true.fget(_without_last(request)))
@@ -271,6 +283,7 @@ def _without_last(request: Request) -> Request:
         one_too_many_is_accepted,
         a_key_is_that_of_the_place_before,
         a_row_is_cut_one_token_too_far,
+        all_places_of_a_draft_are_drawn_by_one_mask,
     ],
     ids=str,
 )
