@@ -4,6 +4,7 @@ Each outcome is given as soon as it is there, so that a turn that ended has left
 the next batch asks for room. A step that fails is blamed on its turns. GPU thread only.
 """
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
 from kvactors.core.schedule.speculation.speculation import Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,11 @@ class Execution:
         self._sharing = sharing
         self._metrics = metrics
         self._clock = clock
+
+    @property
+    def drafted(self) -> dict[str, int]:
+        """What a draft model drafted so far, and was right with."""
+        return {} if self._speculation is None else self._speculation.counts
 
     def begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""
@@ -199,7 +207,13 @@ class Execution:
         """What the next forward of a batch can check, if there is room for it as things are."""
         if self._speculation is None or batch.in_flight or not batch.arena.spec.flat:
             return {}
-        drafts = self._speculation.drafts(batch.requests)
+        try:
+            drafts = self._speculation.drafts(batch.requests)
+        except Exception:
+            # Its turns go on without.
+            logger.exception("the draft model failed; it drafts no more")
+            self._speculation.give_up()
+            return {}
         return drafts if drafts and self.preemption.can_check(batch, drafts) else {}
 
     def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, float]:

@@ -17,6 +17,7 @@ from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:
     from kvactors.core.engine.engine import Engine
+    from kvactors.core.model.load import LoadedModel
 
 __all__ = ["Launch"]
 
@@ -54,6 +55,9 @@ class Launch:
 
         if not callable(self.source):
             locate(self.source)
+        draft = None if self.speculation is None else self.speculation.draft
+        if draft is not None and not callable(draft.source):
+            locate(draft.source)
 
     def __call__(self, tracer: Tracer) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine, which tells `tracer` of its work.
@@ -66,7 +70,7 @@ class Launch:
         from kvactors.core.model.device_probe import probe_products
         from kvactors.core.model.load import load_model
 
-        loaded = probe_products(load_model(self.source, self.options))
+        loaded = self._with_draft(probe_products(load_model(self.source, self.options)))
         maybe_set_recommended_wired_limit()
         mx.clear_cache()
         budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
@@ -89,8 +93,25 @@ class Launch:
             loaded.tokenizer_id,
             str(mx.default_device()),
             budget,
+            "" if loaded.draft is None else self._draft_name,
         )
         return info, Engine(loaded, config, self.clock, tracer)
+
+    @property
+    def _draft_name(self) -> str:
+        draft = None if self.speculation is None else self.speculation.draft
+        source = "default" if draft is None else draft.source
+        return getattr(source, "__name__", "callable") if callable(source) else str(source)
+
+    def _with_draft(self, loaded: "LoadedModel") -> "LoadedModel":
+        """The model with its draft model, where drafts are wanted."""
+        from kvactors.core.model.draft import with_draft
+
+        wanted = self.speculation
+        if wanted is None or self.options.reproducible:
+            return loaded
+        source = None if wanted.draft is None else wanted.draft.source
+        return with_draft(loaded, source, self.source, self.options)
 
 
 def _device_memory() -> int:

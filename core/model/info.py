@@ -28,3 +28,5 @@ class ModelInfo:
     """Where it runs."""
     memory_budget: int
     """Bytes of KV it may hold."""
+    draft: str = ""
+    """The model that drafts for it, if one does."""

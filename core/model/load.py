@@ -29,7 +29,15 @@ from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model", "locate"]
+__all__ = [
+    "CPU_CHUNK",
+    "LoadedModel",
+    "choose_policy",
+    "load_model",
+    "locate",
+    "open_model",
+    "ready",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +51,8 @@ CPU_CHUNK, GPU_CHUNK = 512, 4096
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that passed its probes, and everything derived from it. `floats` is the same model
-    for agents whose turns begin with at most `float_tokens` tokens: their KV is kept in float."""
+    for agents whose turns begin with at most `float_tokens` tokens: their KV is kept in float.
+    `draft` is a smaller model of mlx-lm's, with the same tokens, if one drafts."""
 
     name: str
     model: Any
@@ -55,6 +64,7 @@ class LoadedModel:
     layout: str
     float_tokens: int = 0
     floats: "LoadedModel | None" = None
+    draft: Any = None
 
     @property
     def forms(self) -> tuple["LoadedModel", ...]:
@@ -87,16 +97,10 @@ class LoadedModel:
 
 def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
     """Load, cast, derive the spec and identify. Raises ModelError or InvalidConfig."""
-    name, model, tokenizer = _open(source, options)
-    if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
-        tokenizer = TokenizerWrapper(tokenizer)
-    if hasattr(tokenizer, "model_max_length"):
-        # transformers only warns beyond it; a turn beyond the context is refused.
-        tokenizer.model_max_length = sys.maxsize
+    name, model, tokenizer = open_model(source, options)
     mx.eval(model.parameters())
     weights = fingerprint.weights_hash(model)
-    _cast(model, options.dtype)
-    _straighten(model)
+    ready(model, options.dtype)
     seam.install()
     linear_cpu.install()
     spec = derive_spec(model, options)
@@ -141,7 +145,26 @@ def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
     return choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
 
 
-def _open(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
+def open_model(
+    source: str | Path | Callable[[], Any], options: ModelOptions
+) -> tuple[str, Any, Any]:
+    """Name, model and tokenizer of a `source`, as they are there. Raises ModelError."""
+    name, model, tokenizer = _opened(source, options)
+    if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
+        tokenizer = TokenizerWrapper(tokenizer)
+    if hasattr(tokenizer, "model_max_length"):
+        # transformers only warns beyond it; a turn beyond the context is refused.
+        tokenizer.model_max_length = sys.maxsize
+    return name, model, tokenizer
+
+
+def ready(model: Any, dtype: str) -> None:
+    """Bring a model's weights into the form that it computes in, as `dtype` says, evaluated."""
+    _cast(model, dtype)
+    _straighten(model)
+
+
+def _opened(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
     if callable(source):
         return options.name or "model", *_call(source)
     target = locate(source)

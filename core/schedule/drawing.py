@@ -12,7 +12,7 @@ from kvactors.core.schedule.sampling import draw, draw_key
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Place", "draw_places"]
+__all__ = ["PENALTY_CONTEXT", "Place", "draw_places"]
 
 # mlx-lm's own context for the repetition penalty, in tokens.
 PENALTY_CONTEXT = 20

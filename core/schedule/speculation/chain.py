@@ -1,0 +1,186 @@
+"""Drafts of a draft model: its own caches, and chains of tokens that it says next. GPU thread only.
+
+Each token is drawn as its turn would draw it, with the random key of the same (agent, turn,
+position): the better the draft model knows the model, the more often both draw the same. A cache
+stays when its turn ends, as long as there is plenty of memory, so that the agent's next turn feeds
+only what is new.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.schedule.drawing import PENALTY_CONTEXT
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.sampling import draw, draw_key
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+__all__ = ["CHUNK", "Chains"]
+
+# Tokens of a prompt that are fed at once, and those by which mlx-lm's caches grow.
+CHUNK = GROWTH = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """What the draft model was fed of one agent: `tokens`, of which `agreed` are known to be those
+    of the `request` that is followed."""
+
+    cache: list[Any]
+    tokens: list[int] = field(default_factory=list)
+    request: Request | None = None
+    agreed: int = 0
+
+    def missing(self, request: Request) -> int:
+        """Tokens of a turn that are still to be fed."""
+        begin = self.agreed if self.request is request else 0
+        self.agreed = begin + common_prefix(self.tokens[begin:], request.tokens[begin:-1])
+        self.request = request
+        return len(request.tokens) - self.agreed
+
+    def cut(self) -> None:
+        """Forget what is not the turn's: what was drafted, and is not what was drawn."""
+        surplus = len(self.tokens) - self.agreed
+        if surplus:
+            for layer in self.cache:
+                layer.trim(surplus)
+            del self.tokens[self.agreed :]
+
+
+class Chains:
+    """The caches of a draft `model` of mlx-lm, whose tokens below `vocabulary` are meant, for the
+    agents that it drafts for. `plenty` says whether there is memory for a row that grows by so many
+    bytes, to feed so many tokens behind so many."""
+
+    def __init__(
+        self, model: Any, vocabulary: int, plenty: Callable[[int, int, int], bool]
+    ) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._plenty = plenty
+        # Who drafted last is last.
+        self._rows: dict[str, _Row] = {}
+        self._token_bytes = self._measure()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all caches."""
+        return sum(layer.nbytes for row in self._rows.values() for layer in row.cache)
+
+    def missing(self, request: Request) -> int:
+        """Tokens that must be fed before the first one is drafted, at least one."""
+        row = self._rows.get(request.agent_id)
+        return len(request.tokens) if row is None else row.missing(request)
+
+    def room(self, request: Request, drafted: int) -> bool:
+        """Whether there is plenty of memory to draft so many tokens for a turn: whoever drafted
+        longest ago leaves for it. Nobody is left where there is not."""
+        missing, keys = self.missing(request), len(request.tokens) + drafted
+        row = self._rows.pop(request.agent_id, None)
+        held = 0 if row is None else sum(layer.nbytes for layer in row.cache)
+        if row is not None:
+            self._rows[request.agent_id] = row
+        more = max(0, self._token_bytes * (-(-keys // GROWTH) + 1) * GROWTH - held)
+        while not self._plenty(more, min(missing, CHUNK), keys):
+            first = next(iter(self._rows), None)
+            if first is None:
+                return False
+            del self._rows[first]
+        return row is None or request.agent_id in self._rows
+
+    def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        """So many tokens for each turn as are `wanted` of it. Waits for them."""
+        chains = {request: self._chain(request, count) for request, count in wanted.items()}
+        drafts: dict[Request, list[int]] = {}
+        for request, chain in chains.items():
+            drafts[request] = [int(token.item()) for token in chain]
+            # The last one was not fed.
+            self._rows[request.agent_id].tokens += drafts[request][:-1]
+        return drafts
+
+    def ended(self, request: Request) -> None:
+        """A turn has ended; its cache stays."""
+        row = self._rows.get(request.agent_id)
+        if row is not None and row.request is request:
+            row.request, row.agreed = None, 0
+
+    def drop(self, agent_id: str) -> None:
+        """Forget an agent."""
+        self._rows.pop(agent_id, None)
+
+    def clear(self) -> None:
+        """Forget all agents: memory is short."""
+        self._rows.clear()
+
+    def _measure(self) -> int:
+        """Bytes that a cache takes for each token."""
+        import mlx.core as mx
+
+        row = self._new_row()
+        mx.eval(self._model(mx.array([[1]]), cache=row.cache))
+        return sum(layer.nbytes for layer in row.cache) // GROWTH
+
+    def _new_row(self) -> _Row:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        return _Row(make_prompt_cache(self._model))
+
+    def _row(self, request: Request) -> _Row:
+        """A turn's row, which holds nothing but what the turn begins with."""
+        row = self._rows.pop(request.agent_id, None) or self._new_row()
+        self._rows[request.agent_id] = row
+        row.missing(request)
+        row.cut()
+        return row
+
+    def _chain(self, request: Request, count: int) -> "list[mx.array]":
+        """The next `count` tokens of a turn, [] each, lazily, but for what a grammar must see."""
+        import mlx.core as mx
+
+        row = self._row(request)
+        fed = self._feed(row, request.tokens)
+        chain: list[mx.array] = []
+        for _ in range(count):
+            logits = self._model(fed, cache=row.cache)[0, -1, : self._vocabulary]
+            token = _draw(request, chain, logits)
+            if token is None:
+                break
+            mx.async_eval(token)  # type: ignore[no-untyped-call]
+            chain.append(token)
+            fed = token[None, None]
+        row.tokens += request.tokens[len(row.tokens) :]
+        return chain
+
+    def _feed(self, row: _Row, tokens: Sequence[int]) -> "mx.array":
+        """Feed what a row lacks of a turn's `tokens`, but for the last ones: those, [1, tokens]."""
+        import mlx.core as mx
+
+        begin = len(row.tokens)
+        while len(tokens) - begin > CHUNK:
+            self._model(mx.array([tokens[begin : begin + CHUNK]]), cache=row.cache)
+            mx.eval([layer.state for layer in row.cache])
+            begin += CHUNK
+        return mx.array([tokens[begin:]])
+
+
+def _draw(request: Request, chain: "Sequence[mx.array]", logits: "mx.array") -> "mx.array | None":
+    """The token behind those of a `chain`, [] each, lazily, of `logits` [vocab], as the turn of the
+    `request` would draw it, but that a penalty counts no drafted tokens; None behind the end."""
+    import mlx.core as mx
+
+    sampling, guide = request.sampling, request.guide
+    if guide is not None:
+        guide.follow([*request.generated, *(int(token.item()) for token in chain)])
+        if guide.complete or not guide.left:
+            return None
+        allowed = np.frombuffer(guide.allowed(), np.uint8)[: len(logits)]
+        logits = mx.where(mx.array(allowed) != 0, logits, -mx.inf)
+    if sampling.greedy:
+        return mx.argmax(logits)
+    key = draw_key(sampling, request.agent_id, request.turn, len(request.tokens) + len(chain))
+    return draw(logits, sampling, key, mx.array(request.tokens[-PENALTY_CONTEXT:]))
