@@ -6,7 +6,7 @@ stays when its turn ends, as long as there is plenty of memory, so that the agen
 only what is new.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,11 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     request: Request | None = None
     agreed: int = 0
+
+    @property
+    def fed(self) -> int:
+        """Tokens that the cache holds."""
+        return int(self.cache[0].offset)
 
     def missing(self, request: Request) -> int:
         """Tokens of a turn that are still to be fed."""
@@ -93,15 +98,19 @@ class Chains:
             del self._rows[first]
         return row is None or request.agent_id in self._rows
 
-    def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """So many tokens for each turn as are `wanted` of it. Waits for them."""
-        chains = {request: self._chain(request, count) for request, count in wanted.items()}
-        drafts: dict[Request, list[int]] = {}
-        for request, chain in chains.items():
-            drafts[request] = [int(token.item()) for token in chain]
-            # The last one was not fed.
-            self._rows[request.agent_id].tokens += drafts[request][:-1]
-        return drafts
+    def draft(self, request: Request, count: int) -> list[int]:
+        """Up to `count` tokens that follow in a turn, none behind one that ends it. Each is read
+        while the next one is computed."""
+        row = self._row(request)
+        chain, drafted = self._chain(row, request, count), list[int]()
+        ahead = next(chain, None)
+        while ahead is not None:
+            token, ahead = ahead, next(chain, None)
+            drafted.append(int(token.item()))
+            if drafted[-1] in request.stop_tokens:
+                break
+        row.tokens += drafted[: row.fed - len(row.tokens)]
+        return drafted
 
     def ended(self, request: Request) -> None:
         """A turn has ended; its cache stays."""
@@ -138,23 +147,22 @@ class Chains:
         row.cut()
         return row
 
-    def _chain(self, request: Request, count: int) -> "list[mx.array]":
-        """The next `count` tokens of a turn, [] each, lazily, but for what a grammar must see."""
+    def _chain(self, row: _Row, request: Request, count: int) -> "Iterator[mx.array]":
+        """The next `count` tokens of a turn, [] each, lazily, each fed when the one behind it is
+        asked for; none behind the end of a grammar."""
         import mlx.core as mx
 
-        row = self._row(request)
-        fed = self._feed(row, request.tokens)
-        chain: list[mx.array] = []
+        fed, before = self._feed(row, request.tokens), list[mx.array]()
+        row.tokens += request.tokens[len(row.tokens) :]
         for _ in range(count):
             logits = self._model(fed, cache=row.cache)[0, -1, : self._vocabulary]
-            token = _draw(request, chain, logits)
+            token = _draw(request, before, logits)
             if token is None:
-                break
+                return
             mx.async_eval(token)  # type: ignore[no-untyped-call]
-            chain.append(token)
+            before.append(token)
             fed = token[None, None]
-        row.tokens += request.tokens[len(row.tokens) :]
-        return chain
+            yield token
 
     def _feed(self, row: _Row, tokens: Sequence[int]) -> "mx.array":
         """Feed what a row lacks of a turn's `tokens`, but for the last ones: those, [1, tokens]."""

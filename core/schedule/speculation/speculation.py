@@ -68,12 +68,14 @@ class _Turn:
             self.modelled.clear()
         return right
 
-    def draft(self, acceptance: Acceptance, most: int, *, behind: int = 0) -> Draft:
+    def draft(
+        self, request: Request, acceptance: Acceptance, most: int, *, behind: int = 0
+    ) -> Draft:
         """The likeliest text to follow, of `most` tokens; `behind` tokens are in flight before."""
         source, follower = max(
             self.followers.items(), key=lambda one: acceptance.chance(one[0], one[1].length)
         )
-        tokens = follower.ahead(behind + most)
+        tokens = _before_the_end(request, follower.ahead(behind + most))
         chances = [
             acceptance.chance(source, follower.length + place) for place in range(len(tokens))
         ]
@@ -172,14 +174,14 @@ class Speculation:
         wanted = {request: n for request, n in wanted.items() if chains.room(request, n)}
         fed = sum(map(chains.missing, wanted))
         begin = perf_counter()
-        drafts = chains.draft(wanted)
+        drafts = {request: chains.draft(request, n) for request, n in wanted.items()}
         drafted = sum(map(len, drafts.values()))
         if drafted:
             self._costs.note_draft(fed, drafted, perf_counter() - begin)
         self.counts["model_drafted_tokens"] += drafted
         for request, draft in drafts.items():
             self._turns[request].modelled = list(draft)
-        return drafts
+        return {request: _before_the_end(request, draft) for request, draft in drafts.items()}
 
     def _draft(self, request: Request, rows: int, *, behind: int = 0) -> Draft:
         left = request.sampling.max_tokens - request.decoded - behind - 1
@@ -188,7 +190,7 @@ class Speculation:
         turn = self._turns.get(request)
         if turn is None:
             turn = self._turns[request] = _Turn(request, self._replies)
-        text = turn.draft(self._acceptance, min(left, MOST_DRAFTED), behind=behind)
+        text = turn.draft(request, self._acceptance, min(left, MOST_DRAFTED), behind=behind)
         model = self._of_model(request, turn, rows, min(left, MOST_DRAFTED))
         return max(text, model, key=lambda draft: draft.worth)
 
@@ -202,6 +204,12 @@ class Speculation:
             return NOTHING
         chances = [self._acceptance.chance(MODEL, turn.streak + place) for place in range(most)]
         return Draft(range(most), chances, MODEL, self._costs.draft(rows))
+
+
+def _before_the_end(request: Request, tokens: Sequence[int]) -> Sequence[int]:
+    """What is drafted up to what would end the turn: that is drawn behind it anyway."""
+    ends = (place for place, token in enumerate(tokens) if token in request.stop_tokens)
+    return tokens[: next(ends, len(tokens))]
 
 
 def _allowed(request: Request, tokens: Sequence[int]) -> Sequence[int]:
