@@ -19,7 +19,7 @@ from kvactors.core.schedule.events import Progress, Tokens
 from kvactors.core.schedule.flight import Decoded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
-from kvactors.core.schedule.speculation.speculation import Speculation
+from kvactors.core.schedule.speculation.speculation import NO_DRAFTS, Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
 
@@ -76,7 +76,7 @@ class Execution:
     @property
     def drafted(self) -> dict[str, int]:
         """What a draft model drafted so far, and was right with."""
-        return {} if self._speculation is None else self._speculation.counts
+        return NO_DRAFTS if self._speculation is None else self._speculation.counts
 
     def begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""

@@ -18,7 +18,7 @@ from kvactors.core.schedule.speculation.acceptance import (
 from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.texts import BORDER, Follower, Text
 
-__all__ = ["DraftModel", "Speculation", "SpeculationConfig"]
+__all__ = ["NO_DRAFTS", "DraftModel", "Speculation", "SpeculationConfig"]
 
 # Tokens by cost that a forward with drafts must give, of a plain one; and one that must wait for
 # what is in flight.
@@ -30,6 +30,7 @@ _TAIL = 16
 # Tokens of an answer where nothing is known yet; and what feeding a draft model may cost, of the
 # steps that the answer would take without.
 USUAL_ANSWER, MOST_FED = 32.0, 0.25
+NO_DRAFTS = {"model_drafted_tokens": 0, "model_accepted_tokens": 0}
 NOTHING = Draft((), (), "own")
 
 
@@ -113,7 +114,7 @@ class Speculation:
         self._turns: dict[Request, _Turn] = {}
         self._usual = USUAL_ANSWER
         self._chains = chains
-        self.counts = {"model_drafted_tokens": 0, "model_accepted_tokens": 0}
+        self.counts = dict(NO_DRAFTS)
         """Tokens that the draft model drafted, and those that were right."""
 
     def worth_waiting(self, requests: Sequence[Request]) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
+from rounds import FORMS, SHORT_OF_MEMORY, ends, said, saved, turns
 from seeded import Bug, bug, seeded
 
-from kvactors import Grammar, Sampling
+from kvactors import Sampling
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import DecodeBatch
@@ -24,41 +25,8 @@ from kvactors.core.schedule.speculation.speculation import Speculation, Speculat
 from kvactors.core.testing.engines import make_request, run_engine
 
 ON = SpeculationConfig()
-FORMS = (
-    Sampling(max_tokens=40),
-    Sampling(max_tokens=31, temperature=0.9, seed=3, top_p=0.95),
-    Sampling(max_tokens=27, temperature=0.6, seed=4, repetition_penalty=1.4, top_k=30),
-    Sampling(max_tokens=33, repetition_penalty=1.2),
-    Sampling(max_tokens=24, temperature=1.2, seed=5, min_p=0.02, top_logprobs=2),
-    Sampling(max_tokens=30, grammar=Grammar.regex("[a-z]{20,}!")),
-)
-LENGTHS = (40, 7, 300, 64, 1, 90)
-# Bytes in which the turns do not all fit at once.
-SHORT_OF_MEMORY = 1_500_000
 
 Drafts = dict[Request, Sequence[int]]
-
-
-def turns() -> list[Request]:
-    """One of each form; the one with a grammar can end."""
-    prompts = prompts_of(LENGTHS, seed=2)
-    return [
-        make_request(f"{row}", [], prompt, form, stop_tokens=[0] if form.grammar else (), turn=row)
-        for row, (prompt, form) in enumerate(zip(prompts, FORMS, strict=True))
-    ]
-
-
-def ends(engine: Any, requests: Sequence[Request], on_step: Any = None) -> dict[str, Finished]:
-    arrivals = [(3 * number, request) for number, request in enumerate(requests)]
-    return run_engine(engine, arrivals, on_step)
-
-
-def said(found: Mapping[str, Finished]) -> dict[str, list[int]]:
-    return {name: end.request.generated for name, end in found.items()}
-
-
-def saved(found: Mapping[str, Finished]) -> dict[str, list[Any]]:
-    return {name: [part.tensors for part in end.exported] for name, end in found.items()}
 
 
 @contextmanager
