@@ -12,7 +12,7 @@ from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.eviction import EvictionPolicy
-from kvactors.core.schedule.speculation.speculation import SpeculationConfig
+from kvactors.core.schedule.speculation.speculation import DraftModel, SpeculationConfig
 from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Launch:
 
         if not callable(self.source):
             locate(self.source)
-        draft = None if self.speculation is None else self.speculation.draft
+        draft = self._draft
         if draft is not None and not callable(draft.source):
             locate(draft.source)
 
@@ -84,6 +84,7 @@ class Launch:
             share=self.share,
             speculation=self.speculation,
         )
+        draft = self._draft or DraftModel()
         info = ModelInfo(
             loaded.name,
             loaded.chat,
@@ -93,25 +94,23 @@ class Launch:
             loaded.tokenizer_id,
             str(mx.default_device()),
             budget,
-            "" if loaded.draft is None else self._draft_name,
+            "" if loaded.draft is None else draft.name,
         )
         return info, Engine(loaded, config, self.clock, tracer)
-
-    @property
-    def _draft_name(self) -> str:
-        draft = None if self.speculation is None else self.speculation.draft
-        source = "default" if draft is None else draft.source
-        return getattr(source, "__name__", "callable") if callable(source) else str(source)
 
     def _with_draft(self, loaded: "LoadedModel") -> "LoadedModel":
         """The model with its draft model, where drafts are wanted."""
         from kvactors.core.model.draft import with_draft
 
-        wanted = self.speculation
-        if wanted is None or self.options.reproducible:
+        if self.speculation is None or self.options.reproducible:
             return loaded
-        source = None if wanted.draft is None else wanted.draft.source
+        source = None if self._draft is None else self._draft.source
         return with_draft(loaded, source, self.source, self.options)
+
+    @property
+    def _draft(self) -> DraftModel | None:
+        """The draft model that was asked for."""
+        return None if self.speculation is None else self.speculation.draft
 
 
 def _device_memory() -> int:

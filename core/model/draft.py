@@ -27,9 +27,10 @@ def with_draft(
     ModelError, and InvalidConfig where their tokens are not the same."""
     if source is None and not _is_default(target):
         return loaded
-    place = DRAFT_MODEL if source in (None, "default") else source
-    assert place is not None
-    name, model, tokenizer = open_model(place, replace(options, name=None))
+    ours = source is None or source == "default"
+    name = "draft_model" if ours else getattr(source, "__name__", None)
+    place = DRAFT_MODEL if ours or source is None else source
+    name, model, tokenizer = open_model(place, replace(options, name=name))
     _check_tokens(name, tokenizer, loaded)
     _check_caches(name, model)
     ready(model, options.dtype)

@@ -106,7 +106,7 @@ class Chains:
         ahead = next(chain, None)
         while ahead is not None:
             token, ahead = ahead, next(chain, None)
-            drafted.append(int(token.item()))
+            drafted.append(_read(token))
             if drafted[-1] in request.stop_tokens:
                 break
         row.tokens += drafted[: row.fed - len(row.tokens)]
@@ -132,7 +132,7 @@ class Chains:
 
         row = self._new_row()
         mx.eval(self._model(mx.array([[1]]), cache=row.cache))
-        return sum(layer.nbytes for layer in row.cache) // GROWTH
+        return int(sum(layer.nbytes for layer in row.cache)) // GROWTH
 
     def _new_row(self) -> _Row:
         from mlx_lm.models.cache import make_prompt_cache
@@ -176,6 +176,10 @@ class Chains:
         return mx.array([tokens[begin:]])
 
 
+def _read(token: "mx.array") -> int:
+    return int(token.item())  # type: ignore[arg-type]
+
+
 def _draw(request: Request, chain: "Sequence[mx.array]", logits: "mx.array") -> "mx.array | None":
     """The token behind those of a `chain`, [] each, lazily, of `logits` [vocab], as the turn of the
     `request` would draw it, but that a penalty counts no drafted tokens; None behind the end."""
@@ -183,7 +187,7 @@ def _draw(request: Request, chain: "Sequence[mx.array]", logits: "mx.array") -> 
 
     sampling, guide = request.sampling, request.guide
     if guide is not None:
-        guide.follow([*request.generated, *(int(token.item()) for token in chain)])
+        guide.follow([*request.generated, *map(_read, chain)])
         if guide.complete or not guide.left:
             return None
         allowed = np.frombuffer(guide.allowed(), np.uint8)[: len(logits)]

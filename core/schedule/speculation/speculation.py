@@ -93,6 +93,12 @@ class DraftModel:
 
     source: str | Path | Callable[[], Any] = "default"
 
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        source = self.source
+        return getattr(source, "__name__", "callable") if callable(source) else str(source)
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
