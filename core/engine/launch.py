@@ -51,7 +51,7 @@ class Launch:
 
     def check(self) -> None:
         """Raise ModelNotFound for what can be seen to be missing without loading anything."""
-        from kvactors.core.model.load import locate
+        from kvactors.core.model.opening import locate
 
         if not callable(self.source):
             locate(self.source)

@@ -9,7 +9,8 @@ from typing import Any
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from kvactors.core.errors import InvalidConfig, UnsupportedLayer
-from kvactors.core.model.load import LoadedModel, open_model, ready
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.opening import open_model, ready
 from kvactors.core.model.options import DEFAULT_MODEL, DRAFT_MODEL, ModelOptions
 
 __all__ = ["with_draft"]
