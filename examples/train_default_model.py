@@ -194,6 +194,7 @@ def run(
     first: int,
     legs: Legs,
     seed: int,
+    *,
     checkpoint: Path,
     out: Path,
     console: Console,
@@ -250,7 +251,7 @@ def main(
     if checkpoint.exists() and not restart:
         state, step = load_checkpoint(checkpoint)
         console.print(f"resuming at step {step}", highlight=False)
-    run(state, step, legs, seed, checkpoint, models / name, console)
+    run(state, step, legs, seed, checkpoint=checkpoint, out=models / name, console=console)
 
 
 def keep_memory() -> None:

@@ -84,8 +84,7 @@ class AgentSystem:
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; None: a tenth
             of one, or five steps of who is streamed if that is less.
-        speculation: "auto": a step checks several tokens of what was said before, or of what the
-            default model's draft model says; a DraftModel for another model; or "off".
+        speculation: "auto": steps check several tokens that are likely; a DraftModel; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
         isolation: "shared": agents with the same beginning hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
@@ -97,8 +96,7 @@ class AgentSystem:
             the log say so.
         journal: a new file for what behaviours are told, think and send
             (`kvactors.actors.behaviours.replay`).
-        log_text: let lines of the log at level DEBUG say what agents are told and answer;
-            without it the log has ids and numbers.
+        log_text: let the log's lines at level DEBUG say what agents are told and answer, too.
 
     Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
     what it is made of, for tests and tools: nothing there is promised to stay.

@@ -119,7 +119,8 @@ class Costs:
         return tokens * each
 
     def note_draft(self, fed: int, drafted: int, seconds: float) -> None:
-        """A draft model took so many `seconds` to be fed so many tokens and to draft so many."""
+        """A draft model took so many `seconds` to be `fed` so many tokens, and for those that it
+        `drafted`."""
         if fed <= drafted + MOST_DRAFTED:
             self._draft = _moved(self._draft, seconds / drafted)
         elif self._draft is not None:

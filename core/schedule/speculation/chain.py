@@ -20,14 +20,14 @@ from kvactors.core.schedule.sampling import draw, draw_key
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["CHUNK", "Chains"]
+__all__ = ["Chains", "DraftRow"]
 
 # Tokens of a prompt that are fed at once, and those by which mlx-lm's caches grow.
 CHUNK = GROWTH = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class DraftRow:
     """What the draft model was fed of one agent: `tokens`, of which `agreed` are known to be those
     of the `request` that is followed."""
 
@@ -69,7 +69,7 @@ class Chains:
         self._vocabulary = vocabulary
         self._plenty = plenty
         # Who drafted last is last.
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, DraftRow] = {}
         self._token_bytes = self._measure()
 
     @property
@@ -134,12 +134,12 @@ class Chains:
         mx.eval(self._model(mx.array([[1]]), cache=row.cache))
         return int(sum(layer.nbytes for layer in row.cache)) // GROWTH
 
-    def _new_row(self) -> _Row:
+    def _new_row(self) -> DraftRow:
         from mlx_lm.models.cache import make_prompt_cache
 
-        return _Row(make_prompt_cache(self._model))
+        return DraftRow(make_prompt_cache(self._model))
 
-    def _row(self, request: Request) -> _Row:
+    def _row(self, request: Request) -> DraftRow:
         """A turn's row, which holds nothing but what the turn begins with."""
         row = self._rows.pop(request.agent_id, None) or self._new_row()
         self._rows[request.agent_id] = row
@@ -147,7 +147,7 @@ class Chains:
         row.cut()
         return row
 
-    def _chain(self, row: _Row, request: Request, count: int) -> "Iterator[mx.array]":
+    def _chain(self, row: DraftRow, request: Request, count: int) -> "Iterator[mx.array]":
         """The next `count` tokens of a turn, [] each, lazily, each fed when the one behind it is
         asked for; none behind the end of a grammar."""
         import mlx.core as mx
@@ -164,7 +164,7 @@ class Chains:
             fed = token[None, None]
             yield token
 
-    def _feed(self, row: _Row, tokens: Sequence[int]) -> "mx.array":
+    def _feed(self, row: DraftRow, tokens: Sequence[int]) -> "mx.array":
         """Feed what a row lacks of a turn's `tokens`, but for the last ones: those, [1, tokens]."""
         import mlx.core as mx
 

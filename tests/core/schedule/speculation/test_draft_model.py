@@ -170,7 +170,7 @@ def steps_beside_slips(load_grid: LoadGrid, make_engine: MakeEngine) -> int:
     return steps
 
 
-@bug(chain._Row, "cut")
+@bug(chain.DraftRow, "cut")
 def what_was_wrong_stays(_true: Any) -> Any:
     def cut(row: Any) -> None:
         del row.tokens[row.agreed :]
