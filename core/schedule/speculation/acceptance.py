@@ -18,8 +18,9 @@ __all__ = ["MODEL", "Acceptance", "Costs", "Draft", "share_out"]
 # texts of several kinds, where nothing is known yet.
 _FROM = (1, 2, 3, 4, 6, 10, 18)
 _BEFORE = (0.25, 0.47, 0.52, 0.65, 0.75, 0.86, 0.92)
-# The source of a draft model's drafts, and how often it is right where nothing is known yet.
-MODEL, _MODEL_BEFORE = "model", 0.75
+# The source of a draft model's drafts, and how often it is right where nothing is known yet: so
+# often that it is tried.
+MODEL, _MODEL_BEFORE = "model", 0.9
 # What was known before counts as so many observations; beyond MOST the older ones fade.
 _WEIGHT, _MOST = 8.0, 512.0
 # A draft ends where the chance that it gets so far is less.
@@ -27,11 +28,11 @@ LEAST_CHANCE = 0.1
 MOST_DRAFTED = 15
 # What a token more costs, and one of padding, of a step of one row, before it was measured.
 TOKEN_COST, PADDING_COST = 0.1, 0.027
-# What a draft model's token costs, in plain steps, and one of a prompt that it is fed, before that
-# was measured.
-DRAFT_COST, FEED_COST = 0.35, 0.01
+# What a draft model's token costs, in plain steps, and of that one of a prompt that it is fed,
+# before they were measured.
+DRAFT_COST, FEED_COST = 0.35, 0.03
 # Forwards after which it is measured again what a plain one takes, if none was among them.
-STALE = 500
+STALE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,9 @@ class Costs:
 
     _plain: dict[int, float] = field(default_factory=dict)
     _steepness: float = 1.0
-    # Seconds of a draft model, for a token that it drafts and for one that it is fed.
+    # Seconds of a draft model for a token; and what one costs that it is fed, of that.
     _draft: float | None = None
-    _feed: float | None = None
+    _feed: float = FEED_COST
     # Forwards since a plain one of so many rows.
     _since: dict[int, int] = field(default_factory=dict)
 
@@ -114,18 +115,17 @@ class Costs:
 
     def feed(self, rows: int, tokens: int) -> float:
         """Of feeding a draft model so many `tokens`, in plain steps of `rows` rows."""
-        plain = self._plain.get(rows)
-        each = FEED_COST if plain is None or self._feed is None else self._feed / plain
-        return tokens * each
+        return tokens * self._feed * self.draft(rows)
 
-    def note_draft(self, fed: int, drafted: int, seconds: float) -> None:
-        """A draft model took so many `seconds` to be `fed` so many tokens, and for those that it
-        `drafted`."""
+    def note_draft(self, rows: int, fed: int, drafted: int, seconds: float) -> None:
+        """Beside `rows` rows a draft model took so many `seconds` to be `fed` so many tokens, and
+        for those that it `drafted`."""
+        known = self._draft or DRAFT_COST * self._plain.get(rows, seconds)
         if fed <= drafted + MOST_DRAFTED:
-            self._draft = _moved(self._draft, seconds / drafted)
-        elif self._draft is not None:
-            rest = max(0.0, seconds - drafted * self._draft)
-            self._feed = _moved(self._feed, rest / fed)
+            self._draft = _undisturbed(known, seconds / (drafted + fed * self._feed))
+        else:
+            found = max(0.0, seconds / known - drafted) / fed
+            self._feed = _undisturbed(self._feed, found)
 
     def of(self, rows: int, more: int, longest: int) -> float:
         """Of a forward of `rows` rows with so many tokens `more`, the longest draft being so
@@ -134,10 +134,13 @@ class Costs:
 
     def note_plain(self, rows: int, seconds: float) -> None:
         """A plain step of `rows` rows took so long."""
-        self._plain[rows] = _moved(self._plain.get(rows), seconds)
+        self._plain[rows] = _undisturbed(self._plain.get(rows, seconds), seconds)
         self._since[rows] = 0
         # What was measured long ago is doubted: it may have been a busy moment.
         self._steepness += 0.01 * (1.0 - self._steepness)
+        if self._draft is not None:
+            usual = DRAFT_COST * self._plain[rows] / math.sqrt(rows)
+            self._draft += 0.01 * (usual - self._draft)
 
     def note(self, rows: int, more: int, longest: int, seconds: float) -> None:
         """A forward of `rows` rows with `more` tokens, the `longest` draft being so long, took so
@@ -179,5 +182,12 @@ def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float)
     return best if gain >= least else [0] * len(drafts)
 
 
-def _moved(before: float | None, sample: float) -> float:
-    return sample if before is None else 0.8 * before + 0.2 * sample
+def _moved(before: float, sample: float) -> float:
+    return 0.8 * before + 0.2 * sample
+
+
+def _undisturbed(before: float, sample: float) -> float:
+    """How long something takes: who is quick was less disturbed than who is slow."""
+    if sample < before:
+        return 0.6 * before + 0.4 * sample
+    return 0.9 * before + 0.1 * min(sample, 2.0 * before)

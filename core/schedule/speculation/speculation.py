@@ -137,7 +137,7 @@ class Speculation:
         shared = list(zip(requests, drafts, shares, strict=True))
         wanted = {request: n for request, draft, n in shared if n and draft.source == MODEL}
         found = {r: draft.tokens[:n] for r, draft, n in shared if n and r not in wanted}
-        found |= self._modelled(wanted)
+        found |= self._modelled(len(requests), wanted)
         allowed = {request: _allowed(request, tokens) for request, tokens in found.items()}
         return {request: tokens for request, tokens in allowed.items() if tokens}
 
@@ -172,9 +172,11 @@ class Speculation:
             self._chains.clear()
         self._chains = None
 
-    def _modelled(self, wanted: Mapping[Request, int]) -> Mapping[Request, Sequence[int]]:
-        """So many tokens of the draft model for each turn as are `wanted`, unless memory is
-        short."""
+    def _modelled(
+        self, rows: int, wanted: Mapping[Request, int]
+    ) -> Mapping[Request, Sequence[int]]:
+        """So many tokens of the draft model for each turn as are `wanted`, of `rows` that decode,
+        unless memory is short."""
         chains = self._chains
         if chains is None or not wanted:
             return {}
@@ -184,7 +186,7 @@ class Speculation:
         drafts = {request: chains.draft(request, n) for request, n in wanted.items()}
         drafted = sum(map(len, drafts.values()))
         if drafted:
-            self._costs.note_draft(fed, drafted, perf_counter() - begin)
+            self._costs.note_draft(rows, fed, drafted, perf_counter() - begin)
         self.counts["model_drafted_tokens"] += drafted
         for request, draft in drafts.items():
             self._turns[request].modelled = list(draft)
