@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,12 @@ ALIKE = (
 SEEDS = {"gemma4_text": 1}
 
 
-def pytest_report_header() -> str:
-    """Which samples a run takes."""
-    return "all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"
+def pytest_report_header() -> list[str]:
+    """Which samples a run takes, and what it lacks."""
+    header = ["all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"]
+    if find_spec("torch") is None or find_spec("executorch") is None:
+        header.append("no torch here: `.ci/run export` runs tests/core/attention/export")
+    return header
 
 
 @pytest.fixture

@@ -25,14 +25,16 @@ __all__ = ["LEAST_CHUNK", "WorkSpace", "bare", "cover", "forward_bytes"]
 
 # (new tokens, keys) of the forwards that are measured. Fewer tokens may take another path, which
 # needs less. Where chunks are blocks at most, these may take a path of their own, and what a
-# recurrent layer needs grows with their square.
+# recurrent layer needs grows with their square. Where they are blocks and nothing else, what is
+# left behind the last takes the other path, which keeps all scores.
 _CHUNKS = ((64, 64), (64, 1024), (128, 2048))
 _BLOCKS = ((BLOCK_TOKENS, BLOCK_TOKENS), (BLOCK_TOKENS, 2048))
 # Keys of the decode steps that are measured: few, and many that do not become floats.
 _FEW_KEYS, _SHORT, _LONG = 64, 512, 2048
 # Peaks are not exactly linear, and MLX builds somewhat ahead of what it computes (bench/LOG.md):
-# of a forward that builds nothing ahead only the first counts.
-_SAFETY, _DECODE_SAFETY, _ALONE = 2.0, 2.4, 1.2
+# of a forward that builds nothing ahead only the first counts, and that a busy machine may free
+# what an operation read after the next has allocated.
+_SAFETY, _DECODE_SAFETY, _ALONE = 2.0, 2.4, 1.5
 # Tokens of a chunk that idle agents leave for, and other turns give way to.
 LEAST_CHUNK = 32
 # Measurements, until none was disturbed.
@@ -47,7 +49,7 @@ class WorkSpace:
     row, and for each row and key, which are `unpacked` if there are `many` of those, which may
     become floats; for each token whose `logits` are looked at. Keys are read in multiples of
     `step`. No chunk is shortened below `least_chunk` tokens; where they are `fixed`, none is
-    shortened at all."""
+    shortened at all, and those of a whole block need what `block` says."""
 
     token: float
     pair: float
@@ -60,19 +62,17 @@ class WorkSpace:
     row: float = 0.0
     logits: float = 0.0
     step: int = 1
+    block: "WorkSpace | None" = None
 
     @classmethod
     def measure(cls, loaded: LoadedModel) -> "WorkSpace":
         """Run the forwards; a second on a CPU for a small model. Resets MLX's peak counter."""
-        blocks = loaded.fixed_chunks or loaded.spec.checkpointed
-        chunks = [*_CHUNKS, *(_BLOCKS if blocks else ())]
         # The first forward of a process makes what others find made.
-        _peak(loaded, *chunks[0])
-        peaks = [_peak(loaded, tokens, keys) for tokens, keys in chunks]
-        step = loaded.policy.extent_step
-        read = [(tokens, _padded(keys, step)) for tokens, keys in chunks]
-        needs = [[tokens, tokens * keys, keys] for tokens, keys in read]
-        token, pair, key = (factor * _SAFETY for factor in cover(needs, peaks))
+        _peak(loaded, *_CHUNKS[0])
+        fixed, step = loaded.fixed_chunks, loaded.policy.extent_step
+        blocks = _BLOCKS if loaded.spec.checkpointed and not fixed else ()
+        token, pair, key = _factors(loaded, [*_CHUNKS, *blocks])
+        block = _factors(loaded, _BLOCKS) if fixed else None
         unpacks = loaded.policy.unpacks(1, 1)
         steps = (_FEW_KEYS, _SHORT if unpacks else _LONG)
         peaks = [_peak(loaded, 1, keys) for keys in steps]
@@ -83,11 +83,12 @@ class WorkSpace:
             pair,
             key,
             decoded * _DECODE_SAFETY,
-            least_chunk=BLOCK_TOKENS if loaded.fixed_chunks else LEAST_CHUNK,
-            fixed=loaded.fixed_chunks,
+            least_chunk=BLOCK_TOKENS if fixed else LEAST_CHUNK,
+            fixed=fixed,
             row=row * _DECODE_SAFETY,
             logits=_LOGITS * mx.float32.size * loaded.spec.vocab_size,
             step=step,
+            block=block and cls(*block, decoded=0.0, step=step),
         )
         if not heads or not unpacks:
             return space
@@ -98,10 +99,13 @@ class WorkSpace:
     @property
     def scored(self) -> "WorkSpace":
         """That of chunks whose tokens' logits are all looked at."""
-        return replace(self, token=self.token + self.logits)
+        block = self.block and replace(self.block, token=self.block.token + self.logits)
+        return replace(self, token=self.token + self.logits, block=block)
 
     def chunk(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of a chunk of `tokens` new tokens in each of `rows` rows, over `keys` keys."""
+        if self.block and tokens == BLOCK_TOKENS:
+            return self.block.chunk(tokens, rows, keys)
         keys = _padded(keys, self.step)
         return int(rows * (tokens * (self.token + keys * self.pair) + keys * self.key))
 
@@ -138,6 +142,15 @@ class WorkSpace:
         `room` bytes allow; at least 1."""
         fit = bisect_right(range(asked + 1), room, key=lambda n: self.chunk(n, 1, cached + n))
         return max(1, fit - 1)
+
+
+def _factors(loaded: LoadedModel, chunks: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+    """Bytes for each new token, each pair of token and key, each key, that cover these `chunks`."""
+    peaks = [_peak(loaded, tokens, keys) for tokens, keys in chunks]
+    read = [(tokens, _padded(keys, loaded.policy.extent_step)) for tokens, keys in chunks]
+    needs = [[tokens, tokens * keys, keys] for tokens, keys in read]
+    token, pair, key = (factor * _SAFETY for factor in cover(needs, peaks))
+    return token, pair, key
 
 
 def cover(needs: Sequence[Sequence[float]], peaks: Sequence[float]) -> list[float]:

@@ -24,6 +24,7 @@ core/schedule: core/cache core/errors core/numbers
 core/quant: core/cache
 persistence/commit: core/cache persistence/errors persistence/files
 core/attention: core/cache core/errors core/quant
+core/attention/export: core/cache/family core/errors
 persistence/ledger: persistence/commit persistence/errors persistence/files
 core/arena: core/attention core/cache core/errors core/quant
 persistence/kv: core/cache persistence/commit persistence/errors persistence/files

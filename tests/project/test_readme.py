@@ -22,6 +22,7 @@ PAGES = (
     *(f"{folder}/README.md" for folder in (*FOLDERS, "tests")),
     "actors/frontends/server/README.md",
     "core/arena/sessions/README.md",
+    "core/attention/export/README.md",
     ".github/CHANGELOG.md",
     ".github/CONTRIBUTING.md",
 )

@@ -6,10 +6,8 @@
 A session belongs to the thread that makes it, as MLX's arrays do.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 
@@ -24,7 +22,8 @@ from kvactors.core.cache.family.faces import (
     SeqCache,
     TreeCache,
 )
-from kvactors.core.cache.family.registry import build, faced, registry
+from kvactors.core.cache.family.registry import build, faced
+from kvactors.core.cache.family.session import CacheSession
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.errors import InvalidConfig, InvalidStep, TokenOutOfRange, UnsupportedLayer
 from kvactors.core.model.layer_kinds import derive_layers
@@ -43,7 +42,7 @@ __all__ = [
 Face = TypeVar("Face", bound=Cache)
 
 
-class Session(Generic[Face]):
+class Session(CacheSession[Face]):
     """A context manager: `key` is where its `cache` is found in the registry until it is closed,
     `row` has the bytes. Tokens are those of `vocabulary` rows of the `model`'s embedding.
 
@@ -51,29 +50,15 @@ class Session(Generic[Face]):
     """
 
     def __init__(self, model: Any, cache: Face, row: PlannedRow, vocabulary: int) -> None:
-        self.cache = cache
+        super().__init__(cache)
         self.row = row
         self._planner = cast(Planner, cache)
         self._model = model
         self._vocabulary = vocabulary
-        self.key = registry.install(cache)
-        # However it ends, collected or with the process.
-        self._erase = weakref.finalize(self, registry.erase, self.key)
-
-    def __enter__(self) -> "Session[Face]":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Forget the key, and step no more; once or often. Who holds the cache goes on."""
-        self._erase()
+        super().close()
         self._model = None
 
     @property

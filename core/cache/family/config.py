@@ -14,11 +14,18 @@ from kvactors.core.cache.spec import choose_group_size
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import whole
 
-__all__ = ["SCHEMA_VERSION", "CacheConfig", "ModelFacts", "read_metadata", "write_metadata"]
+__all__ = [
+    "PREFIX",
+    "SCHEMA_VERSION",
+    "CacheConfig",
+    "ModelFacts",
+    "read_metadata",
+    "write_metadata",
+]
 
 SCHEMA_VERSION = 1
-_PREFIX = "kv_cache."
-_VERSION = f"{_PREFIX}schema_version"
+PREFIX = "kv_cache."
+_VERSION = f"{PREFIX}schema_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class ModelFacts:
             found = whole(getattr(self, name))
             if found is None or found < 1:
                 raise InvalidConfig(
-                    f"{_PREFIX}{name} is a whole number from 1 on, not {getattr(self, name)!r}"
+                    f"{PREFIX}{name} is a whole number from 1 on, not {getattr(self, name)!r}"
                 )
 
 
@@ -68,7 +75,7 @@ def write_metadata(metadata: dict[str, Any], facts: ModelFacts) -> dict[str, Any
     """The `facts` of a model, added to the `metadata` of its file; returns these."""
     metadata[_VERSION] = SCHEMA_VERSION
     for name in ModelFacts.__slots__:
-        metadata[_PREFIX + name] = getattr(facts, name)
+        metadata[PREFIX + name] = getattr(facts, name)
     return metadata
 
 
@@ -81,7 +88,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> ModelFacts:
             f"{_VERSION} is {version}, and {SCHEMA_VERSION} is what can be read: write the model's "
             "metadata again with write_metadata"
         )
-    return ModelFacts(*(_number(metadata, _PREFIX + name) for name in ModelFacts.__slots__))
+    return ModelFacts(*(_number(metadata, PREFIX + name) for name in ModelFacts.__slots__))
 
 
 def _number(metadata: Mapping[str, Any], name: str) -> int:

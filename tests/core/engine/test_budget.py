@@ -57,6 +57,15 @@ def test_no_combination_takes_more_than_the_budget(lot: Lot) -> None:
     assert lives.ended + lives.refused >= len(lot.lengths)
 
 
+def test_what_is_left_behind_the_last_whole_block_keeps_its_scores_within_the_budget() -> None:
+    lot = Lot("gpt_oss", reproducible=True, budget=8_000_000, lengths=(900, 900, 400), shared=300)
+
+    lives = live(replace(lot, forks=3, choices=True, stored=True, sampled=True, seed=507))
+
+    assert lives.ended >= 1
+    assert lives.peak <= 1.0
+
+
 def test_what_is_written_from_where_it_stands_counts_once(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
