@@ -8,6 +8,7 @@ draft that was not fed would have said. What a token more costs a forward is mea
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
@@ -20,7 +21,7 @@ _FROM = (1, 2, 3, 4, 6, 10, 18)
 _BEFORE = (0.25, 0.47, 0.52, 0.65, 0.75, 0.86, 0.92)
 # The source of a draft model's drafts, and how often it is right where nothing is known yet: so
 # often that it is tried.
-MODEL, _MODEL_BEFORE = "model", 0.9
+MODEL, _MODEL_BEFORE = "model", 0.95
 # What was known before counts as so many observations; beyond MOST the older ones fade.
 _WEIGHT, _MOST = 8.0, 512.0
 # A draft ends where the chance that it gets so far is less.
@@ -33,6 +34,8 @@ TOKEN_COST, PADDING_COST = 0.1, 0.027
 DRAFT_COST, FEED_COST = 0.35, 0.03
 # Forwards after which it is measured again what a plain one takes, if none was among them.
 STALE = 200
+# Plain steps that are measured before a draft model is asked: the first ones of a process are slow.
+MEASURED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +106,11 @@ class Costs:
     _feed: float = FEED_COST
     # Forwards since a plain one of so many rows.
     _since: dict[int, int] = field(default_factory=dict)
+    _measured: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def known(self, rows: int) -> bool:
         """Whether it was measured lately what a plain step of `rows` rows takes."""
-        return self._since.get(rows, STALE) < STALE
+        return self._since.get(rows, STALE) < STALE and self._measured[rows] >= MEASURED
 
     def draft(self, rows: int) -> float:
         """Of a token of a draft model, in plain steps of `rows` rows."""
@@ -136,11 +140,12 @@ class Costs:
         """A plain step of `rows` rows took so long."""
         self._plain[rows] = _undisturbed(self._plain.get(rows, seconds), seconds)
         self._since[rows] = 0
+        self._measured[rows] += 1
         # What was measured long ago is doubted: it may have been a busy moment.
         self._steepness += 0.01 * (1.0 - self._steepness)
         if self._draft is not None:
             usual = DRAFT_COST * self._plain[rows] / math.sqrt(rows)
-            self._draft += 0.01 * (usual - self._draft)
+            self._draft += 0.03 * (usual - self._draft)
 
     def note(self, rows: int, more: int, longest: int, seconds: float) -> None:
         """A forward of `rows` rows with `more` tokens, the `longest` draft being so long, took so
