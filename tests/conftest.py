@@ -3,8 +3,10 @@
 import gc
 import logging
 import os
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -21,6 +23,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 blas.preload()
 
+MEMORY = Path("/dev/shm")
+if not os.environ.get("KVACTORS_FULL") and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9:
+    # Tests of power losses have disks of their own; others need not wait for this machine's.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 from makers import load_as_meant  # noqa: E402
 from samples import DAY, FULL  # noqa: E402
 
@@ -31,7 +38,6 @@ from kvactors.core.errors import EngineDied, SystemStopped  # noqa: E402
 from kvactors.core.model import mlx_limit  # noqa: E402
 from kvactors.core.model.load import LoadedModel  # noqa: E402
 from kvactors.core.model.options import ModelOptions  # noqa: E402
-from kvactors.core.model.workspace import WorkSpace  # noqa: E402
 from kvactors.core.schedule.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.testing.families import build  # noqa: E402
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
@@ -71,6 +77,13 @@ def pytest_report_header() -> list[str]:
     if find_spec("torch") is None or find_spec("executorch") is None:
         header.append("no torch here: `.ci/run export` runs tests/core/attention/export")
     return header
+
+
+def pytest_collection_finish() -> None:
+    """What imports and collection made stays: an engine collects garbage when it is made, and a
+    run makes thousands of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -131,14 +144,7 @@ def load_family() -> LoadGrid:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
-    """An engine over a loaded model, by default with room for everything. The work space of a
-    model is measured once, not for each of its engines."""
-    measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
-
-    def once(loaded: LoadedModel) -> WorkSpace:
-        if id(loaded) not in measured:
-            measured[id(loaded)] = loaded, WorkSpace.measure(loaded)
-        return measured[id(loaded)][1]
+    """An engine over a loaded model, by default with room for everything."""
 
     def make(
         loaded: LoadedModel,
@@ -148,9 +154,10 @@ def make_engine() -> Callable[..., Engine]:
         stored: bool = False,
         share: bool = True,
         speculation: SpeculationConfig | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> Engine:
         config = EngineConfig(max_batch, budget, stored, share=share, speculation=speculation)
-        return Engine(loaded, config, measure=once)
+        return Engine(loaded, config, clock)
 
     return make
 

@@ -111,9 +111,10 @@ class BlockPool:
     def check(self) -> None:
         """Prove the invariant: free and referenced blocks partition the pool exactly."""
         counted = Counter(block for agent in self._agents.values() for block in agent.blocks)
+        free = set(self._free)
         assert counted == +self._references, "references differ from the blocks that agents hold"
-        assert not set(counted) & set(self._free), "a held block is free"
-        assert len(set(self._free)) == len(self._free), "a block is free twice"
+        assert free.isdisjoint(counted), "a held block is free"
+        assert len(free) == len(self._free), "a block is free twice"
         assert len(counted) + len(self._free) == self.total, "blocks were lost"
 
     def _drop(self, block: int) -> None:

@@ -18,7 +18,6 @@ from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
-from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
@@ -37,7 +36,6 @@ class Engine:
         config: the bounds.
         clock: seconds; another one repeats a run.
         tracer: told of turns and steps.
-        measure: finds the work space of a form of the model; another one remembers it.
 
     `memory` is the one owner of what is held, what is promised and what waits to be written;
     `execution` runs what is planned.
@@ -49,8 +47,6 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.perf_counter,
         tracer: Tracer | None = None,
-        *,
-        measure: Callable[[LoadedModel], WorkSpace] = WorkSpace.measure,
     ) -> None:
         self.loaded = loaded
         self._clock = clock
@@ -61,7 +57,6 @@ class Engine:
             config.eviction,
             clock,
             tracer,
-            measure=measure,
             share=config.share,
         )
         self._metrics = EngineMetrics(tracer)

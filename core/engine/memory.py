@@ -88,7 +88,6 @@ class Memory:
         clock: Callable[[], float],
         tracer: Tracer,
         *,
-        measure: Callable[[LoadedModel], WorkSpace] = WorkSpace.measure,
         share: bool = True,
     ) -> None:
         # What an engine before this one left must not count as there to stay.
@@ -105,7 +104,7 @@ class Memory:
         self.hot = HotCaches(loaded.spec, blocks)
         self.running = RunningBatches(loaded, self.hot)
         self.rows = Rows(self.running, self.hot)
-        self.workspace = [measure(form) for form in loaded.forms]
+        self.workspace = [WorkSpace.once(form) for form in loaded.forms]
         self.drafts: Drafts = NoDrafts()
         self.promised: dict[str, int] = {}
         self.backlog = self.expected = 0

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -96,6 +97,17 @@ class WorkSpace:
         unpacked = _DECODE_SAFETY * _peak(loaded, 1, keys) / keys
         return replace(space, unpacked=max(space.decoded, unpacked), many=LEAST_KEYS // max(heads))
 
+    @classmethod
+    def once(cls, loaded: LoadedModel) -> "WorkSpace":
+        """The same, measured once per process, device and model that is attended this way: who
+        loads it again after a failure need not wait for it."""
+        place = str(mx.default_device())
+        # Tests have bytes of their own in place of what is measured.
+        key = loaded.fingerprint, loaded.form, loaded.policy, place, forward_bytes
+        if key not in _measured:
+            _measured[key] = cls.measure(loaded)
+        return _measured[key]
+
     @property
     def scored(self) -> "WorkSpace":
         """That of chunks whose tokens' logits are all looked at."""
@@ -142,6 +154,9 @@ class WorkSpace:
         `room` bytes allow; at least 1."""
         fit = bisect_right(range(asked + 1), room, key=lambda n: self.chunk(n, 1, cached + n))
         return max(1, fit - 1)
+
+
+_measured: dict[tuple[Any, ...], WorkSpace] = {}
 
 
 def _factors(loaded: LoadedModel, chunks: Sequence[tuple[int, int]]) -> tuple[float, float, float]:

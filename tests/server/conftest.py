@@ -1,5 +1,6 @@
 """A server over the shipped model, and the packages that clients use."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
+
+# Each client would read this machine's certificates, for 20 ms: none talks to another machine.
+os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
 
 
 @pytest.fixture(scope="module")

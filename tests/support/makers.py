@@ -15,6 +15,7 @@ __all__ = [
     "LoadGrid",
     "MakeEngine",
     "OpenSystem",
+    "Ticks",
     "load_as_meant",
     "prompt_of",
     "prompts_of",
@@ -29,6 +30,18 @@ OpenSystem = Callable[..., AgentSystem]
 ROW_BY_ROW = frozenset({"deepseek_v32", "gpt_bigcode", "llama4", "minimax_m3_vl"})
 # Those whose sums depend on how far a batch is padded: in none where results must not.
 PADDED_SUMS = frozenset({"deepseek_v3", "gemma2", "longcat_flash_ngram"})
+
+
+class Ticks:
+    """A clock of which every look takes a hundredth of a second: what an engine plans does not
+    depend on the machine then."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        self._seconds += 0.01
+        return self._seconds
 
 
 def load_as_meant(family: str, source: Callable[[], Any], options: ModelOptions) -> LoadedModel:

@@ -34,7 +34,7 @@ __all__ = ["CHOICES", "FAULTS", "Stress"]
 
 FAULTS = ("model", "device", "disk", "restart", "kill")
 CHOICES = ("\x05\x06", "\x05\x06\x07", "\x08")
-BUDGET = 4_500_000
+BUDGET = 5_500_000
 LONGEST = 2500
 DEVICE_LOST = "Command buffer execution failed (injected)"
 # How a turn may end besides with a reply.

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from samples import FULL
 from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
@@ -18,7 +19,9 @@ from kvactors.core.errors import InvalidConfig
 @pytest.mark.slow
 def test_a_short_run_with_every_fault_violates_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    arguments = ["--agents", "6", "--minutes", "1", "--faults", "all", "--seed", "3"]
+    # The least in which a process is killed and another one has time to go on.
+    minutes = "1" if FULL else "0.35"
+    arguments = ["--agents", "6", "--minutes", minutes, "--faults", "all", "--seed", "3"]
 
     ended = CliRunner().invoke(app, ["stress", *arguments, "--report", str(report)])
 

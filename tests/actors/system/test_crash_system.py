@@ -14,7 +14,7 @@ from samples import sample_of
 
 from kvactors.actors import AgentSystem, Sampling
 
-KILLS = sample_of(range(50), 8, "kills of systems")
+KILLS = sample_of(range(50), 5, "kills of systems")
 
 
 def run_and_kill(store: Path, seed: int) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from makers import LoadGrid, MakeEngine, prompt_of
+from makers import LoadGrid, MakeEngine, Ticks, prompt_of
 from seeded import bug, seeded
 
 from kvactors.core.arena.pieces import Piece
@@ -51,6 +51,7 @@ def most_held(engine: Engine, known: Sequence[int], names: Sequence[str], own: i
     for index, name in enumerate(names):
         engine.submit(make_request(name, known, prompt_of(own, index), LONG))
     while len(engine.memory.running.answering) < len(names):
+        assert engine.busy, "some ended before all had begun"
         engine.step()
         engine.check()
     engine.step()
@@ -71,8 +72,10 @@ def ratio(loaded: LoadedModel, engine: Engine, forks: int, tokens: int, own: int
 def test_forks_that_decode_take_one_beginning_and_what_is_their_own(
     grid: LoadedModel, make_engine: MakeEngine
 ) -> None:
-    shared = ratio(grid, make_engine(grid), forks=4, tokens=4000, own=50)
-    apart = ratio(grid, make_engine(grid, share=False), forks=4, tokens=4000, own=50)
+    sharing, copying = (make_engine(grid, share=share, clock=Ticks()) for share in (True, False))
+
+    shared = ratio(grid, sharing, forks=4, tokens=4000, own=50)
+    apart = ratio(grid, copying, forks=4, tokens=4000, own=50)
 
     assert shared <= 1.15
     assert apart > 4
@@ -82,7 +85,9 @@ def test_forks_that_decode_take_one_beginning_and_what_is_their_own(
 def test_sixteen_forks_of_a_long_beginning_take_it_once(
     grid: LoadedModel, make_engine: MakeEngine
 ) -> None:
-    found = ratio(grid, make_engine(grid, budget=1 << 32), forks=16, tokens=16_000, own=100)
+    engine = make_engine(grid, budget=1 << 32, clock=Ticks())
+
+    found = ratio(grid, engine, forks=16, tokens=16_000, own=100)
 
     print(f"{found:.3f} of one beginning and what follows")
     assert found <= 1.15
@@ -94,7 +99,7 @@ def test_a_step_over_a_trunk_stays_within_its_work_space(
 ) -> None:
     loaded = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions(attention=attention))
     loaded = replace(loaded, policy=replace(loaded.policy, launch_tokens=64))
-    engine = make_engine(loaded)
+    engine = make_engine(loaded, clock=Ticks())
     known, names = forked(loaded, engine, forks=6, tokens=3000)
     for index, name in enumerate(names):
         engine.submit(make_request(name, known, prompt_of(20, index), LONG))

@@ -4,15 +4,22 @@ import os
 from dataclasses import replace
 
 import pytest
+from budgets import bytes_on_a_cpu
 from crowds import FAMILIES, Lot, least_of, live
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from makers import LoadGrid, MakeEngine
+from seeded import bug, seeded
 
+from kvactors.core.attention.policy import AttentionMode
 from kvactors.core.errors import MemoryExceeded
-from kvactors.core.model.workspace import cover
+from kvactors.core.model import workspace
+from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.options import ModelOptions
+from kvactors.core.model.workspace import WorkSpace, cover
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.models import grid
 
 pytestmark = pytest.mark.usefixtures("no_engine")
 
@@ -121,6 +128,26 @@ def test_factors_cover_every_peak_and_no_more_than_they_must(
     assert all(factor >= 0 for factor in found)
     assert all(e >= 0.99 * peak for e, peak in zip(estimated, peaks, strict=True))
     assert sum(estimated) <= 1.01 * sum(peaks) + 1
+
+
+def test_a_model_that_is_loaded_again_is_not_measured_again_unless_it_attends_otherwise() -> None:
+    forwards = []
+
+    def counted(loaded: LoadedModel, tokens: int, keys: int) -> tuple[int, int]:
+        forwards.append(tokens)
+        return bytes_on_a_cpu(loaded, tokens, keys)
+
+    def measured(attention: AttentionMode) -> int:
+        """How many forwards it takes to know what a model needs that is loaded now."""
+        before = len(forwards)
+        WorkSpace.once(load_model(grid, ModelOptions(attention=attention)))
+        return len(forwards) - before
+
+    with seeded(bug(workspace, "forward_bytes")(lambda _: counted)):
+        modes: tuple[AttentionMode, ...] = ("packed", "packed", "dequantize", "packed")
+        counts = [measured(mode) for mode in modes]
+
+    assert [count > 0 for count in counts] == [True, False, True, False]
 
 
 def test_a_budget_below_one_block_is_refused_with_the_least() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from makers import LoadGrid, MakeEngine, prompt_of, prompts_of
+from makers import LoadGrid, MakeEngine, Ticks, prompt_of, prompts_of
 from oracle import free_run, mlx_lm_caches
 from seeded import bug, seeded
 
@@ -196,7 +196,7 @@ def test_a_turn_that_gives_way_is_told_the_same(
     request.form = loaded.form_of(request.prompt)
 
     least = make_engine(loaded).memory.least(request)
-    engine = make_engine(loaded, budget=int(1.3 * least))
+    engine = make_engine(loaded, budget=int(1.3 * least), clock=Ticks())
     together = run(engine, *(make_request(f"{n}", [], p, sampling) for n, p in enumerate(prompts)))
 
     assert engine.stats()["preemptions"]

@@ -85,7 +85,7 @@ def test_many_agents_never_take_more_than_the_budget(
     open_system: OpenSystem, reproducible: bool
 ) -> None:
     model = tiny_llama(num_hidden_layers=3)
-    budget = most_work(model, 712, reproducible=reproducible) + 1_200_000
+    budget = most_work(model, 712, reproducible=reproducible) + 1_400_000
     system = open_system(model, store=False, memory_budget=budget, reproducible=reproducible)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -145,15 +145,16 @@ def test_when_all_is_idle_the_ledger_of_bytes_agrees_with_mlx(
     open_system: OpenSystem, kv_bits: Any
 ) -> None:
     gc.collect()
-    system = open_system(grid, store=False, attention="packed", kv_bits=kv_bits)
+    # Measured here for its name, as where nothing ran before: MLX takes larger buffers again.
+    where: dict[str, Any] = {"store": False, "model_name": f"{kv_bits}"}
+    system = open_system(grid, attention="packed", kv_bits=kv_bits, **where)
     asked = [system.spawn(f"{n}").ask([n + 1] * 300, sampling=ANSWER) for n in range(5)]
     for reply in asked:
         reply.get(timeout=WAIT)
     stats = system.stats()
     counted = stats["hot_bytes"] + stats["active_bytes"] + stats["backlog_bytes"]
-    assert stats["hot_tokens"] == sum(
-        len(agent.transcript().token_ids) - 1 for agent in system.agents()
-    )
+    known = [len(agent.transcript().token_ids) - 1 for agent in system.agents()]
+    assert stats["hot_tokens"] == sum(known)
     assert abs(stats["mlx_bytes"] - counted) < 0.1 * counted
 
 

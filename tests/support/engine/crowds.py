@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from makers import Ticks
 
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine, EngineConfig
@@ -110,8 +111,8 @@ class _Crowd:
         self.said: list[str] = []
         config = EngineConfig(lot.max_batch, lot.budget, lot.stored)
         for form in loaded.forms:
-            _work_space(form)
-        self.engine = Engine(loaded, config, clock=_Clock(), measure=_work_space)
+            WorkSpace.once(form)
+        self.engine = Engine(loaded, config, clock=Ticks())
         self._before = mx.get_active_memory() - self.engine.memory.active
         mx.reset_peak_memory()
         self._rng = np.random.default_rng(lot.seed)
@@ -196,17 +197,6 @@ class _Crowd:
         return tokens
 
 
-class _Clock:
-    """Every look takes a hundredth of a second: what is planned does not depend on the machine."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def __call__(self) -> float:
-        self._seconds += 0.01
-        return self._seconds
-
-
 def _copied(part: Segment) -> Segment:
     tensors = tuple((*what, bytes(data)) for *what, data in part.tensors)
     return Segment(part.start, part.end, part.tokens_hash, part.layout, tensors)  # type: ignore[arg-type]
@@ -232,12 +222,3 @@ def _with_trunks(family: str, attention: str, reproducible: bool, float_tokens: 
         for form in _load(family, attention, reproducible, float_tokens).forms
     ]
     return replace(forms[0], floats=forms[1] if forms[1:] else None)
-
-
-_measured: dict[int, tuple[LoadedModel, WorkSpace]] = {}
-
-
-def _work_space(loaded: LoadedModel) -> WorkSpace:
-    if id(loaded) not in _measured:
-        _measured[id(loaded)] = loaded, WorkSpace.measure(loaded)
-    return _measured[id(loaded)][1]
