@@ -84,7 +84,7 @@ class AgentSystem:
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; None: a tenth
             of one, or five steps of who is streamed if that is less.
-        speculation: "auto": steps check several tokens that are likely; a DraftModel; or "off".
+        speculation: "auto": steps check several tokens of what was said; a DraftModel; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
         isolation: "shared": agents with the same beginning hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.

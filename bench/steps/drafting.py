@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import AgentSystem, DraftModel, Sampling
 from kvactors.bench.peer_process import in_its_own_process
 from kvactors.bench.regime import Regime, Side, Sides
 from kvactors.bench.setup import Setup
@@ -70,7 +70,7 @@ def _drafted(setup: Setup) -> Iterator[Sides]:
     """Tokens a second of one agent of the default model, asked about its facts, turn by turn, the
     prompts' prefills included, with the draft model against without drafts."""
     with (
-        AgentSystem(store=False, isolation="strict") as ours,
+        AgentSystem(store=False, isolation="strict", speculation=DraftModel()) as ours,
         AgentSystem(store=False, isolation="strict", speculation="off") as theirs,
     ):
         _asked(setup, ours, 1000)
@@ -155,7 +155,9 @@ def _against_peer(setup: Setup) -> Iterator[Sides]:
     encode = setup.load(default_model).chat.encode
     with (
         TemporaryDirectory() as store,
-        AgentSystem(store=store, isolation="strict", kv_bits=setup.kv_bits) as ours,
+        AgentSystem(
+            store=store, isolation="strict", kv_bits=setup.kv_bits, speculation=DraftModel()
+        ) as ours,
         in_its_own_process(default_model, peer_answers) as peer,
     ):
 

@@ -4,7 +4,6 @@ Each outcome is given as soon as it is there, so that a turn that ended has left
 the next batch asks for room. A step that fails is blamed on its turns. GPU thread only.
 """
 
-import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
 from kvactors.core.schedule.speculation.speculation import NO_DRAFTS, Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +204,15 @@ class Execution:
         """What the next forward of a batch can check, if there is room for it as things are."""
         if self._speculation is None or batch.in_flight or not batch.arena.spec.flat:
             return {}
-        try:
-            drafts = self._speculation.drafts(batch.requests)
-        except Exception:
-            # Its turns go on without.
-            logger.exception("the draft model failed; it drafts no more")
-            self._speculation.give_up()
-            return {}
+        drafts = self._speculation.drafts(batch.requests)
         return drafts if drafts and self.preemption.can_check(batch, drafts) else {}
 
     def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, float]:
         """One step of a batch; returns the seconds that it took, 0 if none was launched."""
-        drafts = self._drafts(batch) if launch else {}
         steady, rows = batch.in_flight and launch, len(batch)
         begin, self.forward = self._clock(), batch.requests
+        drafts = self._drafts(batch) if launch else {}
+        launched = self._clock()
         try:
             decoded = self._metrics.decode(batch, drafts, launch=launch)
         except Exception as error:
@@ -228,7 +220,7 @@ class Execution:
             return 0.0
         seconds = self._clock() - begin if launch else 0.0
         if self._speculation is not None and (steady or drafts):
-            self._speculation.took(rows, drafts, seconds)
+            self._speculation.took(rows, drafts, self._clock() - launched)
         for item in decoded:
             if item.request not in batch.requests:
                 # It ended with a token before this one.

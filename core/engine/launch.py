@@ -1,5 +1,6 @@
 """Launch: everything the GPU thread needs to load a model and start its engine."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Launch"]
 
+logger = logging.getLogger(__name__)
+
 # Share of the memory that is free after loading; the rest is for weights' work space,
 # the operating system and other programs.
 DEFAULT_SHARE = 0.5
@@ -28,7 +31,8 @@ DEFAULT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Loads, probes and starts when called, on the GPU thread. Imports MLX only then."""
+    """Loads, probes and starts when called, on the GPU thread. Imports MLX only then. One that is
+    `swapped` in goes on without a draft model that does not fit it."""
 
     source: str | Path | Callable[[], Any]
     options: ModelOptions
@@ -41,6 +45,7 @@ class Launch:
     max_waiting: int = 100_000
     clock: Callable[[], float] = time.perf_counter
     share: bool = True
+    swapped: bool = False
 
     def __post_init__(self) -> None:
         if callable(self.source) and self.options.name is None and self.stored:
@@ -84,7 +89,7 @@ class Launch:
             share=self.share,
             speculation=self.speculation,
         )
-        draft = self._draft or DraftModel()
+        draft = self._draft
         info = ModelInfo(
             loaded.name,
             loaded.chat,
@@ -94,18 +99,24 @@ class Launch:
             loaded.tokenizer_id,
             str(mx.default_device()),
             budget,
-            "" if loaded.draft is None else draft.name,
+            "" if loaded.draft is None or draft is None else draft.name,
         )
         return info, Engine(loaded, config, self.clock, tracer)
 
     def _with_draft(self, loaded: "LoadedModel") -> "LoadedModel":
-        """The model with its draft model, where drafts are wanted."""
+        """The model with its draft model, where one was asked for and can be used."""
         from kvactors.core.model.draft import with_draft
 
-        if self.speculation is None or self.options.reproducible:
+        draft = self._draft
+        if draft is None or self.options.reproducible or not loaded.spec.flat:
             return loaded
-        source = None if self._draft is None else self._draft.source
-        return with_draft(loaded, source, self.source, self.options)
+        try:
+            return with_draft(loaded, draft.source, self.options)
+        except InvalidConfig as error:
+            if not self.swapped:
+                raise
+            logger.warning("%s goes on without a draft model: %s", loaded.name, error)
+            return loaded
 
     @property
     def _draft(self) -> DraftModel | None:

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from kvactors.core.errors import InvalidConfig, UnsupportedLayer
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.opening import open_model, ready
-from kvactors.core.model.options import DEFAULT_MODEL, DRAFT_MODEL, ModelOptions
+from kvactors.core.model.options import DRAFT_MODEL, ModelOptions
 
 __all__ = ["with_draft"]
 
@@ -20,27 +20,20 @@ logger = logging.getLogger(__name__)
 Source = str | Path | Callable[[], Any]
 
 
-def with_draft(
-    loaded: LoadedModel, source: Source | None, target: Source, options: ModelOptions
-) -> LoadedModel:
-    """The `loaded` model of `target` with the draft model of this `source`; without one, with that
-    of the default model, if `target` is that. `options` say in what both compute. Raises
-    ModelError, and InvalidConfig where their tokens are not the same."""
-    if source is None and not _is_default(target):
-        return loaded
-    ours = source is None or source == "default"
+def with_draft(loaded: LoadedModel, source: Source, options: ModelOptions) -> LoadedModel:
+    """The `loaded` model with the draft model of this `source`. `options` say in what both compute.
+    Raises ModelError, and InvalidConfig where their tokens are not the same."""
+    ours = source == "default"
     name = "draft_model" if ours else getattr(source, "__name__", None)
-    place = DRAFT_MODEL if ours or source is None else source
-    name, model, tokenizer = open_model(place, replace(options, name=name))
+    name, model, tokenizer = open_model(
+        DRAFT_MODEL if ours else source, replace(options, name=name)
+    )
     _check_tokens(name, tokenizer, loaded)
+    _check_vocabulary(name, model, loaded)
     _check_caches(name, model)
     ready(model, options.dtype)
     logger.debug("%s drafts for %s", name, loaded.name)
     return replace(loaded, draft=model)
-
-
-def _is_default(target: Source) -> bool:
-    return not callable(target) and (target == "default" or Path(target) == DEFAULT_MODEL)
 
 
 def _check_tokens(name: str, tokenizer: Any, loaded: LoadedModel) -> None:
@@ -54,6 +47,19 @@ def _check_tokens(name: str, tokenizer: Any, loaded: LoadedModel) -> None:
         f"{_shown(theirs.get(first))} there and {_shown(ours.get(first))} here. A draft model "
         "needs the same tokens; usually a smaller model of the same family has them"
     )
+
+
+def _check_vocabulary(name: str, model: Any, loaded: LoadedModel) -> None:
+    """Raise InvalidConfig where a token of the model lies beyond the draft model's embedding, which
+    would be read there without a word."""
+    import mlx.core as mx
+
+    rows = model(mx.array([[1]]), cache=make_prompt_cache(model)).shape[-1]
+    if rows < loaded.spec.vocab_size:
+        raise InvalidConfig(
+            f"the draft model {name!r} has {rows} rows of vocabulary, {loaded.name!r} draws from "
+            f"{loaded.spec.vocab_size}: a draft model needs as many; choose another one"
+        )
 
 
 def _tokens(tokenizer: Any) -> Mapping[int, str]:

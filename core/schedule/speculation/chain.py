@@ -24,6 +24,10 @@ __all__ = ["Chains", "DraftRow"]
 
 # Tokens of a prompt that are fed at once, and those by which mlx-lm's caches grow.
 CHUNK = GROWTH = 256
+# Tokens of a turn that are fed in one step of all, at most: others are streamed meanwhile.
+MOST_AT_ONCE = 2 * CHUNK
+# Agents whose caches are kept.
+MOST_ROWS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,11 @@ class DraftRow:
     tokens: list[int] = field(default_factory=list)
     request: Request | None = None
     agreed: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its cache."""
+        return sum(layer.nbytes for layer in self.cache)
 
     @property
     def fed(self) -> int:
@@ -71,37 +80,48 @@ class Chains:
         # Who drafted last is last.
         self._rows: dict[str, DraftRow] = {}
         self._token_bytes = self._measure()
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """Bytes of all caches."""
-        return sum(layer.nbytes for row in self._rows.values() for layer in row.cache)
 
     def missing(self, request: Request) -> int:
         """Tokens that must be fed before the first one is drafted, at least one."""
         row = self._rows.get(request.agent_id)
         return len(request.tokens) if row is None else row.missing(request)
 
-    def room(self, request: Request, drafted: int) -> bool:
-        """Whether there is plenty of memory to draft so many tokens for a turn: whoever drafted
-        longest ago leaves for it. Nobody is left where there is not."""
+    def fits(self, request: Request, drafted: int) -> bool:
+        """Whether there is plenty of memory to draft so many tokens for a turn, if what is kept of
+        agents that do not run goes. Nothing goes yet."""
+        self.missing(request)
+        idle = sum(row.nbytes for row in self._rows.values() if row.request is None)
+        return self._fits(request, drafted, idle)
+
+    def _fits(self, request: Request, drafted: int, spared: int) -> bool:
         missing, keys = self.missing(request), len(request.tokens) + drafted
-        row = self._rows.pop(request.agent_id, None)
-        held = 0 if row is None else sum(layer.nbytes for layer in row.cache)
-        if row is not None:
-            self._rows[request.agent_id] = row
+        row = self._rows.get(request.agent_id)
+        held = 0 if row is None else row.nbytes
         more = max(0, self._token_bytes * (-(-keys // GROWTH) + 1) * GROWTH - held)
-        while not self._plenty(more, min(missing, CHUNK), keys):
-            first = next(iter(self._rows), None)
-            if first is None:
-                return False
-            del self._rows[first]
-        return row is None or request.agent_id in self._rows
+        return self._plenty(more - spared, min(missing, CHUNK), keys)
+
+    def _make_room(self, request: Request, drafted: int) -> None:
+        """Whoever drafted longest ago, and does not run, leaves."""
+        idle = [name for name, row in self._rows.items() if row.request is None]
+        for name in idle:
+            if len(self._rows) < MOST_ROWS and self._fits(request, drafted, 0):
+                return
+            self.drop(name)
 
     def draft(self, request: Request, count: int) -> list[int]:
-        """Up to `count` tokens that follow in a turn, none behind one that ends it. Each is read
-        while the next one is computed."""
+        """Up to `count` tokens that follow in a turn, none behind one that ends it, and none while
+        much of the turn is still to be fed. Each is read while the next one is computed."""
+        self.missing(request)
+        self._make_room(request, count)
         row = self._row(request)
+        before = row.nbytes
+        drafted = self._say(row, request, count)
+        self.nbytes += row.nbytes - before
+        return drafted
+
+    def _say(self, row: DraftRow, request: Request, count: int) -> list[int]:
         chain, drafted = self._chain(row, request, count), list[int]()
         ahead = next(chain, None)
         while ahead is not None:
@@ -120,11 +140,13 @@ class Chains:
 
     def drop(self, agent_id: str) -> None:
         """Forget an agent."""
-        self._rows.pop(agent_id, None)
+        row = self._rows.pop(agent_id, None)
+        self.nbytes -= 0 if row is None else row.nbytes
 
     def clear(self) -> None:
         """Forget all agents: memory is short."""
         self._rows.clear()
+        self.nbytes = 0
 
     def _measure(self) -> int:
         """Bytes that a cache takes for each token."""
@@ -153,7 +175,8 @@ class Chains:
         import mlx.core as mx
 
         fed, before = self._feed(row, request.tokens), list[mx.array]()
-        row.tokens += request.tokens[len(row.tokens) :]
+        if fed is None:
+            return
         for _ in range(count):
             logits = self._model(fed, cache=row.cache)[0, -1, : self._vocabulary]
             token = _draw(request, before, logits)
@@ -164,15 +187,19 @@ class Chains:
             fed = token[None, None]
             yield token
 
-    def _feed(self, row: DraftRow, tokens: Sequence[int]) -> "mx.array":
-        """Feed what a row lacks of a turn's `tokens`, but for the last ones: those, [1, tokens]."""
+    def _feed(self, row: DraftRow, tokens: Sequence[int]) -> "mx.array | None":
+        """Feed what a row lacks of a turn's `tokens`, but for the last ones: those, [1, tokens];
+        None if the rest is fed in another step."""
         import mlx.core as mx
 
-        begin = len(row.tokens)
-        while len(tokens) - begin > CHUNK:
+        end = len(row.tokens) + MOST_AT_ONCE
+        while len(tokens) - (begin := len(row.tokens)) > CHUNK:
+            if begin == end:
+                return None
             self._model(mx.array([tokens[begin : begin + CHUNK]]), cache=row.cache)
             mx.eval([layer.state for layer in row.cache])
-            begin += CHUNK
+            row.tokens += tokens[begin : begin + CHUNK]
+        row.tokens += tokens[begin:]
         return mx.array([tokens[begin:]])
 
 

@@ -1,5 +1,6 @@
 """Speculation: which turns are given drafts in a step, and of how many tokens. GPU thread only."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from kvactors.core.schedule.speculation.acceptance import (
 from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.texts import BORDER, Follower, Text
 
-__all__ = ["NO_DRAFTS", "DraftModel", "Speculation", "SpeculationConfig"]
+__all__ = ["NOTHING", "NO_DRAFTS", "DraftModel", "Speculation", "SpeculationConfig", "Turn"]
+
+logger = logging.getLogger(__name__)
 
 # Tokens by cost that a forward with drafts must give, of a plain one; and one that must wait for
 # what is in flight.
@@ -34,7 +37,7 @@ NO_DRAFTS = {"model_drafted_tokens": 0, "model_accepted_tokens": 0}
 NOTHING = Draft((), (), "own")
 
 
-class _Turn:
+class Turn:
     """One turn as it is followed: through what itself has said, and others; and what a draft model
     said of it."""
 
@@ -49,10 +52,12 @@ class _Turn:
         # What the draft model said that is to come, how many it said right before, and in all.
         self.modelled: list[int] = []
         self.streak = self.right = 0
+        # Of those that are to come, how many a forward checks.
+        self.checked = 0
 
     def hear(self, request: Request, acceptance: Acceptance) -> bool:
-        """The turn has one token more; whether the draft model said it. Every follower says what it
-        would have drafted, whether that was fed or not."""
+        """The turn has one token more; whether the draft model said it, and that was checked. Every
+        follower says what it would have drafted, whether that was fed or not."""
         tail = request.tokens[-_TAIL:]
         self.text.add(tail[-1:])
         for source, follower in self.followers.items():
@@ -62,12 +67,14 @@ class _Turn:
         if not self.modelled:
             return False
         right = self.modelled.pop(0) == tail[-1]
+        accepted = right and self.checked > 0
+        self.checked = max(0, self.checked - 1) if right else 0
         acceptance.note(MODEL, self.streak, right=right)
         self.right += right
         self.streak = self.streak + 1 if right else 0
         if not right:
             self.modelled.clear()
-        return right
+        return accepted
 
     def draft(
         self, request: Request, acceptance: Acceptance, most: int, *, behind: int = 0
@@ -103,7 +110,7 @@ class DraftModel:
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """With `share` a turn may repeat what turns of others said that have ended. `draft` is the
-    draft model; None: that of the default model, where that is loaded."""
+    draft model, if there is one."""
 
     share: bool = True
     draft: DraftModel | None = None
@@ -117,11 +124,13 @@ class Speculation:
         self._acceptance = Acceptance()
         self._costs = Costs()
         self._replies = Text(MOST_REPLIES) if config.share else None
-        self._turns: dict[Request, _Turn] = {}
+        self._turns: dict[Request, Turn] = {}
         self._usual = USUAL_ANSWER
         self._chains = chains
+        # Whose drafts were the draft model's last.
+        self._asked: Mapping[Request, int] = {}
         self.counts = dict(NO_DRAFTS)
-        """Tokens that the draft model drafted, and those that were right."""
+        """Tokens of the draft model that were checked, and those that were right."""
 
     def worth_waiting(self, requests: Sequence[Request]) -> bool:
         """Whether drafts behind the tokens in flight are so good that these are better read before
@@ -137,6 +146,7 @@ class Speculation:
         shared = list(zip(requests, drafts, shares, strict=True))
         wanted = {request: n for request, draft, n in shared if n and draft.source == MODEL}
         found = {r: draft.tokens[:n] for r, draft, n in shared if n and r not in wanted}
+        self._asked = wanted
         found |= self._modelled(len(requests), wanted)
         allowed = {request: _allowed(request, tokens) for request, tokens in found.items()}
         return {request: tokens for request, tokens in allowed.items() if tokens}
@@ -150,6 +160,9 @@ class Speculation:
     def took(self, rows: int, drafts: Mapping[Request, Sequence[int]], seconds: float) -> None:
         """A forward of so many `rows`, which checked these `drafts`, if any, took `seconds`."""
         lengths = [len(draft) for draft in drafts.values()]
+        for request in self._asked.keys() & drafts.keys():
+            self._turns[request].checked = len(drafts[request])
+            self.counts["model_drafted_tokens"] += len(drafts[request])
         if lengths:
             self._costs.note(rows, sum(lengths), max(lengths), seconds)
         else:
@@ -166,12 +179,6 @@ class Speculation:
             if not turn.right:
                 self._acceptance.doubt(MODEL)
 
-    def give_up(self) -> None:
-        """The draft model failed: it is asked no more."""
-        if self._chains is not None:
-            self._chains.clear()
-        self._chains = None
-
     def _modelled(
         self, rows: int, wanted: Mapping[Request, int]
     ) -> Mapping[Request, Sequence[int]]:
@@ -180,16 +187,22 @@ class Speculation:
         chains = self._chains
         if chains is None or not wanted:
             return {}
-        wanted = {request: n for request, n in wanted.items() if chains.room(request, n)}
-        fed = sum(map(chains.missing, wanted))
-        begin = perf_counter()
-        drafts = {request: chains.draft(request, n) for request, n in wanted.items()}
+        wanted = {request: n for request, n in wanted.items() if chains.fits(request, n)}
+        begin, fed = perf_counter(), sum(map(chains.missing, wanted))
+        try:
+            drafts = {request: chains.draft(request, n) for request, n in wanted.items()}
+        except Exception:
+            # Its turns go on without.
+            logger.exception("the draft model failed; it drafts no more")
+            chains.clear()
+            self._chains = None
+            return {}
         drafted = sum(map(len, drafts.values()))
         if drafted:
             self._costs.note_draft(rows, fed, drafted, perf_counter() - begin)
-        self.counts["model_drafted_tokens"] += drafted
         for request, draft in drafts.items():
-            self._turns[request].modelled = list(draft)
+            turn = self._turns[request]
+            turn.modelled, turn.checked = list(draft), 0
         return {request: _before_the_end(request, draft) for request, draft in drafts.items()}
 
     def _draft(self, request: Request, rows: int, *, behind: int = 0) -> Draft:
@@ -198,18 +211,18 @@ class Speculation:
             return NOTHING
         turn = self._turns.get(request)
         if turn is None:
-            turn = self._turns[request] = _Turn(request, self._replies)
+            turn = self._turns[request] = Turn(request, self._replies)
         text = turn.draft(request, self._acceptance, min(left, MOST_DRAFTED), behind=behind)
         model = self._of_model(request, turn, rows, min(left, MOST_DRAFTED))
         return max(text, model, key=lambda draft: draft.worth)
 
-    def _of_model(self, request: Request, turn: _Turn, rows: int, most: int) -> Draft:
+    def _of_model(self, request: Request, turn: Turn, rows: int, most: int) -> Draft:
         """What the draft model may say, if it is asked: its tokens are not known yet."""
         if self._chains is None or not self._costs.known(rows):
             return NOTHING
         left = min(request.sampling.max_tokens, max(self._usual, 2.0 * request.decoded))
         feed = self._costs.feed(rows, self._chains.missing(request))
-        if feed > MOST_FED * (left - request.decoded):
+        if feed > MOST_FED * (left - request.decoded) or not self._chains.fits(request, most):
             return NOTHING
         chances = [self._acceptance.chance(MODEL, turn.streak + place) for place in range(most)]
         return Draft(range(most), chances, MODEL, self._costs.draft(rows))

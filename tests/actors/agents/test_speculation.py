@@ -20,7 +20,7 @@ FILE = "def all():\n" + "\n".join(
 
 
 def answers(
-    open_system: OpenSystem, speculation: str, **options: object
+    open_system: OpenSystem, speculation: str | DraftModel, **options: object
 ) -> tuple[list[str], dict[str, int]]:
     """What agents of the default model answer about their worlds, all asked at once; what the
     system counted."""
@@ -37,22 +37,11 @@ def answers(
 
 
 def test_the_default_model_answers_the_same(open_system: OpenSystem) -> None:
-    plain, without = answers(open_system, "off", kv_bits=None)
-    found, stats = answers(open_system, "auto", kv_bits=None)
+    plain, without = answers(open_system, "off")
+    found, stats = answers(open_system, "auto")
 
     assert found == plain
     assert without["drafted_tokens"] == 0
-    assert stats["accepted_tokens"] > 0
-
-
-def test_with_codes_it_does_but_for_one_whose_last_bits_move_a_code(
-    open_system: OpenSystem,
-) -> None:
-    plain, _ = answers(open_system, "off")
-    found, stats = answers(open_system, "auto")
-
-    # Sums of more tokens end in other bits: seen once in some hundred answers (bench/LOG.md).
-    assert sum(one != other for one, other in zip(found, plain, strict=True)) <= 2
     assert stats["accepted_tokens"] > 0
 
 
@@ -60,7 +49,7 @@ def test_the_default_model_with_its_draft_model_answers_the_same(open_system: Op
     # One after the other, and nobody repeats others: it is the draft model that is asked.
     alone = {"max_batch": 1, "isolation": "strict", "kv_bits": None}
     plain, without = answers(open_system, "off", **alone)
-    found, stats = answers(open_system, "auto", **alone)
+    found, stats = answers(open_system, DraftModel(), **alone)
 
     assert found == plain
     assert without["model_drafted_tokens"] == 0
@@ -77,6 +66,25 @@ def test_a_draft_model_of_another_tokenizer_is_refused_with_the_first_token_that
         AgentSystem(tiny_llama(), store=False, speculation=DraftModel()).start()
 
 
+def test_a_draft_model_with_fewer_rows_of_vocabulary_is_refused() -> None:
+    def narrow() -> tuple[object, object]:
+        return tiny_model(vocab_size=100), PlainTokenizer()
+
+    with pytest.raises(InvalidConfig, match=r"'narrow' has 100 rows of vocabulary"):
+        AgentSystem(tiny_llama(), store=False, speculation=DraftModel(narrow)).start()
+
+
+def test_a_model_of_other_tokens_is_swapped_in_without_the_draft_model(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(store=False, speculation=DraftModel(tiny_llama(num_hidden_layers=1)))
+
+    system.swap_model("default")
+
+    assert system.info.draft == ""
+    assert system.spawn("a").ask("Hello.").get(timeout=WAIT).text
+
+
 def test_a_draft_model_that_cannot_forget_is_refused() -> None:
     def sliding() -> tuple[object, object]:
         return build("gpt_oss"), PlainTokenizer()
@@ -90,8 +98,10 @@ def test_a_system_says_what_drafts_for_it(open_system: OpenSystem) -> None:
 
     assert open_system(store=False, speculation=draft).info.draft == "tiny_llama"
     assert open_system(store=False).info.draft == ""
-    assert open_system("default", store=False).info.draft == "default"
-    assert open_system("default", store=False, reproducible=True).info.draft == ""
+    assert open_system("default", store=False).info.draft == ""
+    shipped = {"store": False, "speculation": DraftModel()}
+    assert open_system("default", **shipped).info.draft == "default"
+    assert open_system("default", **shipped, reproducible=True).info.draft == ""
 
 
 def copied(open_system: OpenSystem, **options: object) -> AgentSystem:

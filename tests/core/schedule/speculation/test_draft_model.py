@@ -13,11 +13,13 @@ from seeded import Bug, bug, seeded
 
 from kvactors import Sampling
 from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.execution import Execution
+from kvactors.core.engine.memory import Memory
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.speculation import chain
 from kvactors.core.schedule.speculation.acceptance import Costs
 from kvactors.core.schedule.speculation.chain import Chains
-from kvactors.core.schedule.speculation.speculation import SpeculationConfig
+from kvactors.core.schedule.speculation.speculation import NOTHING, SpeculationConfig, Turn
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import snap_to_grid, tiny_model
 
@@ -260,6 +262,43 @@ def test_where_memory_is_short_nothing_is_drafted_and_nothing_is_kept(
     assert said(ends(engine, turns())) == plain
     assert engine.memory.drafts.nbytes == 0
     assert engine.stats()["model_drafted_tokens"] == 0
+
+
+def test_where_there_is_no_room_for_drafts_nobody_waits_for_them(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    @bug(Memory, "can_draft")
+    def never(_true: Any) -> Any:
+        return lambda *_: False
+
+    @bug(Execution, "_waits")
+    def noted(true: Any) -> Any:
+        def waits(execution: Any, batch: Any) -> bool:
+            waited.append(true(execution, batch))
+            return waited[-1]
+
+        return waits
+
+    @bug(Turn, "draft")
+    def nothing_was_said_before(_true: Any) -> Any:
+        return lambda *_, **__: NOTHING
+
+    waited: list[bool] = []
+    with seeded(never), seeded(noted), seeded(nothing_was_said_before):
+        ends(make_engine(itself(load_grid()), speculation=ON), [sampled(1)])
+
+    assert waited
+    assert not any(waited)
+
+
+def test_what_is_counted_is_what_was_checked(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    engine = make_engine(slipping(in_float(load_grid)), speculation=ON)
+
+    ends(engine, turns())
+
+    stats = engine.stats()
+    assert 0 < stats["model_drafted_tokens"] <= stats["drafted_tokens"]
+    assert 0 < stats["model_accepted_tokens"] <= stats["accepted_tokens"]
 
 
 def test_one_that_fails_is_asked_no_more_and_its_turns_go_on(
