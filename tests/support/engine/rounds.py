@@ -1,16 +1,29 @@
 """Turns of every form, for tests of drafts: what they say and keep is to be the same as without."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from makers import prompts_of
 
 from kvactors import Grammar, Sampling
+from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.models import snap_to_grid, tiny_model
 
-__all__ = ["FORMS", "SHORT_OF_MEMORY", "ends", "said", "saved", "turns"]
+__all__ = [
+    "FORMS",
+    "SHORT_OF_MEMORY",
+    "another",
+    "ends",
+    "itself",
+    "said",
+    "saved",
+    "slipping",
+    "turns",
+]
 
 FORMS = (
     Sampling(max_tokens=40),
@@ -45,3 +58,34 @@ def said(found: Mapping[str, Finished]) -> dict[str, list[int]]:
 
 def saved(found: Mapping[str, Finished]) -> dict[str, list[Any]]:
     return {name: [part.tensors for part in end.exported] for name, end in found.items()}
+
+
+# Every so many positions a draft model that slips says another token than its own.
+SLIPS = 5
+
+
+class Slipping:
+    """A model that is wrong at every fifth position."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.layers = model.layers
+
+    def __call__(self, tokens: Any, cache: Any) -> Any:
+        logits = self._model(tokens, cache=cache)
+        return logits if cache[0].offset % SLIPS else -logits
+
+
+def itself(loaded: LoadedModel) -> LoadedModel:
+    """A model that drafts for itself."""
+    return replace(loaded, draft=loaded.model)
+
+
+def another(loaded: LoadedModel) -> LoadedModel:
+    """One that knows nothing of the model that it drafts for."""
+    return replace(loaded, draft=snap_to_grid(tiny_model(seed=9)))
+
+
+def slipping(loaded: LoadedModel) -> LoadedModel:
+    """One that is wrong now and then."""
+    return replace(loaded, draft=Slipping(loaded.model))

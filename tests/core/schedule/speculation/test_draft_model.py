@@ -3,12 +3,11 @@ as it can, in the memory that is left."""
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
-from rounds import SHORT_OF_MEMORY, ends, said, saved, turns
+from rounds import SHORT_OF_MEMORY, another, ends, itself, said, saved, slipping, turns
 from seeded import Bug, bug, seeded
 
 from kvactors import Sampling
@@ -21,23 +20,8 @@ from kvactors.core.schedule.speculation.acceptance import Costs
 from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.speculation import NOTHING, SpeculationConfig, Turn
 from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import snap_to_grid, tiny_model
 
 ON = SpeculationConfig(share=False)
-# Every so many positions a draft model that slips says another token than its own.
-SLIPS = 5
-
-
-class Slipping:
-    """A model that is wrong at every fifth position."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.layers = model.layers
-
-    def __call__(self, tokens: Any, cache: Any) -> Any:
-        logits = self._model(tokens, cache=cache)
-        return logits if cache[0].offset % SLIPS else -logits
 
 
 @bug(Costs, "known")
@@ -64,21 +48,6 @@ def drafts_are_free() -> Iterator[None]:
         seeded(to_draft_costs_nothing),
     ):
         yield
-
-
-def itself(loaded: LoadedModel) -> LoadedModel:
-    """A model that drafts for itself."""
-    return replace(loaded, draft=loaded.model)
-
-
-def another(loaded: LoadedModel) -> LoadedModel:
-    """One that knows nothing of the model that it drafts for."""
-    return replace(loaded, draft=snap_to_grid(tiny_model(seed=9)))
-
-
-def slipping(loaded: LoadedModel) -> LoadedModel:
-    """One that is wrong now and then."""
-    return replace(loaded, draft=Slipping(loaded.model))
 
 
 def right(engine: Engine) -> float:
