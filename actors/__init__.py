@@ -66,6 +66,7 @@ from kvactors.core.errors import (
 )
 from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.schedule.speculation.speculation import DraftModel
 
 __all__ = [
     "AdmissionFull",
@@ -80,6 +81,7 @@ __all__ = [
     "CacheFull",
     "ContextExceeded",
     "DeadLetter",
+    "DraftModel",
     "DropOldest",
     "EmptyPrompt",
     "EncryptionError",

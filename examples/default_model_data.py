@@ -14,7 +14,7 @@ from kvactors.core.model.worlds.episodes import make_episode
 from kvactors.core.model.worlds.words import SMALL_TALK
 from kvactors.core.model.worlds.world import ACKNOWLEDGED, UNKNOWN, Names, make_world
 
-__all__ = ["LEGS", "Batch", "Leg", "held_out_batch", "leg_of", "training_batch"]
+__all__ = ["DRAFT_LEGS", "LEGS", "Batch", "Leg", "held_out_batch", "leg_of", "training_batch"]
 
 Ints = NDArray[np.int32]
 
@@ -88,6 +88,13 @@ LEGS = (
     Leg(250, _ALL, 8192, (6e-4, 0.0), 0.3, 0.0, 0.8, 0.4, 0.22, 1.5, 0.4, 4, _ASKED, 0.95),
 )
 
+# The model that drafts is to say what the default model says: recall, and little of the rest.
+DRAFT_LEGS = (
+    Leg(150, ((1.0, 128, 3, 8),), 4096, (3e-3, 3e-3), 0.35, 0.0, 0.0, layers=2),
+    Leg(150, ((1.0, 256, 4, 14),), 4096, (3e-3, 2.5e-3), 0.35, 0.0, 0.0, layers=2),
+    Leg(450, _MIDDLE, 4096, (2.5e-3, 0.0), 0.3, 0.0, 0.0, layers=2, asked=_ASKED, plain=0.95),
+)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -120,19 +127,19 @@ def _length(text: str) -> int:
     return len(_ids(text))
 
 
-def leg_of(step: int) -> tuple[int, int]:
+def leg_of(step: int, legs: tuple[Leg, ...] = LEGS) -> tuple[int, int]:
     """The index of the step's leg, and the step's number within it."""
-    for index, leg in enumerate(LEGS):
+    for index, leg in enumerate(legs):
         if step < leg.steps:
             return index, step
         step -= leg.steps
     raise ValueError(f"step lies {step} steps behind the last leg")
 
 
-def training_batch(seed: int, step: int) -> Batch:
+def training_batch(seed: int, step: int, legs: tuple[Leg, ...] = LEGS) -> Batch:
     """The batch of a step."""
     rng = np.random.default_rng((seed, step))
-    leg = LEGS[leg_of(step)[0]]
+    leg = legs[leg_of(step, legs)[0]]
     at = int(rng.choice(len(leg.rows), p=[row[0] for row in leg.rows]))
     _, length, fewest, most = leg.rows[at]
     rows = [

@@ -9,7 +9,7 @@ import math
 
 import mlx.core as mx
 from default_model_exp import silu, softmax
-from default_model_init import CONFIG, HEAD_DIM, HEADS, THETA, shape_of
+from default_model_init import CONFIG, THETA, Shape, shape_of
 from mlx_lm.models.llama import Model, ModelArgs
 
 __all__ = ["Weights", "difference", "hidden_states", "mlx_lm_model", "probe_loss", "rounded"]
@@ -28,10 +28,11 @@ def rounded(x: mx.array, on: bool) -> mx.array:
 
 
 def quantized(x: mx.array, on: bool) -> mx.array:
-    """x as the cache gives it back: 4 bits per value, one scale and bias per 64."""
+    """x as the cache gives it back: 4 bits per value, one scale and bias per head."""
     if not on:
         return x
-    back = mx.dequantize(*mx.quantize(mx.stop_gradient(x), HEAD_DIM, 4), HEAD_DIM, 4)
+    group = x.shape[-1]
+    back = mx.dequantize(*mx.quantize(mx.stop_gradient(x), group, 4), group, 4)
     return x + mx.stop_gradient(back - x)
 
 
@@ -41,10 +42,11 @@ def hidden_states(
     """Final normed states, (batch, tokens, width), and the stream after each layer."""
     h = rounded(weights["model.embed_tokens.weight"][tokens], bf16)
     after: list[mx.array] = []
-    for layer in range(shape_of(weights)[0]):
+    shape = shape_of(weights)
+    for layer in range(shape.layers):
         name = f"model.layers.{layer}."
         x = rounded(_norm(weights, name + "input_layernorm", h), bf16)
-        h = rounded(h + _attention(weights, name + "self_attn.", x, q4, bf16), bf16)
+        h = rounded(h + _attention(weights, name + "self_attn.", x, shape, q4, bf16), bf16)
         x = rounded(_norm(weights, name + "post_attention_layernorm", h), bf16)
         h = rounded(h + _feed_forward(weights, name + "mlp.", x, bf16), bf16)
         after.append(h)
@@ -78,9 +80,10 @@ def _feed_forward(weights: Weights, name: str, x: mx.array, bf16: bool) -> mx.ar
     return rounded(_linear(weights, name + "down_proj", inner), bf16)
 
 
-def _attention(weights: Weights, name: str, x: mx.array, q4: bool, bf16: bool) -> mx.array:
-    batch, length, _ = x.shape
-    split = (batch, length, HEADS, HEAD_DIM)
+def _attention(
+    weights: Weights, name: str, x: mx.array, shape: Shape, q4: bool, bf16: bool
+) -> mx.array:
+    split = (*x.shape[:2], shape.heads, shape.head_dim)
     queries, keys, values = (
         rounded(_linear(weights, f"{name}{part}_proj", x), bf16).reshape(split).swapaxes(1, 2)
         for part in "qkv"
@@ -88,13 +91,13 @@ def _attention(weights: Weights, name: str, x: mx.array, q4: bool, bf16: bool) -
     queries = rounded(_rotated(queries), bf16)
     keys = quantized(rounded(_rotated(keys), bf16), q4)
     values = quantized(values, q4)
-    out = rounded(_attend(queries * HEAD_DIM**-0.5, keys, values), bf16)
-    out = out.swapaxes(1, 2).reshape(batch, length, HEADS * HEAD_DIM)
+    out = rounded(_attend(queries * shape.head_dim**-0.5, keys, values), bf16)
+    out = out.swapaxes(1, 2).reshape(x.shape)
     return rounded(_linear(weights, name + "o_proj", out), bf16)
 
 
 def _rotated(x: mx.array) -> mx.array:
-    half = HEAD_DIM // 2
+    half = x.shape[-1] // 2
     steps = mx.exp(mx.arange(half, dtype=mx.float32) * (-math.log(THETA) / half))
     angle = mx.arange(x.shape[2], dtype=mx.float32)[:, None] * steps
     cos, sin = mx.cos(angle), mx.sin(angle)
@@ -116,9 +119,7 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
 
 def mlx_lm_model(weights: Weights) -> Model:
     """The same weights in mlx-lm's own class."""
-    layers, width = shape_of(weights)
-    shape = {"num_hidden_layers": layers, "intermediate_size": width}
-    model = Model(ModelArgs.from_dict({**CONFIG, **shape}))
+    model = Model(ModelArgs.from_dict(shape_of(weights).config))
     model.load_weights(list(weights.items()), strict=True)
     return model
 

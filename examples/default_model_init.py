@@ -8,26 +8,66 @@ it stays trainable.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CONFIG", "FIRST_SHAPE", "PROBES", "SHAPE", "first_weights", "grown", "shape_of"]
+__all__ = [
+    "CONFIG",
+    "DRAFT",
+    "FIRST",
+    "GROWN",
+    "PROBES",
+    "Shape",
+    "first_weights",
+    "grown",
+    "shape_of",
+]
 
 Array = NDArray[np.float32]
 
-WIDTH, HEADS, HEAD_DIM = 256, 4, 64
-# Layers and feed-forward width at first, and once grown.
-FIRST_SHAPE, SHAPE = (3, 512), (4, 448)
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a model is: its heads are together as wide as its stream."""
+
+    layers: int
+    feed_forward: int
+    heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        """Of the residual stream."""
+        return self.heads * self.head_dim
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As mlx-lm wants it."""
+        return {
+            **CONFIG,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "intermediate_size": self.feed_forward,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "head_dim": self.head_dim,
+        }
+
+
+# The default model at first, and once grown; and the model that drafts for it: the two layers of
+# the circuit, whose steps are to cost little.
+FIRST, GROWN = Shape(3, 512, 4, 64), Shape(4, 448, 4, 64)
+DRAFT = Shape(2, 224, 5, 32)
 # Linear readers that exist in training only: was this pair of tokens here before, and was
 # what is asked told? Without them refusal stayed at chance; with them the layers in the
 # middle are told directly what the last one needs.
 PROBES = ("seen", "told")
-HALF = HEAD_DIM // 2
 THETA = 1e8
-# Strength of the look-back and the number of frequencies that carry it.
-LOOK_BACK, LOOK_BACK_ROWS = 7.0, 10
+# Strength of the look-back and the share of frequencies that carry it.
+LOOK_BACK, LOOK_BACK_SHARE = 7.0, 0.32
 # Matching uses only rows that barely turn over a context, so that distance does not matter.
 SLOW = 1 / 500
 MATCH_SCALE = 0.5
@@ -37,12 +77,6 @@ COPY = 0.1
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": WIDTH,
-    "num_hidden_layers": SHAPE[0],
-    "intermediate_size": SHAPE[1],
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "head_dim": HEAD_DIM,
     "rms_norm_eps": 1e-5,
     "vocab_size": 1792,
     "max_position_embeddings": 32768,
@@ -58,26 +92,28 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def first_weights(seed: int) -> dict[str, Array]:
-    """All weights by their mlx-lm names, float32; the same for the same seed."""
+def first_weights(seed: int, shape: Shape = FIRST) -> dict[str, Array]:
+    """All weights of a `shape` by their mlx-lm names, float32; the same for the same seed."""
     rng = np.random.default_rng(seed)
     weights = {
-        "model.embed_tokens.weight": _normal(rng, (CONFIG["vocab_size"], WIDTH), 0.05),
-        "model.norm.weight": np.ones(WIDTH, np.float32),
+        "model.embed_tokens.weight": _normal(rng, (CONFIG["vocab_size"], shape.width), 0.05),
+        "model.norm.weight": np.ones(shape.width, np.float32),
     }
-    for layer in range(FIRST_SHAPE[0]):
-        for name, value in _plain_layer(rng, FIRST_SHAPE[1]).items():
+    for layer in range(shape.layers):
+        for name, value in _plain_layer(rng, shape).items():
             weights[f"model.layers.{layer}.{name}"] = value
-    look_back = _look_back(rng)
+    look_back = _look_back(rng, shape)
     _set(weights, 0, look_back, keep=0.05)
-    _set(weights, 1, _match(rng, look_back), keep=0.1)
+    _set(weights, 1, _match(rng, look_back, shape), keep=0.1)
     return weights
 
 
-def shape_of(weights: Mapping[str, Any]) -> tuple[int, int]:
-    """Layers and feed-forward width of weights by their mlx-lm names."""
+def shape_of(weights: Mapping[str, Any]) -> Shape:
+    """The shape of weights by their mlx-lm names: the draft model's heads are the smaller ones."""
     layers = sum(name.endswith("gate_proj.weight") for name in weights)
-    return layers, int(weights["model.layers.0.mlp.gate_proj.weight"].shape[0])
+    feed_forward, width = weights["model.layers.0.mlp.gate_proj.weight"].shape
+    head_dim = (DRAFT if width == DRAFT.width else GROWN).head_dim
+    return Shape(layers, int(feed_forward), int(width) // head_dim, head_dim)
 
 
 def grown(weights: dict[str, Array], seed: int) -> dict[str, Array]:
@@ -86,9 +122,9 @@ def grown(weights: dict[str, Array], seed: int) -> dict[str, Array]:
     To stay within 6 MB the feed-forward parts give up their weakest neurons.
     """
     rng = np.random.default_rng((seed, 1))
-    layers, width = SHAPE
+    width = GROWN.feed_forward
     larger = dict(weights)
-    for layer in range(layers - 1):
+    for layer in range(GROWN.layers - 1):
         name = f"model.layers.{layer}.mlp."
         gate, up, down = (weights[f"{name}{part}_proj.weight"] for part in ("gate", "up", "down"))
         strength = np.linalg.norm(gate, axis=1) * np.linalg.norm(up, axis=1)
@@ -97,10 +133,10 @@ def grown(weights: dict[str, Array], seed: int) -> dict[str, Array]:
         larger[name + "gate_proj.weight"] = gate[kept]
         larger[name + "up_proj.weight"] = up[kept]
         larger[name + "down_proj.weight"] = down[:, kept]
-    for part, value in _plain_layer(rng, width).items():
-        larger[f"model.layers.{layers - 1}.{part}"] = value
+    for part, value in _plain_layer(rng, GROWN).items():
+        larger[f"model.layers.{GROWN.layers - 1}.{part}"] = value
     for probe in PROBES:
-        larger[f"probe.{probe}.weight"] = np.zeros(WIDTH, np.float32)
+        larger[f"probe.{probe}.weight"] = np.zeros(GROWN.width, np.float32)
         larger[f"probe.{probe}.bias"] = np.zeros(1, np.float32)
     return larger
 
@@ -124,75 +160,79 @@ def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> Array:
     return full[:rows]
 
 
-def _plain_layer(rng: np.random.Generator, feed_forward: int) -> dict[str, Array]:
-    inner = HEADS * HEAD_DIM
-    deviation = 0.6 / WIDTH**0.5
+def _plain_layer(rng: np.random.Generator, shape: Shape) -> dict[str, Array]:
+    width, feed_forward = shape.width, shape.feed_forward
+    deviation = 0.6 / width**0.5
     layer = {
-        "input_layernorm.weight": np.ones(WIDTH, np.float32),
-        "post_attention_layernorm.weight": np.ones(WIDTH, np.float32),
-        "self_attn.o_proj.weight": _normal(rng, (WIDTH, inner), 0.01),
-        "self_attn.o_proj.bias": np.zeros(WIDTH, np.float32),
-        "mlp.gate_proj.weight": _normal(rng, (feed_forward, WIDTH), deviation),
-        "mlp.up_proj.weight": _normal(rng, (feed_forward, WIDTH), deviation),
-        "mlp.down_proj.weight": _normal(rng, (WIDTH, feed_forward), 0.01),
+        "input_layernorm.weight": np.ones(width, np.float32),
+        "post_attention_layernorm.weight": np.ones(width, np.float32),
+        "self_attn.o_proj.weight": _normal(rng, (width, width), 0.01),
+        "self_attn.o_proj.bias": np.zeros(width, np.float32),
+        "mlp.gate_proj.weight": _normal(rng, (feed_forward, width), deviation),
+        "mlp.up_proj.weight": _normal(rng, (feed_forward, width), deviation),
+        "mlp.down_proj.weight": _normal(rng, (width, feed_forward), 0.01),
     }
     for name in "qkv":
-        layer[f"self_attn.{name}_proj.weight"] = _normal(rng, (inner, WIDTH), deviation)
-        layer[f"self_attn.{name}_proj.bias"] = np.zeros(inner, np.float32)
+        layer[f"self_attn.{name}_proj.weight"] = _normal(rng, (width, width), deviation)
+        layer[f"self_attn.{name}_proj.bias"] = np.zeros(width, np.float32)
     return layer
 
 
-def _frequencies() -> NDArray[np.float64]:
-    frequencies: NDArray[np.float64] = THETA ** (-np.arange(HALF) / HALF)
+def _frequencies(shape: Shape) -> NDArray[np.float64]:
+    half = shape.head_dim // 2
+    frequencies: NDArray[np.float64] = THETA ** (-np.arange(half) / half)
     return frequencies
 
 
-def _look_back(rng: np.random.Generator) -> dict[str, Array]:
+def _look_back(rng: np.random.Generator, shape: Shape) -> dict[str, Array]:
     """Layer 0. With key (1, 0) and query (cos fd, -sin fd) in the plane of frequency f, the
     rotated score is cos f(distance - d): the head attends to d tokens back.
     """
-    fast = _frequencies()[:LOOK_BACK_ROWS]
-    queries = np.zeros((HEADS, HEAD_DIM), np.float32)
-    keys = np.zeros((HEADS, HEAD_DIM), np.float32)
-    for head in range(HEADS):
+    half, width = shape.head_dim // 2, shape.width
+    rows = int(LOOK_BACK_SHARE * half)
+    fast = _frequencies(shape)[:rows]
+    queries = np.zeros((shape.heads, shape.head_dim), np.float32)
+    keys = np.zeros_like(queries)
+    for head in range(shape.heads):
         turn = fast * (head + 1)
-        queries[head, :LOOK_BACK_ROWS] = LOOK_BACK * np.cos(turn)
-        queries[head, HALF : HALF + LOOK_BACK_ROWS] = -LOOK_BACK * np.sin(turn)
-        keys[head, :LOOK_BACK_ROWS] = LOOK_BACK
-    values = [_orthonormal(rng, HEAD_DIM, WIDTH) for _ in range(HEADS)]
-    none = np.zeros((HEADS * HEAD_DIM, WIDTH), np.float32)
+        queries[head, :rows] = LOOK_BACK * np.cos(turn)
+        queries[head, half : half + rows] = -LOOK_BACK * np.sin(turn)
+        keys[head, :rows] = LOOK_BACK
+    values = [_orthonormal(rng, shape.head_dim, width) for _ in range(shape.heads)]
+    none = np.zeros((width, width), np.float32)
     return {
         "q_proj.weight": none,
         "k_proj.weight": none,
         "q_proj.bias": queries.reshape(-1),
         "k_proj.bias": keys.reshape(-1),
         "v_proj.weight": np.concatenate(values),
-        # Disjoint columns: each head writes to its own quarter of the stream.
-        "o_proj.weight": COPY * _orthonormal(rng, WIDTH, WIDTH),
+        # Disjoint columns: each head writes to its own part of the stream.
+        "o_proj.weight": COPY * _orthonormal(rng, width, width),
     }
 
 
-def _match(rng: np.random.Generator, look_back: dict[str, Array]) -> dict[str, Array]:
+def _match(rng: np.random.Generator, look_back: dict[str, Array], shape: Shape) -> dict[str, Array]:
     """Layer 1. `back[d]` reads the token d before from what layer 0 wrote; a position is
     matched where its tokens 1, 2, 3 back are the query's tokens 0, 1, 2 back.
     """
-    outputs = look_back["o_proj.weight"].reshape(WIDTH, HEADS, HEAD_DIM) / COPY
-    values = look_back["v_proj.weight"].reshape(HEADS, HEAD_DIM, WIDTH)
-    back = [np.eye(WIDTH, dtype=np.float32)]
-    back += [values[head].T @ outputs[:, head].T for head in range(HEADS)]
-    slow = np.flatnonzero(_frequencies() < SLOW)
-    rows = np.concatenate([slow, slow + HALF])
-    queries = np.zeros((HEADS, HEAD_DIM, WIDTH), np.float32)
+    width, heads, head_dim = shape.width, shape.heads, shape.head_dim
+    outputs = look_back["o_proj.weight"].reshape(width, heads, head_dim) / COPY
+    values = look_back["v_proj.weight"].reshape(heads, head_dim, width)
+    back = [np.eye(width, dtype=np.float32)]
+    back += [values[head].T @ outputs[:, head].T for head in range(heads)]
+    slow = np.flatnonzero(_frequencies(shape) < SLOW)
+    rows = np.concatenate([slow, slow + head_dim // 2])
+    queries = np.zeros((heads, head_dim, width), np.float32)
     keys = np.zeros_like(queries)
-    for head in range(HEADS):
+    for head in range(heads):
         for token in range(MATCHED_TOKENS):
-            code = _orthonormal(rng, len(rows), WIDTH) * (WIDTH / len(rows)) ** 0.5 * MATCH_SCALE
+            code = _orthonormal(rng, len(rows), width) * (width / len(rows)) ** 0.5 * MATCH_SCALE
             queries[head, rows] += code @ back[token]
             keys[head, rows] += code @ back[token + 1]
-    copied = _orthonormal(rng, WIDTH, WIDTH)
+    copied = _orthonormal(rng, width, width)
     return {
-        "q_proj.weight": queries.reshape(-1, WIDTH),
-        "k_proj.weight": keys.reshape(-1, WIDTH),
+        "q_proj.weight": queries.reshape(-1, width),
+        "k_proj.weight": keys.reshape(-1, width),
         "v_proj.weight": copied,
         "o_proj.weight": COPY * copied.T,
     }

@@ -14,10 +14,9 @@ from kvactors.core import blas
 blas.preload()  # before MLX, whose CPU build on Linux is slow without it
 
 import mlx.core as mx  # noqa: E402
-import mlx.nn as nn  # noqa: E402
 from mlx_lm import load  # noqa: E402
 
-from kvactors.core.model.options import DEFAULT_MODEL  # noqa: E402
+from kvactors.core.model.options import DEFAULT_MODEL, DRAFT_MODEL  # noqa: E402
 from kvactors.core.sessions import (  # noqa: E402
     CacheConfig,
     Session,
@@ -150,19 +149,17 @@ def best(logits: mx.array) -> int:
 
 
 def main() -> None:
-    """All of it, with the default model; its draft is itself with weights of 4 bits."""
+    """All of it, with the default model, and the model that drafts for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bits", type=int, default=4, help="of keys and values")
     bits = parser.parse_args().bits
-    models = []
-    for _ in range(2):
-        model, tokenizer = load(str(DEFAULT_MODEL))[:2]
-        model.set_dtype(mx.float32)
-        models.append(model)
-    model, small = models
-    nn.quantize(small, bits=4)
+    model, tokenizer = load(str(DEFAULT_MODEL))[:2]
+    small = load(str(DRAFT_MODEL))[0]
+    for each in (model, small):
+        each.set_dtype(mx.float32)
     metadata = write_metadata({}, model_facts(model))  # in the model's file
     config = CacheConfig(read_metadata(metadata), capacity=2000, bits=bits)
+    drafting = CacheConfig(model_facts(small), capacity=2000, bits=None)
 
     def turn(text: str) -> list[int]:
         return list(tokenizer.encode(f"<|user|>{text}<|end|><|assistant|>"))
@@ -193,7 +190,7 @@ def main() -> None:
         show("admit", *admit(many, {n: texts[n] for n in (1, 2)}, trunk + asked[3], 2).values())
         many.cache.clear()
         show("take back", *(text[2] for text in take_back(many, trunk + asked[2], len(texts[1]))))
-    with make_tree_session(model, config) as target, make_tree_session(small, config) as draft:
+    with make_tree_session(model, config) as target, make_tree_session(small, drafting) as draft:
         answer, forwards = speculate(target, draft, trunk + asked[3])
         show("speculate", answer)
         print(f"{'':<10} {len(answer)} tokens in {forwards} forwards of the target")

@@ -1,6 +1,8 @@
-"""Train the default model from scratch: `python examples/train_default_model.py`.
+"""Train the default model from scratch: `python examples/train_default_model.py`; with `--draft`
+the model that drafts for it.
 
-An hour and a half on two CPU cores that do other work too. A killed run resumes from its
+An hour and a half on two CPU cores that do other work too, a quarter of one with `--draft`. A
+killed run resumes from its
 last checkpoint and sees the same data as if it had never stopped. Load OpenBLAS (Debian:
 libopenblas0-pthread) to be done in hours rather than days.
 """
@@ -24,10 +26,18 @@ with suppress(OSError):
 import mlx.core as mx
 import numpy as np
 import typer
-from default_model_data import LEGS, Batch, held_out_batch, leg_of, training_batch
+from default_model_data import (
+    DRAFT_LEGS,
+    LEGS,
+    Batch,
+    Leg,
+    held_out_batch,
+    leg_of,
+    training_batch,
+)
 from default_model_exp import cross_entropy
 from default_model_forward import Weights, difference, hidden_states, probe_loss
-from default_model_init import CONFIG, WIDTH, first_weights, grown, shape_of
+from default_model_init import DRAFT, FIRST, first_weights, grown, shape_of
 from default_model_tokenizer import save_tokenizer
 from numpy.typing import NDArray
 from rich.console import Console
@@ -36,13 +46,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from kvactors.core.model.worlds.world import Names
 
 BETAS, EPSILON, DECAY, CLIP, WARM_UP = (0.9, 0.98), 1e-8, 0.05, 1.0, 40
-TOTAL = sum(leg.steps for leg in LEGS)
 EMBEDDING = "model.embed_tokens.weight"
 PROBED = 0.5
 CHECKPOINT_EVERY, EVALUATE_EVERY = 25, 100
 HELD_OUT_SEED = 90210
 
 State = dict[str, mx.array]
+Legs = tuple[Leg, ...]
 
 
 def loss_of(weights: Weights, batch: Batch) -> mx.array:
@@ -61,30 +71,29 @@ def _probes_loss(weights: Weights, batch: Batch, after: list[mx.array]) -> mx.ar
     seen = probe_loss(weights, "seen", after[1], mx.array(batch.seen), (tokens > 0) * 1.0)
     # The last three tokens of a question: "?", its end, and the assistant's mark.
     at = mx.array(np.concatenate([batch.questions - back for back in range(3)]))
-    stream = after[2].reshape(-1, WIDTH)[at]
+    stream = after[2].reshape(-1, after[2].shape[-1])[at]
     told = mx.array(np.tile(batch.told, 3))
     return seen + probe_loss(weights, "told", stream, told, mx.ones_like(told))
 
 
 def _logits(weights: Weights, batch: Batch, states: mx.array) -> mx.array:
     """Logits where an answer is predicted; elsewhere they would be computed for nothing."""
-    return states.reshape(-1, WIDTH)[mx.array(batch.positions)] @ weights[EMBEDDING].T
+    return states.reshape(-1, states.shape[-1])[mx.array(batch.positions)] @ weights[EMBEDDING].T
 
 
-def learning_rate(step: int) -> float:
-    index, within = leg_of(step)
-    first, last = LEGS[index].rates
-    rate = first + (last - first) * within / LEGS[index].steps
+def learning_rate(step: int, legs: Legs) -> float:
+    index, within = leg_of(step, legs)
+    first, last = legs[index].rates
+    rate = first + (last - first) * within / legs[index].steps
     # The optimizer starts afresh at the first step and where the model grows.
-    fresh = index == 0 or LEGS[index].layers != LEGS[index - 1].layers
+    fresh = index == 0 or legs[index].layers != legs[index - 1].layers
     return rate * min(1.0, (within + 1) / WARM_UP) if fresh else rate
 
 
-def updated(state: State, gradients: Weights, step: int) -> tuple[State, mx.array]:
+def updated(state: State, gradients: Weights, step: int, rate: float) -> tuple[State, mx.array]:
     """One AdamW step with clipped gradients; decay on matrices only."""
     norm = mx.sqrt(sum((mx.square(g).sum() for g in gradients.values()), mx.array(0.0)))
     scale = mx.minimum(CLIP / (norm + 1e-6), 1.0)
-    rate = learning_rate(step)
     fixed = (1 - BETAS[0] ** (step + 1), 1 - BETAS[1] ** (step + 1))
     new: State = {}
     for name, gradient in gradients.items():
@@ -115,21 +124,21 @@ def fresh_state(weights: dict[str, NDArray[np.float32]]) -> State:
     return state
 
 
-def shaped_for(state: State, step: int, seed: int) -> State:
-    """The state, grown if the step's leg wants more layers."""
-    if LEGS[leg_of(step)[0]].layers == shape_of(weights_of(state))[0]:
+def shaped_for(state: State, layers: int, seed: int) -> State:
+    """The state, grown if so many layers are more than it has."""
+    if layers == shape_of(weights_of(state)).layers:
         return state
     weights = {name: np.array(value) for name, value in weights_of(state).items()}
     return fresh_state(grown(weights, seed))
 
 
-def train_step(state: State, batch: Batch, step: int) -> tuple[State, float, float]:
+def train_step(state: State, batch: Batch, step: int, rate: float) -> tuple[State, float, float]:
     weights = weights_of(state)
     if batch.bf16:
         # Gradients at the rounded weights move the exact ones.
         weights = {k: v.astype(mx.bfloat16).astype(v.dtype) for k, v in weights.items()}
     loss, gradients = mx.value_and_grad(loss_of)(weights, batch)
-    new, norm = updated(state, gradients, step)
+    new, norm = updated(state, gradients, step, rate)
     mx.eval(new, loss, norm)
     return new, float(loss), float(norm)
 
@@ -155,9 +164,7 @@ def export(directory: Path, weights: Weights) -> None:
     kept = {name: value for name, value in weights.items() if not name.startswith("probe.")}
     half = {name: value.astype(mx.float16) for name, value in kept.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), half, {"format": "mlx"})
-    layers, width = shape_of(weights)
-    config = {**CONFIG, "num_hidden_layers": layers, "intermediate_size": width}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(shape_of(weights).config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     save_tokenizer(directory)
 
@@ -182,58 +189,69 @@ def evaluation(weights: Weights) -> Iterator[str]:
             yield f"{names} {facts}@{length}: {recall:.3f} bf16 {half:.3f} / {refusal:.2f}"
 
 
-def run(state: State, first: int, seed: int, checkpoint: Path, out: Path, console: Console) -> None:
+def run(
+    state: State,
+    first: int,
+    legs: Legs,
+    seed: int,
+    *,
+    checkpoint: Path,
+    out: Path,
+    console: Console,
+) -> None:
+    total = sum(leg.steps for leg in legs)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with (
         ThreadPoolExecutor(1) as loader,
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
     ):
-        task = progress.add_task("training", total=TOTAL, completed=first)
-        coming = loader.submit(training_batch, seed, first)
+        task = progress.add_task("training", total=total, completed=first)
+        coming = loader.submit(training_batch, seed, first, legs)
         began, tokens = time.perf_counter(), 0
-        for step in range(first, TOTAL):
+        for step in range(first, total):
             batch = coming.result()
-            coming = loader.submit(training_batch, seed, min(step + 1, TOTAL - 1))
-            state = shaped_for(state, step, seed)
-            state, loss, norm = train_step(state, batch, step)
+            coming = loader.submit(training_batch, seed, min(step + 1, total - 1), legs)
+            index, within = leg_of(step, legs)
+            state = shaped_for(state, legs[index].layers, seed)
+            state, loss, norm = train_step(state, batch, step, learning_rate(step, legs))
             tokens += batch.tokens.size
             speed = tokens / (time.perf_counter() - began)
-            text = f"step {step + 1}/{TOTAL} loss {loss:.3f} norm {norm:.2f} {speed:,.0f} tokens/s"
+            text = f"step {step + 1}/{total} loss {loss:.3f} norm {norm:.2f} {speed:,.0f} tokens/s"
             progress.update(task, advance=1, description=text)
             done = step + 1
             if not console.is_terminal and done % 10 == 0:
                 console.print(f"{text} {batch.tokens.shape}", highlight=False)
-            if done % CHECKPOINT_EVERY == 0 or done == TOTAL:
+            if done % CHECKPOINT_EVERY == 0 or done == total:
                 save_checkpoint(checkpoint, state, done)
-            if done % EVALUATE_EVERY == 0 or done == TOTAL:
+            if done % EVALUATE_EVERY == 0 or done == total:
                 for line in evaluation(weights_of(state)):
                     console.print(f"  {line}", highlight=False)
-            if leg_of(step)[1] + 1 == LEGS[leg_of(step)[0]].steps:
+            if within + 1 == legs[index].steps:
                 export(out, weights_of(state))
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(
-        "core/model/default_model"
-    ),
-    checkpoints: Annotated[Path, typer.Option(help="Where to resume from.")] = Path(
-        "build/default_model"
-    ),
+    models: Annotated[Path, typer.Option(help="Where the models go.")] = Path("core/model"),
+    checkpoints: Annotated[Path, typer.Option(help="Where to resume from.")] = Path("build"),
     seed: int = 1,
+    draft: Annotated[bool, typer.Option(help="Train the model that drafts.")] = False,
     restart: Annotated[bool, typer.Option(help="Ignore an earlier checkpoint.")] = False,
 ) -> None:
     """Train the default model, or go on where the last run stopped."""
     console = Console(stderr=True)
-    checkpoint = checkpoints / "state.safetensors"
-    state, step = fresh_state(first_weights(seed)), 0
+    name, shape, legs = (
+        ("draft_model", DRAFT, DRAFT_LEGS) if draft else ("default_model", FIRST, LEGS)
+    )
+    checkpoint = checkpoints / name / "state.safetensors"
+    state, step = fresh_state(first_weights(seed, shape)), 0
     error = difference(weights_of(state))
     console.print(f"largest difference from mlx-lm's forward: {error:.1e}", highlight=False)
     if error > 1e-3:
         raise typer.Exit(1)
     if checkpoint.exists() and not restart:
         state, step = load_checkpoint(checkpoint)
-        console.print(f"resuming at step {step} of {TOTAL}", highlight=False)
-    run(state, step, seed, checkpoint, out, console)
+        console.print(f"resuming at step {step}", highlight=False)
+    run(state, step, legs, seed, checkpoint=checkpoint, out=models / name, console=console)
 
 
 def keep_memory() -> None:

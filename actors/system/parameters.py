@@ -15,7 +15,7 @@ from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.numbers import number, whole
-from kvactors.core.schedule.speculation.speculation import SpeculationConfig
+from kvactors.core.schedule.speculation.speculation import DraftModel, SpeculationConfig
 from kvactors.persistence.files.encryption import KEY_BYTES
 
 __all__ = [
@@ -183,9 +183,12 @@ def check_isolation(isolation: object) -> bool:
 
 def check_speculation(speculation: object, *, isolated: bool) -> SpeculationConfig | None:
     """What drafts, None for nothing; where agents are `isolated` they repeat only themselves.
-    Raises InvalidConfig unless it is "auto" or "off"."""
+    Raises InvalidConfig unless it is "auto", "off" or a DraftModel."""
+    if isinstance(speculation, DraftModel):
+        check_model(speculation.source)
+        return SpeculationConfig(share=not isolated, draft=speculation)
     if speculation not in ("auto", "off"):
-        raise InvalidConfig(f'speculation is "auto" or "off", not {speculation!r}')
+        raise InvalidConfig(f'speculation is "auto", "off" or a DraftModel, not {speculation!r}')
     return SpeculationConfig(share=not isolated) if speculation == "auto" else None
 
 

@@ -81,7 +81,8 @@ class ModelSwap:
         `timeout`: seconds that running turns have to end. `model_name`: as AgentSystem has it.
         `changes`: kv_bits, float_tokens, group_size, context, dtype, attention, reproducible,
         template_kwargs, as AgentSystem has them; what is not given stays. The memory budget is
-        found anew if it was not given; the counts of `stats()` begin again.
+        found anew if it was not given; a draft model of other tokens drafts no more; the counts of
+        `stats()` begin again.
 
         Raises InvalidInput, SystemStopped, EngineDied, StorageError, and SwapFailed: then the old
         model goes on (loaded again, agents are warm), unless that failed too, which the message
@@ -99,7 +100,9 @@ class ModelSwap:
             try:
                 with self._one_swap:
                     options = replace(self.launch.options, name=name, **changes)
-                    self._swap(replace(self.launch, source=model, options=options), timeout)
+                    self._swap(
+                        replace(self.launch, source=model, options=options, swapped=True), timeout
+                    )
             except BaseException as error:
                 result.reject(error)
             else:

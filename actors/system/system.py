@@ -52,6 +52,7 @@ from kvactors.core.engine.launch import Launch
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.eviction import EvictionPolicy, check_eviction
+from kvactors.core.schedule.speculation.speculation import DraftModel
 from kvactors.persistence.files.encryption import EncryptionKey
 from kvactors.persistence.store.store import DEFAULT_MAX_DISK, Store
 
@@ -83,7 +84,7 @@ class AgentSystem:
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
         target_latency: seconds between two tokens of an agent while others prefill; None: a tenth
             of one, or five steps of who is streamed if that is less.
-        speculation: "auto": a step checks several tokens of what was said before; or "off".
+        speculation: "auto": steps check several tokens of what was said; a DraftModel; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
         isolation: "shared": agents with the same beginning hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
@@ -121,7 +122,7 @@ class AgentSystem:
         max_disk: int | str | None = DEFAULT_MAX_DISK,
         encryption_key: EncryptionKey | None = None,
         target_latency: float | None = None,
-        speculation: str = "auto",
+        speculation: str | DraftModel = "auto",
         eviction: str | EvictionPolicy = "lru",
         isolation: str = "shared",
         prompt_lane: LanePolicy = DEFAULT_LANE,

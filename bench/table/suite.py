@@ -10,7 +10,7 @@ from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import print_table
 from kvactors.bench.serve import speed, traces
 from kvactors.bench.setup import Scale, Setup, endless
-from kvactors.bench.steps import flat, guided, speculation
+from kvactors.bench.steps import drafting, flat, guided, speculation
 from kvactors.bench.table import (
     decoding,
     footprint,
@@ -32,6 +32,7 @@ REGIMES: tuple[Regime, ...] = (
     *flat.REGIMES,
     *guided.REGIMES,
     *speculation.REGIMES,
+    *drafting.REGIMES,
     *footprint.REGIMES,
     *latency.REGIMES,
     *gaps.REGIMES,

@@ -21,6 +21,7 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.speculation import Speculation
 from kvactors.core.trace import Tracer
 
@@ -77,7 +78,7 @@ class Engine:
             self._sharing,
             self._metrics,
             clock,
-            speculation=_speculation(loaded, config),
+            speculation=_speculation(loaded, config, self.memory),
         )
         self._events: list[Event] = []
         self._cancelled: list[Request] = []
@@ -148,6 +149,7 @@ class Engine:
         self.cancel(agent_id, None, TurnFailed(f"agent {agent_id!r} was forgotten"))
         self._transfer.withdraw(agent_id)
         self.memory.hot.drop(agent_id)
+        self.memory.drafts.drop(agent_id)
         self._admission.retry()
 
     def abandon(self) -> tuple[list[Event], list[Request], int]:
@@ -185,6 +187,7 @@ class Engine:
             **status.count(self.memory, len(self._admission.waiting)),
             "preemptions": self.execution.preemption.preemptions,
             **self._metrics.counts,
+            **self.execution.drafted,
             **self._admission.counts,
             "shared_tokens": self._sharing.shared_tokens,
         }
@@ -245,11 +248,15 @@ class Engine:
         self._events.append(Aborted(request.agent_id, request.serial, error))
 
 
-def _speculation(loaded: LoadedModel, config: EngineConfig) -> Speculation | None:
-    """What drafts, unless it is turned off, or a run is to repeat to the bit."""
+def _speculation(loaded: LoadedModel, config: EngineConfig, memory: Memory) -> Speculation | None:
+    """What drafts, unless it is turned off, or a run is to repeat to the bit. What a draft model
+    remembers is on the account of `memory`."""
     if config.speculation is None or loaded.policy.reproducible:
         return None
-    return Speculation(config.speculation)
+    if loaded.draft is None:
+        return Speculation(config.speculation)
+    memory.drafts = Chains(loaded.draft, loaded.spec.vocab_size, memory.can_draft)
+    return Speculation(config.speculation, memory.drafts)
 
 
 def _begun(request: Request) -> list[Event]:

@@ -18,7 +18,7 @@ from kvactors.core.schedule.events import Progress, Tokens
 from kvactors.core.schedule.flight import Decoded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
-from kvactors.core.schedule.speculation.speculation import Speculation
+from kvactors.core.schedule.speculation.speculation import NO_DRAFTS, Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
 
@@ -69,6 +69,11 @@ class Execution:
         self._sharing = sharing
         self._metrics = metrics
         self._clock = clock
+
+    @property
+    def drafted(self) -> dict[str, int]:
+        """What a draft model drafted so far, and was right with."""
+        return NO_DRAFTS if self._speculation is None else self._speculation.counts
 
     def begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""
@@ -204,9 +209,10 @@ class Execution:
 
     def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, float]:
         """One step of a batch; returns the seconds that it took, 0 if none was launched."""
-        drafts = self._drafts(batch) if launch else {}
         steady, rows = batch.in_flight and launch, len(batch)
         begin, self.forward = self._clock(), batch.requests
+        drafts = self._drafts(batch) if launch else {}
+        launched = self._clock()
         try:
             decoded = self._metrics.decode(batch, drafts, launch=launch)
         except Exception as error:
@@ -214,7 +220,7 @@ class Execution:
             return 0.0
         seconds = self._clock() - begin if launch else 0.0
         if self._speculation is not None and (steady or drafts):
-            self._speculation.took(rows, drafts, seconds)
+            self._speculation.took(rows, drafts, self._clock() - launched)
         for item in decoded:
             if item.request not in batch.requests:
                 # It ended with a token before this one.

@@ -1,5 +1,6 @@
 """Launch: everything the GPU thread needs to load a model and start its engine."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -12,13 +13,16 @@ from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.eviction import EvictionPolicy
-from kvactors.core.schedule.speculation.speculation import SpeculationConfig
+from kvactors.core.schedule.speculation.speculation import DraftModel, SpeculationConfig
 from kvactors.core.trace import Tracer
 
 if TYPE_CHECKING:
     from kvactors.core.engine.engine import Engine
+    from kvactors.core.model.load import LoadedModel
 
 __all__ = ["Launch"]
+
+logger = logging.getLogger(__name__)
 
 # Share of the memory that is free after loading; the rest is for weights' work space,
 # the operating system and other programs.
@@ -27,7 +31,8 @@ DEFAULT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Loads, probes and starts when called, on the GPU thread. Imports MLX only then."""
+    """Loads, probes and starts when called, on the GPU thread. Imports MLX only then. One that is
+    `swapped` in goes on without a draft model that does not fit it."""
 
     source: str | Path | Callable[[], Any]
     options: ModelOptions
@@ -41,6 +46,7 @@ class Launch:
     clock: Callable[[], float] = time.perf_counter
     share: bool = True
     switch_interval: float | None = None
+    swapped: bool = False
 
     def __post_init__(self) -> None:
         if callable(self.source) and self.options.name is None and self.stored:
@@ -51,10 +57,13 @@ class Launch:
 
     def check(self) -> None:
         """Raise ModelNotFound for what can be seen to be missing without loading anything."""
-        from kvactors.core.model.load import locate
+        from kvactors.core.model.opening import locate
 
         if not callable(self.source):
             locate(self.source)
+        draft = self._draft
+        if draft is not None and not callable(draft.source):
+            locate(draft.source)
 
     def __call__(self, tracer: Tracer) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine, which tells `tracer` of its work.
@@ -67,7 +76,7 @@ class Launch:
         from kvactors.core.model.device_probe import probe_products
         from kvactors.core.model.load import load_model
 
-        loaded = probe_products(load_model(self.source, self.options))
+        loaded = self._with_draft(probe_products(load_model(self.source, self.options)))
         maybe_set_recommended_wired_limit()
         mx.clear_cache()
         budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
@@ -81,6 +90,7 @@ class Launch:
             share=self.share,
             speculation=self.speculation,
         )
+        draft = self._draft
         info = ModelInfo(
             loaded.name,
             loaded.chat,
@@ -91,8 +101,29 @@ class Launch:
             str(mx.default_device()),
             budget,
             loaded.eager,
+            "" if loaded.draft is None or draft is None else draft.name,
         )
         return info, Engine(loaded, config, self.clock, tracer)
+
+    def _with_draft(self, loaded: "LoadedModel") -> "LoadedModel":
+        """The model with its draft model, where one was asked for and can be used."""
+        from kvactors.core.model.draft import with_draft
+
+        draft = self._draft
+        if draft is None or self.options.reproducible or not loaded.spec.flat:
+            return loaded
+        try:
+            return with_draft(loaded, draft.source, self.options)
+        except InvalidConfig as error:
+            if not self.swapped:
+                raise
+            logger.warning("%s goes on without a draft model: %s", loaded.name, error)
+            return loaded
+
+    @property
+    def _draft(self) -> DraftModel | None:
+        """The draft model that was asked for."""
+        return None if self.speculation is None else self.speculation.draft
 
 
 def _device_memory() -> int:

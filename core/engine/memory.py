@@ -1,8 +1,8 @@
 """One owner of memory: what is held, what is promised, what waits to be written, and who leaves.
 
     held        the arenas of running turns with their padding and spare slots, the hot caches (a
-                piece that several agents share once, one that rows read where it is too), and the
-                blocks of both
+                piece that several agents share once, one that rows read where it is too), the
+                blocks of both, and what a draft model remembers, which goes first
     promised    what admitted turns have not taken yet, and what is being read from the store
     unwritten   the bytes that wait for the store
     expected    beside these, the work space of the next forward
@@ -13,6 +13,7 @@ The budget bounds the sum. GPU thread only.
 import gc
 from collections.abc import Callable, Iterable
 from time import perf_counter
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -36,6 +37,32 @@ __all__ = ["Memory"]
 MOST_BLOCKS = 1 << 16
 
 
+class Drafts(Protocol):
+    """What a draft model remembers of agents: only for speed."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+
+    def drop(self, agent_id: str) -> None:
+        """Forget an agent."""
+
+    def clear(self) -> None:
+        """Forget all of them."""
+
+
+class NoDrafts:
+    """Without a draft model."""
+
+    nbytes = 0
+
+    def drop(self, agent_id: str) -> None:
+        """Nothing is there."""
+
+    def clear(self) -> None:
+        """Nothing is there."""
+
+
 class Memory:
     """Bytes and blocks of all agents, under one budget.
 
@@ -50,7 +77,7 @@ class Memory:
 
     `running`: the batches of the turns that run, `rows`: what theirs take; `hot`: the caches of
     idle agents, and what those running began with; `promised`: bytes by agent whose KV is being
-    read; `workspace`: for each form of KV.
+    read; `workspace`: for each form of KV; `drafts`: what a draft model remembers.
     """
 
     def __init__(
@@ -78,6 +105,7 @@ class Memory:
         self.running = RunningBatches(loaded, self.hot)
         self.rows = Rows(self.running, self.hot)
         self.workspace = [WorkSpace.once(form) for form in loaded.forms]
+        self.drafts: Drafts = NoDrafts()
         self.promised: dict[str, int] = {}
         self.backlog = self.expected = 0
         self.evictions = 0
@@ -107,7 +135,8 @@ class Memory:
     @property
     def used(self) -> int:
         """Bytes allocated for KV, and those that wait to be written: once, where both are one."""
-        return self.rows.nbytes + self.hot.held.nbytes + self.backlog - self.hot.held.lent_bytes
+        held = self.rows.nbytes + self.hot.held.nbytes + self.drafts.nbytes
+        return held + self.backlog - self.hot.held.lent_bytes
 
     @property
     def tight(self) -> bool:
@@ -157,11 +186,17 @@ class Memory:
         """Whether so many more bytes leave half of the budget to others."""
         return self.fits(need + self.budget // 2)
 
+    def can_draft(self, need: int, tokens: int, keys: int) -> bool:
+        """Whether there is plenty of memory for a draft model, which is smaller than the model, to
+        take `need` bytes more and be fed so many `tokens`, `keys` in all."""
+        return self.plenty(need + self.workspace[0].chunk(tokens, 1, keys))
+
     def make_room(self, need: int, busy: Iterable[str] = ()) -> bool:
-        """Whether `need` more bytes fit, once spare room is given back and idle agents are
-        evicted."""
+        """Whether `need` more bytes fit, once drafts are forgotten, spare room is given back and
+        idle agents are evicted."""
         if self.fits(need):
             return True
+        self.drafts.clear()
         self.running.shrink()
         return self.evict_until(lambda: self.fits(need), busy)
 
@@ -218,7 +253,7 @@ class Memory:
         self.hot.check()
         self.running.check()
         pieces = {*self.hot.held.holders, *self.rows.read}
-        both = sum(piece.nbytes for piece in pieces) + self.rows.arena_bytes
+        both = sum(piece.nbytes for piece in pieces) + self.rows.arena_bytes + self.drafts.nbytes
         assert self.used == both + self.backlog - self.hot.held.lent_bytes, "bytes were lost"
         assert self.backlog >= 0, f"{self.backlog} bytes wait to be written"
         assert all(nbytes >= 0 for nbytes in self.promised.values()), self.promised

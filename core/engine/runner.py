@@ -202,6 +202,9 @@ class DecodeBatch:
         fed = mx.array([token for request, row in rows for token in (request.tokens[-1], *row)])
         lengths = self.arena.table.lengths
         logits = self.arena.forward_flat(self._model, fed, [len(row) + 1 for _, row in rows])
+        if any(request.guide for request in self.requests):
+            # Their masks are made while it runs.
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
         own = scoring.own_logprobs([place.request for place in places], logits)
         tokens, errors = draw_places(places, logits, fed)
         flight = Flight(tokens, [], errors, scoring.look_up(own, tokens))

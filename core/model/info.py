@@ -30,3 +30,5 @@ class ModelInfo:
     """Bytes of KV it may hold."""
     eager: str = ""
     """Why its decode steps are not replayed; empty: they may be."""
+    draft: str = ""
+    """The model that drafts for it, if one does."""

@@ -10,9 +10,11 @@ from kvactors.core.cache.spec import choose_group_size
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import whole
 
-__all__ = ["DEFAULT_MODEL", "ModelOptions"]
+__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "ModelOptions"]
 
 DEFAULT_MODEL = Path(__file__).parent / "default_model"
+# What drafts for it.
+DRAFT_MODEL = Path(__file__).parent / "draft_model"
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 

@@ -12,7 +12,7 @@ from kvactors.core.schedule.sampling import Filters, draw, draw_key
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Draws", "Place", "draw_places", "told"]
+__all__ = ["PENALTY_CONTEXT", "Draws", "Place", "draw_places", "told"]
 
 # mlx-lm's own context for the repetition penalty, in tokens.
 PENALTY_CONTEXT = 20
@@ -162,7 +162,7 @@ def _mask(place: Place) -> "np.ndarray[tuple[int], np.dtype[np.uint8]] | None":
     if guide is None:
         return None
     if not place.ahead:
-        guide.follow(place.request.generated)
+        guide.follow([*place.request.generated, *place.after])
     if guide.complete or not guide.left:
         return None
     return np.frombuffer(guide.allowed(), np.uint8)

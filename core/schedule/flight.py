@@ -60,6 +60,9 @@ def read_drafts(
     place = 0
     for request, draft in rows:
         taken: list[Decoded] = []
+        if request.guide is not None:
+            # It stands behind the last place that was drawn.
+            request.guide.follow(request.generated)
         for drafted in (*draft, None):
             at = place + len(taken)
             error, looked = flight.errors.get(at), flight.looked.get(at)

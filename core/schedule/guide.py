@@ -59,8 +59,9 @@ class Guide:
 
     def _begin(self) -> None:
         self._matcher = self._start.deep_copy()
-        self._way = self._first_way
         self._taken: list[int] = []
+        # The way out behind each number of tokens that were taken.
+        self._ways = [self._first_way]
 
     @property
     def left(self) -> int:
@@ -70,21 +71,41 @@ class Guide:
     @property
     def way(self) -> tuple[int, ...]:
         """Tokens after which the answer may end."""
-        return self._way
+        return self._ways[-1]
 
     @property
     def complete(self) -> bool:
         """Whether nothing can follow but the end."""
         return self._matcher.is_stopped()
 
+    def completed_by(self, count: int) -> bool:
+        """Whether nothing can follow the first `count` tokens but the end; it may stand further
+        on, behind tokens that were read together with them."""
+        return len(self._taken) <= count and self.complete
+
     def follow(self, tokens: Sequence[int]) -> None:
         """Stand behind these tokens of the turn, from wherever it was."""
         known = len(self._taken)
         if self._taken != tokens[:known]:
-            self._begin()
-            known = 0
+            pairs = zip(self._taken, tokens, strict=False)
+            known = next((n for n, (one, other) in enumerate(pairs) if one != other), len(tokens))
+            self._go_back(known)
         for token in tokens[known:]:
             self.take(token)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` it would take one after the other, each as it is and none that is
+        the last one of the answer. It stays where it is."""
+        begun = len(self._taken)
+        for token in tokens:
+            if self.left <= 1 or not self._matcher.validate_tokens([token]):
+                break
+            if self.take(token) != token or self.complete:
+                self._go_back(len(self._taken) - 1)
+                break
+        count = len(self._taken) - begun
+        self._go_back(begun)
+        return count
 
     def take(self, token: int) -> int:
         """Go on by a drawn token; returns the one that is taken."""
@@ -93,20 +114,30 @@ class Guide:
         way = self._way_after(token, left)
         if way is None:
             self._matcher.rollback(1)
-            token, way = (*self._way, self._tokens.end)[0], self._way[1:]
+            token, way = (*self.way, self._tokens.end)[0], self.way[1:]
             self._consume(token)
-        self._way = way
+        self._ways.append(way)
         self._taken.append(token)
         return token
 
     def allowed(self) -> bytes:
         """For each token id a byte, 0 where it may not come next. Where only the known way is
         short enough, it is that."""
-        if self.left > len(self._way):
+        if self.left > len(self.way):
             return self._matcher.compute_logit_bias()
         only = bytearray(self._tokens.size)
-        only[self._way[0]] = 1
+        only[self.way[0]] = 1
         return bytes(only)
+
+    def _go_back(self, count: int) -> None:
+        """Stand behind the first `count` of the tokens that were taken."""
+        kept = self._taken[:count]
+        if self._matcher.rollback(len(self._taken) - count):
+            del self._taken[count:], self._ways[count + 1 :]
+            return
+        self._begin()
+        for token in kept:
+            self.take(token)
 
     def _consume(self, token: int) -> None:
         if not self._matcher.consume_token(token):
@@ -117,7 +148,7 @@ class Guide:
         way before it, or a new one."""
         if self._matcher.is_accepting():
             return ()
-        way = self._way
+        way = self.way
         if way and way[0] == token:
             return way[1:]
         for rest in (way[begin:] for begin in range(min(len(way), RESTS))):

@@ -114,7 +114,7 @@ class Request:
         """Whether the token that was decoded last ends the turn, whatever it may still have."""
         if self.tokens[-1] in self.stop_tokens or self.matcher.matches(self.generated):
             return True
-        return self.guide is not None and self.guide.complete
+        return self.guide is not None and self.guide.completed_by(self.decoded)
 
     @property
     def target(self) -> int:

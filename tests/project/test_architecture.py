@@ -38,7 +38,7 @@ persistence/store: core/cache persistence/commit persistence/errors persistence/
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
-core/schedule/speculation: core/schedule
+core/schedule/speculation: core/conversation core/schedule
 core/engine: core/arena core/arena/compiled core/blas core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
@@ -68,7 +68,7 @@ actors/system: actors/agents actors/behaviours actors/errors actors/observe acto
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
     persistence/commit persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
-    actors/workers core/conversation core/errors core/schedule
+    actors/workers core/conversation core/errors core/schedule core/schedule/speculation
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing

@@ -52,6 +52,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("KV per token, kept", f"{packed:,} bytes{ratio}"),
         ("windows and states", f"at most {decimal(whole - spec.context * packed)} an agent"),
         ("KV of a full context", decimal(whole)),
+        ("draft model", info.draft or "none"),
         ("memory budget", decimal(info.memory_budget) + _tokens(info.memory_budget, packed)),
     ]
 

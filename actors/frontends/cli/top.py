@@ -152,7 +152,10 @@ def _work(now: Snapshot, before: Snapshot) -> Table:
     bar.add_row(_bar(used, stats["budget_bytes"], "cyan"), size)
     table.add_row("generated", f"{_rate('generated_tokens', now, before)} tokens/s")
     right, drafted = stats["accepted_tokens"], stats["drafted_tokens"]
-    table.add_row("drafts", f"{right:,} of {drafted:,} tokens right" if drafted else "none yet")
+    of_model = stats["model_accepted_tokens"]
+    models = f", {of_model:,} of them the draft model's" if of_model else ""
+    said = f"{right:,} of {drafted:,} tokens right{models}" if drafted else "none yet"
+    table.add_row("drafts", said)
     table.add_row("prefilled", f"{_rate('prefilled_tokens', now, before)} tokens/s")
     in_engine = stats["waiting"] + stats["active_agents"]
     mailboxes = max(0, now["outstanding_turns"] - in_engine)

@@ -8,16 +8,20 @@ draft that was not fed would have said. What a token more costs a forward is mea
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-__all__ = ["Acceptance", "Costs", "Draft", "share_out"]
+__all__ = ["MODEL", "Acceptance", "Costs", "Draft", "share_out"]
 
 # Lengths of a match that count as one, by their least, and how often the next token was right on
 # texts of several kinds, where nothing is known yet.
 _FROM = (1, 2, 3, 4, 6, 10, 18)
 _BEFORE = (0.25, 0.47, 0.52, 0.65, 0.75, 0.86, 0.92)
+# The source of a draft model's drafts, and how often it is right where nothing is known yet: so
+# often that it is tried.
+MODEL, _MODEL_BEFORE = "model", 0.95
 # What was known before counts as so many observations; beyond MOST the older ones fade.
 _WEIGHT, _MOST = 8.0, 512.0
 # A draft ends where the chance that it gets so far is less.
@@ -25,15 +29,30 @@ LEAST_CHANCE = 0.1
 MOST_DRAFTED = 15
 # What a token more costs, and one of padding, of a step of one row, before it was measured.
 TOKEN_COST, PADDING_COST = 0.1, 0.027
+# What a draft model's token costs, in plain steps, and of that one of a prompt that it is fed,
+# before they were measured.
+DRAFT_COST, FEED_COST = 0.35, 0.03
+# Forwards after which it is measured again what a plain one takes, if none was among them.
+STALE = 200
+# Plain steps that are measured before a draft model is asked: the first ones of a process are slow.
+MEASURED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a turn may say next: `tokens`, and the chance that each is right if those before are."""
+    """What a turn may say next: `tokens`, and the chance that each is right if those before are.
+    Each costs so much, in plain steps, to `make`; those are made when it is known how many are
+    wanted."""
 
     tokens: Sequence[int]
     chances: Sequence[float]
     source: str
+    make: float = 0.0
+
+    @property
+    def worth(self) -> float:
+        """What its first token gives for what it costs."""
+        return self.chances[0] - self.make if self.tokens else 0.0
 
 
 class Acceptance:
@@ -56,11 +75,23 @@ class Acceptance:
         if counts[1] > _MOST:
             counts[:] = [count / 2 for count in counts]
 
+    def doubt(self, source: str) -> None:
+        """Nothing of a `source` was tried for a turn: what it is known by fades."""
+        for counts, before in zip(self._seen.get(source, ()), _before(source), strict=False):
+            counts[:] = [
+                0.95 * count + 0.05 * known
+                for count, known in zip(counts, (_WEIGHT * before, _WEIGHT), strict=True)
+            ]
+
     def _of(self, source: str, length: int) -> list[float]:
         known = self._seen.get(source)
         if known is None:
-            known = self._seen[source] = [[_WEIGHT * chance, _WEIGHT] for chance in _BEFORE]
+            known = self._seen[source] = [[_WEIGHT * one, _WEIGHT] for one in _before(source)]
         return known[max(0, bisect_right(_FROM, length) - 1)]
+
+
+def _before(source: str) -> Sequence[float]:
+    return [_MODEL_BEFORE] * len(_BEFORE) if source == MODEL else _BEFORE
 
 
 @dataclass(slots=True)
@@ -70,6 +101,35 @@ class Costs:
 
     _plain: dict[int, float] = field(default_factory=dict)
     _steepness: float = 1.0
+    # Seconds of a draft model for a token; and what one costs that it is fed, of that.
+    _draft: float | None = None
+    _feed: float = FEED_COST
+    # Forwards since a plain one of so many rows.
+    _since: dict[int, int] = field(default_factory=dict)
+    _measured: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def known(self, rows: int) -> bool:
+        """Whether it was measured lately what a plain step of `rows` rows takes."""
+        return self._since.get(rows, STALE) < STALE and self._measured[rows] >= MEASURED
+
+    def draft(self, rows: int) -> float:
+        """Of a token of a draft model, in plain steps of `rows` rows."""
+        plain = self._plain.get(rows)
+        return DRAFT_COST if plain is None or self._draft is None else self._draft / plain
+
+    def feed(self, rows: int, tokens: int) -> float:
+        """Of feeding a draft model so many `tokens`, in plain steps of `rows` rows."""
+        return tokens * self._feed * self.draft(rows)
+
+    def note_draft(self, rows: int, fed: int, drafted: int, seconds: float) -> None:
+        """Beside `rows` rows a draft model took so many `seconds` to be `fed` so many tokens, and
+        for those that it `drafted`."""
+        known = self._draft or DRAFT_COST * self._plain.get(rows, seconds)
+        if fed <= drafted + MOST_DRAFTED:
+            self._draft = _undisturbed(known, seconds / (drafted + fed * self._feed))
+        else:
+            found = max(0.0, seconds / known - drafted) / fed
+            self._feed = _undisturbed(self._feed, found)
 
     def of(self, rows: int, more: int, longest: int) -> float:
         """Of a forward of `rows` rows with so many tokens `more`, the longest draft being so
@@ -78,15 +138,21 @@ class Costs:
 
     def note_plain(self, rows: int, seconds: float) -> None:
         """A plain step of `rows` rows took so long."""
-        self._plain[rows] = _moved(self._plain.get(rows), seconds)
+        self._plain[rows] = _undisturbed(self._plain.get(rows, seconds), seconds)
+        self._since[rows] = 0
+        self._measured[rows] += 1
         # What was measured long ago is doubted: it may have been a busy moment.
         self._steepness += 0.01 * (1.0 - self._steepness)
+        if self._draft is not None:
+            usual = DRAFT_COST * self._plain[rows] / math.sqrt(rows)
+            self._draft += 0.03 * (usual - self._draft)
 
     def note(self, rows: int, more: int, longest: int, seconds: float) -> None:
         """A forward of `rows` rows with `more` tokens, the `longest` draft being so long, took so
         many `seconds`."""
         plain = self._plain.get(rows)
         if plain is not None:
+            self._since[rows] += 1
             found = (seconds / plain - 1.0) / _growth(rows, more, longest)
             self._steepness = _moved(self._steepness, max(0.0, found))
 
@@ -107,12 +173,12 @@ def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float)
     taken = [0] * len(drafts)
     heap = [(-draft.chances[0], index) for index, draft in enumerate(drafts) if draft.tokens]
     heapify(heap)
-    gain, best, expected, more = 1.0, list(taken), float(rows), 0
+    gain, best, expected, more, made = 1.0, list(taken), float(rows), 0, 0.0
     while heap and -heap[0][0] >= LEAST_CHANCE:
         chance, index = -heap[0][0], heap[0][1]
         taken[index] += 1
-        expected, more = expected + chance, more + 1
-        worth = expected / rows / costs.of(rows, more, max(taken))
+        expected, more, made = expected + chance, more + 1, made + drafts[index].make
+        worth = expected / rows / (costs.of(rows, more, max(taken)) + made)
         if worth > gain:
             gain, best = worth, list(taken)
         draft, place = drafts[index], taken[index]
@@ -121,5 +187,12 @@ def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float)
     return best if gain >= least else [0] * len(drafts)
 
 
-def _moved(before: float | None, sample: float) -> float:
-    return sample if before is None else 0.8 * before + 0.2 * sample
+def _moved(before: float, sample: float) -> float:
+    return 0.8 * before + 0.2 * sample
+
+
+def _undisturbed(before: float, sample: float) -> float:
+    """How long something takes: who is quick was less disturbed than who is slow."""
+    if sample < before:
+        return 0.6 * before + 0.4 * sample
+    return 0.9 * before + 0.1 * min(sample, 2.0 * before)

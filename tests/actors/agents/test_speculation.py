@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from makers import OpenSystem
 
-from kvactors.actors import AgentSystem, InvalidConfig, Sampling
+from kvactors.actors import AgentSystem, DraftModel, InvalidConfig, Sampling, UnsupportedLayer
 from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.model.worlds.world import make_world
+from kvactors.core.testing.families import build
+from kvactors.core.testing.models import PlainTokenizer, tiny_llama, tiny_model
 
 WAIT = 300
 WORLDS = 6
@@ -17,12 +19,14 @@ FILE = "def all():\n" + "\n".join(
 )
 
 
-def answers(open_system: OpenSystem, speculation: str) -> tuple[list[str], dict[str, int]]:
+def answers(
+    open_system: OpenSystem, speculation: str | DraftModel, **options: object
+) -> tuple[list[str], dict[str, int]]:
     """What agents of the default model answer about their worlds, all asked at once; what the
     system counted."""
     rng = np.random.default_rng(5)
     worlds = [make_world(rng, facts=16, names="seen") for _ in range(WORLDS)]
-    system = open_system("default", store=False, speculation=speculation)
+    system = open_system("default", store=False, speculation=speculation, **options)
     asked = []
     for number, world in enumerate(worlds):
         agent = system.spawn(f"{number}", system_prompt=world.system)
@@ -39,6 +43,65 @@ def test_the_default_model_answers_the_same(open_system: OpenSystem) -> None:
     assert found == plain
     assert without["drafted_tokens"] == 0
     assert stats["accepted_tokens"] > 0
+
+
+def test_the_default_model_with_its_draft_model_answers_the_same(open_system: OpenSystem) -> None:
+    # One after the other, and nobody repeats others: it is the draft model that is asked.
+    alone = {"max_batch": 1, "isolation": "strict", "kv_bits": None}
+    plain, without = answers(open_system, "off", **alone)
+    found, stats = answers(open_system, DraftModel(), **alone)
+
+    assert found == plain
+    assert without["model_drafted_tokens"] == 0
+    assert stats["model_accepted_tokens"] > 0.8 * stats["model_drafted_tokens"] > 0
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused_with_the_first_token_that_differs() -> None:
+    def larger() -> tuple[object, object]:
+        return tiny_model(vocab_size=256), PlainTokenizer(256)
+
+    with pytest.raises(InvalidConfig, match=r"'larger' .* token 128 is '.x80' there"):
+        AgentSystem(tiny_llama(), store=False, speculation=DraftModel(larger)).start()
+    with pytest.raises(InvalidConfig, match=r"draft_model' has another tokenizer .*: token 0 is"):
+        AgentSystem(tiny_llama(), store=False, speculation=DraftModel()).start()
+
+
+def test_a_draft_model_with_fewer_rows_of_vocabulary_is_refused() -> None:
+    def narrow() -> tuple[object, object]:
+        return tiny_model(vocab_size=100), PlainTokenizer()
+
+    with pytest.raises(InvalidConfig, match=r"'narrow' has 100 rows of vocabulary"):
+        AgentSystem(tiny_llama(), store=False, speculation=DraftModel(narrow)).start()
+
+
+def test_a_model_of_other_tokens_is_swapped_in_without_the_draft_model(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(store=False, speculation=DraftModel(tiny_llama(num_hidden_layers=1)))
+
+    system.swap_model("default")
+
+    assert system.info.draft == ""
+    assert system.spawn("a").ask("Hello.").get(timeout=WAIT).text
+
+
+def test_a_draft_model_that_cannot_forget_is_refused() -> None:
+    def sliding() -> tuple[object, object]:
+        return build("gpt_oss"), PlainTokenizer()
+
+    with pytest.raises(UnsupportedLayer, match=r"layer 0 of the draft model .* RotatingKVCache"):
+        AgentSystem(tiny_llama(), store=False, speculation=DraftModel(sliding)).start()
+
+
+def test_a_system_says_what_drafts_for_it(open_system: OpenSystem) -> None:
+    draft = DraftModel(tiny_llama(num_hidden_layers=1))
+
+    assert open_system(store=False, speculation=draft).info.draft == "tiny_llama"
+    assert open_system(store=False).info.draft == ""
+    assert open_system("default", store=False).info.draft == ""
+    shipped = {"store": False, "speculation": DraftModel()}
+    assert open_system("default", **shipped).info.draft == "default"
+    assert open_system("default", **shipped, reproducible=True).info.draft == ""
 
 
 def copied(open_system: OpenSystem, **options: object) -> AgentSystem:
@@ -68,3 +131,5 @@ def test_it_is_off_where_it_is_turned_off_and_where_runs_repeat(
 def test_other_words_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="speculation is"):
         AgentSystem(speculation="always")
+    with pytest.raises(InvalidConfig, match="model must be a name"):
+        AgentSystem(speculation=DraftModel(7))  # type: ignore[arg-type]

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
+from rounds import FORMS, SHORT_OF_MEMORY, ends, said, saved, turns
 from seeded import Bug, bug, seeded
 
-from kvactors import Grammar, Sampling
+from kvactors import Sampling
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.runner import DecodeBatch
 from kvactors.core.errors import TurnFailed
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule import drawing
 from kvactors.core.schedule.drawing import Place
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
@@ -23,41 +25,8 @@ from kvactors.core.schedule.speculation.speculation import Speculation, Speculat
 from kvactors.core.testing.engines import make_request, run_engine
 
 ON = SpeculationConfig()
-FORMS = (
-    Sampling(max_tokens=40),
-    Sampling(max_tokens=31, temperature=0.9, seed=3, top_p=0.95),
-    Sampling(max_tokens=27, temperature=0.6, seed=4, repetition_penalty=1.4, top_k=30),
-    Sampling(max_tokens=33, repetition_penalty=1.2),
-    Sampling(max_tokens=24, temperature=1.2, seed=5, min_p=0.02, top_logprobs=2),
-    Sampling(max_tokens=30, grammar=Grammar.regex("[a-z]{20,}!")),
-)
-LENGTHS = (40, 7, 300, 64, 1, 90)
-# Bytes in which the turns do not all fit at once.
-SHORT_OF_MEMORY = 1_500_000
 
 Drafts = dict[Request, Sequence[int]]
-
-
-def turns() -> list[Request]:
-    """One of each form; the one with a grammar can end."""
-    prompts = prompts_of(LENGTHS, seed=2)
-    return [
-        make_request(f"{row}", [], prompt, form, stop_tokens=[0] if form.grammar else (), turn=row)
-        for row, (prompt, form) in enumerate(zip(prompts, FORMS, strict=True))
-    ]
-
-
-def ends(engine: Any, requests: Sequence[Request], on_step: Any = None) -> dict[str, Finished]:
-    arrivals = [(3 * number, request) for number, request in enumerate(requests)]
-    return run_engine(engine, arrivals, on_step)
-
-
-def said(found: Mapping[str, Finished]) -> dict[str, list[int]]:
-    return {name: end.request.generated for name, end in found.items()}
-
-
-def saved(found: Mapping[str, Finished]) -> dict[str, list[Any]]:
-    return {name: [part.tensors for part in end.exported] for name, end in found.items()}
 
 
 @contextmanager
@@ -68,11 +37,17 @@ def drafting(true: Mapping[str, list[int]], right: int, wrong: int) -> Iterator[
 
     def tokens(request: Request) -> Sequence[int]:
         left = request.sampling.max_tokens - request.decoded - 1
-        if request.guide is not None or left <= 0:
+        if left <= 0:
             return ()
         next_ones = true[request.agent_id][request.decoded : request.decoded + right]
         falsely = [token + 1 for token in true[request.agent_id][-1:]] * wrong
-        return [*next_ones, *falsely][:left]
+        draft = [*next_ones, *falsely][:left]
+        if request.guide is None:
+            return draft
+        # What is wrong may be allowed, too.
+        draft = [*next_ones, *b"xyz"[:wrong]][:left]
+        request.guide.follow(request.generated)
+        return draft[: request.guide.takes(draft)]
 
     @bug(Speculation, "drafts")
     def known(_true: Any) -> Any:
@@ -256,6 +231,11 @@ def a_row_is_cut_one_token_too_far(true: Any) -> Any:
     return check
 
 
+@bug(drawing, "_mask")
+def all_places_of_a_draft_are_drawn_by_one_mask(true: Any) -> Any:
+    return lambda place: true(replace(place, after=()))
+
+
 @bug(Request, "says_stop")
 def a_stop_is_found_one_token_late(true: Any) -> Any:
     return property(lambda request: request.decoded > 1 and true.fget(_without_last(request)))
@@ -271,6 +251,7 @@ def _without_last(request: Request) -> Request:
         one_too_many_is_accepted,
         a_key_is_that_of_the_place_before,
         a_row_is_cut_one_token_too_far,
+        all_places_of_a_draft_are_drawn_by_one_mask,
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ import pytest
 from makers import OpenSystem
 
 from kvactors.core.errors import ContextExceeded
-from kvactors.core.model.options import DEFAULT_MODEL
+from kvactors.core.model.options import DEFAULT_MODEL, DRAFT_MODEL
 
 WAIT = 60
 TOLD = (
@@ -37,6 +37,12 @@ ASKED = {
 
 def test_the_model_is_small_enough_to_ship() -> None:
     assert sum(path.stat().st_size for path in DEFAULT_MODEL.iterdir()) <= 6_000_000
+
+
+def test_what_drafts_for_it_is_small_and_has_its_tokens() -> None:
+    assert sum(path.stat().st_size for path in DRAFT_MODEL.iterdir()) <= 1_500_000
+    ours, its = (folder / "tokenizer.json" for folder in (DEFAULT_MODEL, DRAFT_MODEL))
+    assert its.read_bytes() == ours.read_bytes()
 
 
 def test_the_readmes_example_is_answered_to_the_letter(open_system: OpenSystem) -> None:

@@ -115,6 +115,28 @@ def test_a_tokenizer_without_an_end_token_is_refused() -> None:
         ChatFormat(endless).grammar_tokens(128)
 
 
+@pytest.mark.parametrize("most", [5, 24, 66, 90])
+def test_a_guide_that_looked_ahead_stands_where_it_was(tokens: GrammarTokens, most: int) -> None:
+    rng = random.Random(most)
+    plain, looking = (Guide(tokens, Grammar.regex(TRAP), most) for _ in range(2))
+    said: list[int] = []
+    looked = 0
+    while plain.left and not plain.complete:
+        draft = [rng.choice(b"aab1111!") for _ in range(rng.randrange(7))]
+        count = looking.takes(draft)
+        ahead = Guide(tokens, Grammar.regex(TRAP), most)
+        ahead.follow(said)
+        assert [ahead.take(token) for token in draft[:count]] == draft[:count]
+        assert not ahead.complete
+        assert looking.allowed() == plain.allowed()
+        allowed = [token for token, free in enumerate(plain.allowed()) if free]
+        said.append(plain.take(rng.choice([t for t in allowed if t != ord("!")] or allowed)))
+        looking.follow(said)
+        looked += count
+    assert looking.complete == plain.complete
+    assert looked
+
+
 @pytest.mark.parametrize("most", range(1, 70))
 def test_an_answer_is_whole_when_its_tokens_are_used_up(tokens: GrammarTokens, most: int) -> None:
     said = say(Guide(tokens, Grammar.regex(TRAP), most), "aaab" + "1" * 99)

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from seeded import bug, seeded
 
 from kvactors import Sampling
-from kvactors.core.schedule.speculation.acceptance import Acceptance, Costs, Draft, share_out
+from kvactors.core.schedule.speculation.acceptance import (
+    MEASURED,
+    Acceptance,
+    Costs,
+    Draft,
+    share_out,
+)
 from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.schedule.speculation.texts import SUFFIX, Follower, Text
 from kvactors.core.testing.engines import make_request
@@ -104,6 +110,31 @@ def measured(more: float) -> Costs:
     for _ in range(50):
         costs.note(1, 2, 2, 1.0 + 2 * more)
     return costs
+
+
+def test_a_draft_model_is_asked_for_as_much_as_its_steps_are_worth() -> None:
+    costs = measured(0.1)
+    free, cheap, dear = (Draft(range(15), [0.9] * 15, "model", make) for make in (0.0, 0.3, 0.9))
+
+    shares = [share_out([each], 1, costs, least=1.05)[0] for each in (free, cheap, dear)]
+
+    assert shares[0] > shares[1] > shares[2] == 0
+
+
+def test_one_busy_moment_does_not_end_what_a_draft_model_is_worth() -> None:
+    costs = Costs()
+    for _ in range(MEASURED):
+        assert not costs.known(1)
+        costs.note_plain(1, 1.0)
+        costs.note_draft(1, 1, 4, 1.2)
+    before = costs.draft(1)
+    assert costs.known(1)
+
+    costs.note_draft(1, 1, 4, 40.0)
+    assert before < costs.draft(1) < 1.2 * before
+    for _ in range(100):
+        costs.note_draft(1, 1, 4, 40.0)
+    assert costs.draft(1) > 5
 
 
 def test_good_drafts_are_long_and_bad_ones_are_not_fed() -> None:

@@ -1,0 +1,91 @@
+"""Turns of every form, for tests of drafts: what they say and keep is to be the same as without."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from makers import prompts_of
+
+from kvactors import Grammar, Sampling
+from kvactors.core.model.load import LoadedModel
+from kvactors.core.schedule.events import Finished
+from kvactors.core.schedule.request import Request
+from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.models import snap_to_grid, tiny_model
+
+__all__ = [
+    "FORMS",
+    "SHORT_OF_MEMORY",
+    "another",
+    "ends",
+    "itself",
+    "said",
+    "saved",
+    "slipping",
+    "turns",
+]
+
+FORMS = (
+    Sampling(max_tokens=40),
+    Sampling(max_tokens=31, temperature=0.9, seed=3, top_p=0.95),
+    Sampling(max_tokens=27, temperature=0.6, seed=4, repetition_penalty=1.4, top_k=30),
+    Sampling(max_tokens=33, repetition_penalty=1.2),
+    Sampling(max_tokens=24, temperature=1.2, seed=5, min_p=0.02, top_logprobs=2),
+    Sampling(max_tokens=30, grammar=Grammar.regex("[a-z]{20,}!")),
+)
+LENGTHS = (40, 7, 300, 64, 1, 90)
+# Bytes in which the turns do not all fit at once.
+SHORT_OF_MEMORY = 1_500_000
+
+
+def turns() -> list[Request]:
+    """One of each form; the one with a grammar can end."""
+    prompts = prompts_of(LENGTHS, seed=2)
+    return [
+        make_request(f"{row}", [], prompt, form, stop_tokens=[0] if form.grammar else (), turn=row)
+        for row, (prompt, form) in enumerate(zip(prompts, FORMS, strict=True))
+    ]
+
+
+def ends(engine: Any, requests: Sequence[Request], on_step: Any = None) -> dict[str, Finished]:
+    arrivals = [(3 * number, request) for number, request in enumerate(requests)]
+    return run_engine(engine, arrivals, on_step)
+
+
+def said(found: Mapping[str, Finished]) -> dict[str, list[int]]:
+    return {name: end.request.generated for name, end in found.items()}
+
+
+def saved(found: Mapping[str, Finished]) -> dict[str, list[Any]]:
+    return {name: [part.tensors for part in end.exported] for name, end in found.items()}
+
+
+# Every so many positions a draft model that slips says another token than its own.
+SLIPS = 5
+
+
+class Slipping:
+    """A model that is wrong at every fifth position."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.layers = model.layers
+
+    def __call__(self, tokens: Any, cache: Any) -> Any:
+        logits = self._model(tokens, cache=cache)
+        return logits if cache[0].offset % SLIPS else -logits
+
+
+def itself(loaded: LoadedModel) -> LoadedModel:
+    """A model that drafts for itself."""
+    return replace(loaded, draft=loaded.model)
+
+
+def another(loaded: LoadedModel) -> LoadedModel:
+    """One that knows nothing of the model that it drafts for."""
+    return replace(loaded, draft=snap_to_grid(tiny_model(seed=9)))
+
+
+def slipping(loaded: LoadedModel) -> LoadedModel:
+    """One that is wrong now and then."""
+    return replace(loaded, draft=Slipping(loaded.model))
