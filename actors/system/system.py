@@ -68,8 +68,8 @@ class AgentSystem:
         store: a directory; None is `$KVACTORS_HOME` or `~/.kvactors`; False keeps nothing.
         kv_bits: 4, 8 or None (float); "k8v4", keys and values apart; or a mapping of these by the
             index of a layer or its kind ("full", "sliding", "latent"), 4 where it names none.
-        float_tokens: an agent's KV is float while its turns begin with at most so many tokens,
-            the prompt among them; the first longer one computes it again, as `kv_bits` says.
+        float_tokens: an agent's KV is float while its turns begin with at most so many tokens, the
+            prompt among them; the first longer one computes it again, as `kv_bits` says.
         group_size: of the quantization; unset chooses 64, else 32, else float per layer.
         max_batch: turns that run at once.
         memory_budget: bytes of KV and work space, or "8GB"; unset: half of what the model leaves.
@@ -82,24 +82,24 @@ class AgentSystem:
         model_name: name of the model in messages and, for a callable, in its identity.
         max_disk: bytes of KV on disk, or "8GB", before the least recently used is evicted.
         encryption_key: 32 bytes, or a callable that returns them: what is stored is encrypted.
-        target_latency: seconds between two tokens of an agent while others prefill; None: a tenth
-            of one, or five steps of who is streamed if that is less.
-        speculation: "auto": steps check several tokens of what was said; a DraftModel; or "off".
+        target_latency: seconds between two tokens while others prefill; None: a tenth of one, or
+            five steps of who is streamed if that is less.
+        speculation: "auto": steps check what was said before; a DraftModel; or "off".
         eviction: who leaves memory first: "lru", or a callable (`kvactors.core.schedule.eviction`).
         isolation: "shared": agents with the same beginning hold its KV once; or "strict".
         prompt_lane: how many prompts may wait for an agent, and what becomes of one more.
         max_waiting: turns that may wait for room; one more fails with AdmissionFull.
         max_unsaved: bytes, or "1GB", that may wait for a bad disk; then SaveQueueFull.
-        deterministic: one thread runs everything, in an order that `seed` draws, in virtual
-            time, reproducibly (`kvactors.actors.runtime.deterministic`); use it from one thread.
+        deterministic: one thread runs everything, in an order that `seed` draws, in virtual time
+            (`kvactors.actors.runtime.deterministic`); use it from one thread.
         watchdog: seconds a step, or an agent's answer, may take before `health()` and a log say so.
         journal: a new file of what behaviours live through (`kvactors.actors.behaviours.replay`).
         log_text: let the log, at level DEBUG, say what agents are told and answer, not ids alone.
-        switch_interval: seconds after which Python's threads take turns while a step runs, so that
-            it waits less for those that compute; None leaves it as the program has it.
+        switch_interval: seconds after which Python's threads take turns while a step runs; None
+            leaves it as the program has it.
 
-    Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts` is
-    what it is made of, for tests and tools: nothing there is promised to stay.
+    Raises InvalidConfig at construction; ModelError and StorageError from `start`. `parts`, what it
+    is made of, is for tests and tools: nothing there is promised to stay.
     """
 
     def __init__(
@@ -278,12 +278,8 @@ class AgentSystem:
         of kvactors, and says what is left. Proves most when the system is idle."""
         parts, lifecycle = self.parts, self.parts.lifecycle
         lifecycle.require_running()
-        check_system(
-            lambda message: lifecycle.ask(lifecycle.gpu, message),
-            parts.behaviours.check,
-            lifecycle.outstanding,
-            parts.agents.actors(),
-        )
+        ask = partial(lifecycle.ask, lifecycle.gpu)
+        check_system(ask, parts.behaviours.check, lifecycle.outstanding, parts.agents.actors())
 
     @property
     def info(self) -> ModelInfo:

@@ -79,7 +79,8 @@ class Turn:
     def draft(
         self, request: Request, acceptance: Acceptance, most: int, *, behind: int = 0
     ) -> Draft:
-        """The likeliest text to follow, of `most` tokens; `behind` tokens are in flight before."""
+        """The likeliest text to follow `request`'s, of `most` tokens, by what `acceptance` has
+        seen; `behind` tokens are in flight before."""
         source, follower = max(
             self.followers.items(), key=lambda one: acceptance.chance(one[0], one[1].length)
         )
