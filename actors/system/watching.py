@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.actors.agents.host import AgentHost
-from kvactors.actors.observe.chrome_trace import chrome_trace, write
-from kvactors.actors.observe.monitor import Monitor, socket_path
-from kvactors.actors.observe.recorder import DEFAULT_CAPACITY, Recorder
-from kvactors.actors.observe.snapshot import take_snapshot
 from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.system.observe.chrome_trace import chrome_trace, write
+from kvactors.actors.system.observe.monitor import Monitor, socket_path
+from kvactors.actors.system.observe.recorder import DEFAULT_CAPACITY, Recorder
+from kvactors.actors.system.observe.snapshot import take_snapshot
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_count
 
@@ -81,7 +81,7 @@ class Watching:
         provider up it does nothing, in 10 us a turn."""
         vitals = self._lifecycle.vitals
         try:
-            from kvactors.actors.observe.telemetry import Telemetry
+            from kvactors.actors.system.observe.telemetry import Telemetry
 
             telemetry = Telemetry(lambda: self._host.info.name, lambda: vitals.hot_bytes)
         except (ImportError, AttributeError) as error:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.actors.observe.recorder import Recorder
+from kvactors.actors.system.observe.recorder import Recorder
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.report import print_json, print_table
 from kvactors.core.trace import DecodeStep, Tracer, TurnEnded, TurnQueued, TurnStarted
@@ -90,7 +90,7 @@ def _turn(tracer: Tracer, number: int) -> None:
 
 def _telemetry() -> Any:
     try:
-        from kvactors.actors.observe.telemetry import Telemetry
+        from kvactors.actors.system.observe.telemetry import Telemetry
     except ImportError:
         return None
     return Telemetry(lambda: "model", lambda: 1)

@@ -43,4 +43,4 @@ def pauses() -> Pauses:
 def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if OpenTelemetry was not installed: that can be had in no other way in this process."""
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "kvactors.actors.observe.telemetry", raising=False)
+    monkeypatch.delitem(sys.modules, "kvactors.actors.system.observe.telemetry", raising=False)

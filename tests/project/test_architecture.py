@@ -51,7 +51,7 @@ core/testing: core/arena core/cache core/cache/family core/conversation core/eng
     core/quant core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
     core/model core/schedule persistence/commit persistence/store
-actors/observe: actors/turns core/errors core/trace
+actors/system/observe: actors/turns core/errors core/trace
 actors/workers: actors/errors actors/runtime actors/turns core/arena core/engine core/errors
     core/model core/schedule core/trace persistence/commit persistence/errors persistence/store
 actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors
@@ -63,7 +63,7 @@ actors/scenarios/running: actors/agents actors/errors actors/runtime actors/scen
     actors/scenarios/journal actors/system actors/turns core/errors core/schedule
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files
-actors/system: actors/agents actors/behaviours actors/errors actors/observe actors/runtime
+actors/system: actors/agents actors/behaviours actors/errors actors/system/observe actors/runtime
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
     persistence/commit persistence/errors persistence/files persistence/formats persistence/store
@@ -78,8 +78,8 @@ actors/frontends/stress: actors/agents actors/errors actors/runtime actors/syste
     core/conversation core/errors core/schedule
 bench/quality: actors bench core/blas core/conversation core/engine core/errors core/model
     core/model/worlds
-bench/micro: actors actors/observe actors/runtime bench core/blas core/conversation core/engine
-    core/model core/model/worlds core/testing core/trace persistence persistence/testing
+bench/micro: actors actors/runtime actors/system/observe bench core/blas core/conversation
+    core/engine core/model core/model/worlds core/testing core/trace persistence persistence/testing
 bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
     core/schedule core/testing persistence/commit persistence/store
 bench/serve: actors actors/frontends/server/web bench core/model
@@ -114,7 +114,7 @@ actors/frontends/server/web: actors/frontends/console actors/frontends/server/ag
     actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
     persistence/files
 actors/frontends/cli: actors/agents actors/errors actors/frontends/console actors/frontends/demo
-    actors/frontends/server/web actors/frontends/stress actors/observe actors/scenarios
+    actors/frontends/server/web actors/frontends/stress actors/system/observe actors/scenarios
     actors/scenarios/journal actors/scenarios/results actors/system actors/turns bench bench/check
     bench/table core/blas core/cache core/errors core/model core/schedule persistence/errors
     persistence/files persistence/formats persistence/store

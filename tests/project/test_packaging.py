@@ -31,7 +31,7 @@ MLX_FREE = (
     "actors/agents",
     "actors/behaviours",
     "actors/frontends",
-    "actors/observe",
+    "actors/system/observe",
     "actors/runtime",
     "actors/scenarios",
     "actors/system",

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvactors.actors.frontends.console.console import complain, err, out, printable
-from kvactors.actors.observe.chrome_trace import Trace, merge, write
+from kvactors.actors.system.observe.chrome_trace import Trace, merge, write
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["Ended", "run_demo", "run_phase"]
@@ -121,7 +121,7 @@ def _folder(store: Path | None) -> Iterator[Path]:
 def _painter() -> Callable[[Trace, Path], None]:
     """What draws a timeline. Raises InvalidConfig without matplotlib, before any work."""
     try:
-        from kvactors.actors.observe.timeline import draw_timeline
+        from kvactors.actors.system.observe.timeline import draw_timeline
     except ImportError:
         raise InvalidConfig("--plot needs matplotlib: pip install 'kvactors[plot]'") from None
     return draw_timeline

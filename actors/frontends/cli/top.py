@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvactors.actors.frontends.console.console import out, printable
-from kvactors.actors.observe.monitor import socket_path
+from kvactors.actors.system.observe.monitor import socket_path
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import SystemStopped
 from kvactors.persistence.errors import StorageError

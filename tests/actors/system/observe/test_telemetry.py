@@ -17,7 +17,7 @@ from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 from opentelemetry.trace import StatusCode
 
 from kvactors.actors import AgentSystem, ContextExceeded, Sampling
-from kvactors.actors.observe.telemetry import Telemetry
+from kvactors.actors.system.observe.telemetry import Telemetry
 from kvactors.core.testing.models import grid
 
 SHORT = Sampling(max_tokens=6)
@@ -189,7 +189,7 @@ def test_without_the_package_nothing_listens_and_nothing_is_imported(
 
     assert not system.parts.lifecycle.tracer.on
     assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
-    assert "kvactors.actors.observe.telemetry" not in sys.modules
+    assert "kvactors.actors.system.observe.telemetry" not in sys.modules
 
 
 def test_a_provider_that_cannot_be_loaded_keeps_no_system_from_starting(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from kvactors.actors.observe.chrome_trace import ENGINE, FIRST_AGENT, SAVES, Trace
+from kvactors.actors.system.observe.chrome_trace import ENGINE, FIRST_AGENT, SAVES, Trace
 
 __all__ = ["draw_timeline"]
 

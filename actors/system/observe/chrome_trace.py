@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors.observe.recorder import Recorder
-from kvactors.actors.observe.tracks import Span, agent_tracks, faults, saves, steps
+from kvactors.actors.system.observe.recorder import Recorder
+from kvactors.actors.system.observe.tracks import Span, agent_tracks, faults, saves, steps
 from kvactors.core.trace import TraceEvent
 
 __all__ = ["Trace", "chrome_trace", "merge", "write"]

@@ -17,7 +17,12 @@ from makers import OpenSystem
 from monitored import Held, connect, lines, top
 
 from kvactors.actors import Sampling
-from kvactors.actors.observe.monitor import LEAST_INTERVAL, MOST_CLIENTS, Monitor, socket_path
+from kvactors.actors.system.observe.monitor import (
+    LEAST_INTERVAL,
+    MOST_CLIENTS,
+    Monitor,
+    socket_path,
+)
 from kvactors.actors.testing import use_store
 from kvactors.persistence.store.store import Store
 

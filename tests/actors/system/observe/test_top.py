@@ -14,7 +14,7 @@ from makers import OpenSystem
 from monitored import Held, top
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.actors.observe.monitor import socket_path
+from kvactors.actors.system.observe.monitor import socket_path
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
 WAIT = 60

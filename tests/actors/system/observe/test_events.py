@@ -12,7 +12,7 @@ import pytest
 from makers import OpenSystem
 
 from kvactors.actors import Agent, AgentBehaviour, Sampling, Supervision
-from kvactors.actors.observe.recorder import Recorder
+from kvactors.actors.system.observe.recorder import Recorder
 from kvactors.core.errors import InvalidInput
 from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
 from kvactors.core.trace import (

@@ -17,9 +17,15 @@ from typer.testing import CliRunner
 
 from kvactors.actors import InvalidInput, Sampling
 from kvactors.actors.frontends.cli.app import app
-from kvactors.actors.observe.chrome_trace import ENGINE, FIRST_AGENT, SAVES, chrome_trace, merge
-from kvactors.actors.observe.recorder import Recorder
-from kvactors.actors.observe.timeline import draw_timeline
+from kvactors.actors.system.observe.chrome_trace import (
+    ENGINE,
+    FIRST_AGENT,
+    SAVES,
+    chrome_trace,
+    merge,
+)
+from kvactors.actors.system.observe.recorder import Recorder
+from kvactors.actors.system.observe.timeline import draw_timeline
 from kvactors.core.testing.models import grid
 from kvactors.core.trace import (
     DecodeStep,
@@ -210,7 +216,7 @@ def test_a_plot_without_matplotlib_is_refused_before_any_work(
 ) -> None:
     # As if it was not installed: that can be had in no other way in this process.
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    monkeypatch.delitem(sys.modules, "kvactors.actors.observe.timeline", raising=False)
+    monkeypatch.delitem(sys.modules, "kvactors.actors.system.observe.timeline", raising=False)
 
     result = CliRunner().invoke(app, ["demo", "--plot", str(tmp_path / "out.png")])
 
