@@ -1,0 +1,117 @@
+"""What the protocol is given: how nodes reach each other, what time it is, what is kept, and the
+agents of a node. One asyncio loop each; the adapters are Ray's and the simulation's.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+__all__ = ["Clock", "Host", "Journal", "Record", "Transport"]
+
+Record = Mapping[str, Any]
+"""What msgpack packs: str, bytes, int, float, bool, None, lists and mappings of them."""
+
+
+class Transport(Protocol):
+    """To other nodes, and to the directory."""
+
+    async def call(self, to: str, method: str, record: Record) -> Record:
+        """What the node `to` ("directory" is one too) answers to `method` of `record`. Raises
+        Unreachable where nobody knows whether it arrived, and the ClusterError it was answered
+        with."""
+        ...
+
+
+class Clock(Protocol):
+    """A node's own: two of them agree on nothing but, within a bound, on how fast they go."""
+
+    def now(self) -> float:
+        """Seconds since some moment; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return so much later."""
+        ...
+
+
+class Journal(Protocol):
+    """A small file of records that a node, or the directory, must not forget."""
+
+    def load(self) -> list[Record]:
+        """All records, in order."""
+        ...
+
+    async def append(self, record: Record) -> None:
+        """Write one; synced on return. Raises OSError: then it may be there or not."""
+        ...
+
+
+class Host(Protocol):
+    """The agents of one node: an AgentSystem and its store, or what a simulation has in its place.
+
+    A ledger is a list of records, appended in order and never changed but by `set_aside`. An agent
+    is stored here as owner or as replica alike; served is one that `begin` was called for.
+    """
+
+    async def stored(self) -> dict[str, int]:
+        """The agents of the store, and how many ledger records each has."""
+        ...
+
+    async def begin(self, agent: str, options: Record) -> None:
+        """Serve it: restored from what is stored, or new, with what `spawn` takes. Idempotent."""
+        ...
+
+    async def end(self, agent: str) -> None:
+        """Serve it no more: what runs ends, what is told is stored, it leaves memory and stays on
+        disk. Idempotent."""
+        ...
+
+    async def turn(
+        self,
+        agent: str,
+        request: Record,
+        on_tokens: Callable[[list[int], str], object] | None,
+    ) -> Record:
+        """Take one turn, `request["id"]` in its ledger record, or give the answer of the one with
+        that id that is in the ledger. Returns when the answer is there and its record is synced
+        here; `on_tokens` is called on the loop with tokens and their text as they come."""
+        ...
+
+    async def records(self, agent: str, start: int) -> list[bytes]:
+        """Its ledger records from the `start`-th on, packed (and sealed, where the store is)."""
+        ...
+
+    async def store(self, agent: str, start: int, records: list[bytes]) -> int:
+        """Append those of `records`, the first of which is the `start`-th, that are not here yet;
+        synced on return: how many it has. Raises LedgerGap (with how many it has) where `start`
+        is beyond, OSError."""
+        ...
+
+    async def set_aside(self, agent: str, keep: int) -> None:
+        """Take all records behind the first `keep`, and the KV, out of the way: into a folder
+        where a person finds them. Synced on return."""
+        ...
+
+    def pieces(self, agent: str, have: list[str]) -> AsyncIterator[Record]:
+        """Its KV, piece by piece in order, but for those whose digests are in `have`."""
+        ...
+
+    async def digests(self, agent: str) -> list[str]:
+        """Of the pieces of KV that are stored here."""
+        ...
+
+    async def store_piece(self, agent: str, piece: Record) -> None:
+        """Store one of `pieces`, which follows those that are here. What does not fit is left out:
+        the agent is colder, never wrong. Raises OSError."""
+        ...
+
+    async def forget(self, agent: str) -> None:
+        """Delete all of it. Idempotent. Raises OSError."""
+        ...
+
+    def load(self) -> Record:
+        """{"bytes": KV held, "waiting": turns, "budget": bytes}, for placement."""
+        ...
+
+    def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
+        """`listener(agent)` is called when an agent's KV was written, on the loop."""
+        ...
