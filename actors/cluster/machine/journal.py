@@ -1,0 +1,78 @@
+"""A journal that is a file: frames as the ledgers of agents have them, each synced before the next."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.persistence.files.atomic import Files, temp_path
+from kvactors.persistence.ledger.frames import (
+    decode_records,
+    encode_header,
+    encode_records,
+    scan,
+)
+
+__all__ = ["FileJournal"]
+
+
+class FileJournal:
+    """The journal of `name` at `path`, made with the first record. What a crash tore off its end is
+    cut; other damage raises LedgerUnreadable. One loop; the disk is waited for on threads."""
+
+    def __init__(self, path: Path, name: str, files: Files | None = None) -> None:
+        self._path = path
+        self._name = name
+        self._files = files or Files()
+        # One thread: writes stay in order, and one whose waiter was cancelled still ends first.
+        self._disk = ThreadPoolExecutor(1, f"journal-{name}")
+        self._length = 0
+        self._frames = 0
+
+    def load(self) -> list[Record]:
+        """All records, in order. Raises OSError, LedgerUnreadable."""
+        if not self._path.exists():
+            return []
+        data = self._path.read_bytes()
+        found = scan(data, self._path)
+        self._length, self._frames = found.length, len(found.frames)
+        if found.torn is not None:
+            self._files.truncate(self._path, self._length)
+            self._files.sync(self._path)
+        return list(decode_records(found, self._path))
+
+    async def append(self, record: Record) -> None:
+        """Write one; synced on return. Raises OSError: then nothing of it stays, if the disk takes
+        that at least."""
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._append, record)
+
+    async def replace(self, records: Sequence[Record]) -> None:
+        """These instead of all that is there; synced on return. Raises OSError."""
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._replace, records)
+
+    def _append(self, record: Record) -> None:
+        if not self._frames:
+            self._replace([record])
+            return
+        # A failed append may have left a part of it: what is written next would stand behind that.
+        self._files.truncate(self._path, self._length)
+        frame = encode_records([dict(record)], self._frames, self._name, None)
+        self._files.append(self._path, frame)
+        self._files.sync(self._path)
+        self._length += len(frame)
+        self._frames += 1
+
+    def _replace(self, records: Sequence[Record]) -> None:
+        frames = [encode_header(self._name, None)]
+        frames += [
+            encode_records([dict(record)], number, self._name, None)
+            for number, record in enumerate(records, start=1)
+        ]
+        temporary = temp_path(self._path)
+        self._files.write_temp(temporary, frames)
+        self._files.sync(temporary)
+        self._files.rename(temporary, self._path)
+        self._files.sync_dir(self._path.parent)
+        self._length, self._frames = sum(map(len, frames)), len(frames)
+

@@ -1,0 +1,68 @@
+"""An asyncio loop on a thread of its own, and futures of what runs there."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from kvactors.actors.runtime.futures import ReplyFuture, check_may_block
+
+__all__ = ["LoopThread", "Task"]
+
+T = TypeVar("T")
+
+
+class Task(Generic[T]):
+    """Something that runs on a loop. Any thread."""
+
+    def __init__(self, running: "Future[T]") -> None:
+        self.future: ReplyFuture[T] = ReplyFuture()
+        self._running = running
+        running.add_done_callback(self._settle)
+
+    def cancel(self) -> None:
+        """End it where it waits."""
+        self._running.cancel()
+
+    def _settle(self, running: "Future[T]") -> None:
+        if running.cancelled():
+            self.future.reject(asyncio.CancelledError())
+        elif (error := running.exception()) is not None:
+            self.future.reject(error)
+        else:
+            self.future.resolve(running.result())
+
+
+class LoopThread:
+    """Runs coroutines for other threads, until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Task[T]:
+        """Let it run."""
+        return Task(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Wait for it; WaitTimeout after `timeout` seconds. Raises BlockingCall inside an actor."""
+        check_may_block()
+        value: T = self.begin(work).future.get(timeout=timeout)
+        return value
+
+    def stop(self) -> None:
+        """Cancel what runs, and end the thread. Twice is as good as once."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+        self.loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

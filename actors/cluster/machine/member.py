@@ -1,0 +1,54 @@
+"""One process as a node of a cluster: an AgentSystem over its store, and the protocol's node over
+that."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvactors.actors.cluster.host.host import SystemHost
+from kvactors.actors.cluster.machine.clock import MonotonicClock
+from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.protocol.interfaces import Transport
+from kvactors.actors.cluster.protocol.node import Node
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.system.system import AgentSystem
+
+__all__ = ["FOLDER", "Member", "MemberOptions", "open_member"]
+
+FOLDER = "cluster"
+"""Within a store: the journals of the node, and of the directory where it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """What a node is made of: its `name` in the cluster, its `store`, which is its own, its `model`,
+    and further parameters of AgentSystem (`engine`). Plain, for the wire."""
+
+    name: str
+    store: str
+    model: str = "default"
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+class Member:
+    """A node that answers, and the system under it."""
+
+    def __init__(self, node: Node, system: AgentSystem) -> None:
+        self.node = node
+        self._system = system
+
+    async def close(self) -> None:
+        """End what runs, and write what is not written."""
+        await self._system.parts.stop_async(cancel=False)
+
+
+async def open_member(options: MemberOptions, settings: Settings, transport: Transport) -> Member:
+    """A node of `options`, in a cluster of these `settings`, that reaches others by `transport`.
+    On the loop that it will run on. Raises what AgentSystem raises."""
+    system = AgentSystem(options.model, options.store, **options.engine)
+    await system.parts.start_async()
+    folder = Path(options.store) / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    journal = FileJournal(folder / "node.journal", options.name)
+    node = Node(options.name, SystemHost(system), transport, MonotonicClock(), journal, settings)
+    return Member(node, system)

@@ -1,0 +1,105 @@
+"""Ray's two actors, started: the directory beside the head, a node beside its own raylet. Both are
+made anew where they died, over the files that they left."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import ray
+
+from kvactors.actors.cluster.machine.clock import MonotonicClock
+from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.machine.member import MemberOptions, open_member
+from kvactors.actors.cluster.protocol.directory import Directory
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.protocol.wire import answered, pack
+from kvactors.actors.cluster.ray.raylet import NODE
+from kvactors.actors.cluster.ray.shell import CONCURRENT, Shell
+from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
+
+__all__ = ["DIRECTORY", "read_settings", "start_directory", "start_node"]
+
+DIRECTORY = "directory"
+
+logger = logging.getLogger("kvactors")
+
+
+class DirectoryActor(Shell):
+    """Holds the directory; its journal is in `folder`."""
+
+    def __init__(self, folder: str, settings: bytes) -> None:
+        self._folder = Path(folder)
+        self._settings = settings
+        super().__init__()
+
+    async def begin(self) -> Directory:
+        """Start it over its journal."""
+        journal = FileJournal(self._folder / "directory.journal", DIRECTORY)
+        settings = Settings(**msgpack.unpackb(self._settings))
+        directory = Directory(RayTransport(), MonotonicClock(), journal, settings)
+        self.keep(directory.run())
+        return directory
+
+    async def settings(self) -> bytes:
+        """Those of the cluster, packed."""
+        return pack(msgpack.unpackb(self._settings))
+
+
+class NodeActor(Shell):
+    """Holds a node, and with it an AgentSystem."""
+
+    def __init__(self, options: bytes, settings: bytes) -> None:
+        self._options = MemberOptions(**msgpack.unpackb(options))
+        self._settings = Settings(**msgpack.unpackb(settings))
+        super().__init__()
+
+    async def begin(self) -> Any:
+        """Load the model, open the store, join."""
+        self._member = await open_member(self._options, self._settings, RayTransport())
+        self.keep(self._member.node.run())
+        return self._member.node
+
+    async def leave(self) -> None:
+        """End what runs, and write what is not written."""
+        await self._member.close()
+
+
+def start_directory(folder: Path, settings: Settings) -> None:
+    """On the head, with its journal in `folder`; returns when it answers. Raises ClusterError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = msgpack.packb(asdict(settings))
+    _start(DirectoryActor, DIRECTORY, NODE, str(folder), packed)
+
+
+def start_node(options: MemberOptions, settings: Settings) -> Any:
+    """On the raylet of its name; its actor, once it has joined. Raises ClusterError."""
+    packed = msgpack.packb(asdict(options)), msgpack.packb(asdict(settings))
+    return _start(NodeActor, options.name, f"{NODE}{options.name}", *packed)
+
+
+def read_settings() -> Settings:
+    """Those that the head was started with."""
+    actor = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+    return Settings(**answered(ray.get(actor.settings.remote())))
+
+
+def _start(kind: type[Shell], name: str, resource: str, *arguments: object) -> Any:
+    actor = (
+        ray.remote(kind)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            resources={resource: 0.001},
+            max_restarts=-1,
+            max_concurrency=CONCURRENT,
+        )
+        .remote(*arguments)
+    )
+    answered(ray.get(actor.ready.remote()))
+    return actor

@@ -1,0 +1,87 @@
+"""This process as a client of Ray. One cluster a process: Ray knows no more."""
+
+import socket
+from typing import Any
+
+import ray
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+
+from kvactors.actors.cluster.ray.quirks import as_written
+from kvactors.actors.cluster.ray.raylet import LOOPBACK
+from kvactors.actors.cluster.ray.token import require_token, token_source
+from kvactors.actors.cluster.ray.transport import NAMESPACE
+from kvactors.core.errors import InvalidInput, KvactorsError
+
+__all__ = ["ClusterUnreachable", "WrongToken", "check_reachable", "connect"]
+
+
+class ClusterUnreachable(KvactorsError):
+    """Nobody answers at the address of a cluster."""
+
+
+class WrongToken(KvactorsError):
+    """The cluster has another token than this process."""
+
+
+def check_reachable(address: str) -> None:
+    """Whether a cluster at `address` would take this process. Raises InvalidInput, InvalidConfig,
+    ClusterUnreachable, WrongToken."""
+    host, port = _parse(address)
+    require_token(make=False)
+    _check_listens(host, port)
+    _check_token(f"{host}:{port}")
+
+
+def connect(address: str) -> None:
+    """Let this process call the actors of the cluster at `address`, "host:port". It needs a node of
+    that cluster on this machine. Raises InvalidInput, InvalidConfig, ClusterUnreachable, WrongToken.
+    """
+    if ray.is_initialized():
+        _check_same(address)
+        return
+    check_reachable(address)
+    host, port = _parse(address)
+    options: dict[str, Any] = {"_node_ip_address": LOOPBACK} if host == LOOPBACK else {}
+    with as_written():
+        ray.init(
+            address=f"{host}:{port}",
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+            **options,
+        )
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidInput(f'an address is "host:port", not {address!r}')
+    return LOOPBACK if host == "localhost" else host, int(port)
+
+
+def _check_same(address: str) -> None:
+    there = ray.get_runtime_context().gcs_address
+    if there != ":".join(map(str, _parse(address))):
+        raise InvalidInput(f"this process is connected to {there}: one cluster a process")
+
+
+def _check_listens(host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), 5).close()
+    except OSError as error:
+        raise ClusterUnreachable(
+            f"nobody listens at {host}:{port} ({error.strerror or error}): start a head there with "
+            "`kvactors node --head`"
+        ) from error
+
+
+def _check_token(address: str) -> None:
+    """Ray itself tries for twenty seconds, and then does not say what was wrong."""
+    try:
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        raise WrongToken(
+            f"{address} refuses the token of this process (from {token_source()}): take that of "
+            "the head"
+        ) from error

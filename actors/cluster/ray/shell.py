@@ -1,0 +1,69 @@
+"""What is the same in both actors: bytes in, bytes out, and a beginning that Ray does not wait for."""
+
+import asyncio
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import ray
+
+from kvactors.actors.cluster.machine.direct import Answers
+from kvactors.actors.cluster.protocol.wire import pack, serve, serve_stream
+
+__all__ = ["CONCURRENT", "Shell"]
+
+CONCURRENT = 10_000
+"""Calls that one actor has under way at once. Turns wait in the engine, not here."""
+
+logger = logging.getLogger("kvactors")
+
+
+class Shell(ABC):
+    """An actor around a node, or around the directory. Where it died Ray makes another one, which
+    nobody may ever call: so each calls itself."""
+
+    def __init__(self) -> None:
+        self._beginning: asyncio.Task[Answers] | None = None
+        self._kept: asyncio.Task[None] | None = None
+        ray.get_runtime_context().current_actor.ready.remote()
+
+    @abstractmethod
+    async def begin(self) -> Answers:
+        """Start what answers."""
+
+    def keep(self, running: Coroutine[Any, Any, None]) -> None:
+        """Let this run beside it. Where it fails the process ends: its successor begins anew, with
+        what is on disk."""
+        self._kept = asyncio.get_running_loop().create_task(running)
+        self._kept.add_done_callback(_end_if_failed)
+
+    async def ready(self) -> bytes:
+        """Return when it answers: its process. An error, packed, where it never will."""
+
+        async def wait(_: str, __: object) -> dict[str, object]:
+            await self._begun()
+            return {"pid": os.getpid()}
+
+        return await serve(wait, "ready", pack({}))
+
+    async def handle(self, method: str, payload: bytes) -> bytes:
+        """The answer to a call."""
+        return await serve((await self._begun()).handle, method, payload)
+
+    async def stream(self, method: str, payload: bytes) -> AsyncIterator[bytes]:
+        """The answers to one, item by item."""
+        async for item in serve_stream((await self._begun()).stream, method, payload):
+            yield item
+
+    async def _begun(self) -> Answers:
+        if self._beginning is None:
+            self._beginning = asyncio.get_running_loop().create_task(self.begin())
+        return await asyncio.shield(self._beginning)
+
+
+def _end_if_failed(running: "asyncio.Task[None]") -> None:
+    if not running.cancelled() and (error := running.exception()) is not None:
+        logger.critical("this process ends, and another one begins: %s", error, exc_info=error)
+        os._exit(1)

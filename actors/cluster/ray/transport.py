@@ -1,0 +1,58 @@
+"""The transport over Ray's actors: bytes of msgpack there and back, nothing of ours is pickled."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from kvactors.actors.cluster.protocol.errors import Unreachable
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.wire import answered, pack
+
+__all__ = ["NAMESPACE", "RayTransport"]
+
+NAMESPACE = "kvactors"
+"""Of the named actors of a cluster: "directory", and the nodes by their names."""
+
+
+class RayTransport:
+    """Reaches the actors of a cluster by their names. One loop."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, Any] = {}
+
+    async def call(
+        self, to: str, method: str, record: Record, *, within: float | None = None
+    ) -> dict[str, Any]:
+        """What `to` answers to `method` of `record`, `within` so many seconds. Raises Unreachable,
+        and the ClusterError it was answered with."""
+        try:
+            async with asyncio.timeout(within):
+                actor = await self._actor(to)
+                data = await actor.handle.remote(method, pack(record))
+        except (RayError, ValueError, TimeoutError) as error:
+            raise self._lost(to, method) from error
+        return answered(data)
+
+    async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
+        """The items that `to` answers with to `method` of `record`. Raises as `call` does."""
+        try:
+            actor = await self._actor(to)
+            items = actor.stream.options(num_returns="streaming").remote(method, pack(record))
+            async for item in items:
+                yield answered(await item)
+        except (RayError, ValueError) as error:
+            raise self._lost(to, method) from error
+
+    async def _actor(self, name: str) -> Any:
+        if name not in self._actors:
+            found = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
+            self._actors[name] = found
+        return self._actors[name]
+
+    def _lost(self, to: str, method: str) -> Unreachable:
+        """One of that name that was started since is another actor."""
+        self._actors.pop(to, None)
+        return Unreachable(to=to, method=method)

@@ -1,0 +1,39 @@
+"""Actors of Ray around places that tests see through."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kvactors.actors.cluster.protocol.errors import LedgerGap
+from kvactors.actors.cluster.ray.shell import Shell
+
+
+class Echo:
+    """Answers with what it was sent, or as the method says."""
+
+    async def handle(self, method: str, record: Any) -> Any:
+        if method == "gap":
+            raise LedgerGap(agent=record["agent"], have=3)
+        if method == "bug":
+            raise ZeroDivisionError("a bug")
+        if method == "never":
+            await asyncio.Event().wait()
+        if method == "die":
+            os._exit(1)
+        return {**record, "pid": os.getpid()}
+
+    async def stream(self, method: str, record: Any) -> AsyncIterator[Any]:
+        for number in range(record["count"]):
+            if method == "die" and number == 2:
+                os._exit(1)
+            yield {"number": number}
+        if method == "gap":
+            raise LedgerGap(agent="a", have=3)
+
+
+class EchoShell(Shell):
+    """One that begins at once."""
+
+    async def begin(self) -> Any:
+        return Echo()
