@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
+from kvactors.actors.cluster.protocol.directory.placement import Load, choose, levelling
+from kvactors.actors.cluster.protocol.directory.registry import Registry
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Record, Transport
-from kvactors.actors.cluster.protocol.placement import Load, choose, levelling
 from kvactors.actors.cluster.protocol.records import Place, Settings
-from kvactors.actors.cluster.protocol.registry import Registry
 
 __all__ = ["Caretaker"]
 

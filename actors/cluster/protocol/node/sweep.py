@@ -2,8 +2,8 @@
 
 from kvactors.actors.cluster.protocol.interfaces import Host, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.notes import Notes
-from kvactors.actors.cluster.protocol.replica import common, digests
+from kvactors.actors.cluster.protocol.node.notes import Notes
+from kvactors.actors.cluster.protocol.node.replica import common, digests
 
 __all__ = ["Sweep"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Host, Transport
+from kvactors.actors.cluster.protocol.node.replica import digests
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.protocol.replica import digests
 
 __all__ = ["Copier", "Peer"]
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from kvactors.actors.cluster.protocol.copier import Peer
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
     Fenced,
@@ -15,14 +14,15 @@ from kvactors.actors.cluster.protocol.errors import (
     WrongRecord,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Journal, Record, Transport
-from kvactors.actors.cluster.protocol.lease import Lease
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.notes import Notes
-from kvactors.actors.cluster.protocol.owner import Held, Owner
+from kvactors.actors.cluster.protocol.node.copier import Peer
+from kvactors.actors.cluster.protocol.node.lease import Lease
+from kvactors.actors.cluster.protocol.node.notes import Notes
+from kvactors.actors.cluster.protocol.node.owner import Held, Owner
+from kvactors.actors.cluster.protocol.node.replica import Replica, digests
+from kvactors.actors.cluster.protocol.node.serving import Serving
+from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.protocol.replica import Replica, digests
-from kvactors.actors.cluster.protocol.serving import Serving
-from kvactors.actors.cluster.protocol.sweep import Sweep
 
 __all__ = ["Node"]
 

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from kvactors.actors.cluster.protocol.errors import LedgerGap, StaleEpoch
 from kvactors.actors.cluster.protocol.interfaces import Host, Record
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.notes import Notes
+from kvactors.actors.cluster.protocol.node.notes import Notes
 
 __all__ = ["Replica", "common", "digests"]
 

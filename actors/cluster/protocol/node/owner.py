@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from kvactors.actors.cluster.protocol.copier import Copier, Peer
 from kvactors.actors.cluster.protocol.errors import (
     HostFailed,
     LeaseLost,
@@ -11,8 +10,9 @@ from kvactors.actors.cluster.protocol.errors import (
     Unreachable,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Transport
-from kvactors.actors.cluster.protocol.lease import Lease
-from kvactors.actors.cluster.protocol.notes import Notes
+from kvactors.actors.cluster.protocol.node.copier import Copier, Peer
+from kvactors.actors.cluster.protocol.node.lease import Lease
+from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.records import Place, Settings
 
 __all__ = ["Held", "Owner"]

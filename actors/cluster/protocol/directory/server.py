@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from kvactors.actors.cluster.protocol.caretaker import Caretaker
+from kvactors.actors.cluster.protocol.directory.caretaker import Caretaker
+from kvactors.actors.cluster.protocol.directory.placement import Load, choose
+from kvactors.actors.cluster.protocol.directory.registry import Registry, next_epoch
 from kvactors.actors.cluster.protocol.errors import (
     AgentExists,
     AgentMoving,
@@ -23,9 +25,7 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Journal, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.placement import Load, choose
 from kvactors.actors.cluster.protocol.records import Member, Move, Place, Settings
-from kvactors.actors.cluster.protocol.registry import Registry, next_epoch
 
 __all__ = ["Directory"]
 
