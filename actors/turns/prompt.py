@@ -21,7 +21,9 @@ __all__ = [
     "WholeConversation",
     "WholeText",
     "characters",
+    "check_messages",
     "check_prompt",
+    "check_token_ids",
 ]
 
 Messages = Sequence[Mapping[str, object]]
@@ -98,7 +100,7 @@ def check_prompt(
     if messages is not None:
         if prompt is not None:
             raise InvalidInput("give a prompt or messages, not both")
-        return WholeConversation(_messages(messages), share)
+        return WholeConversation(check_messages(messages), share)
     if isinstance(prompt, str):
         if not prompt:
             raise EmptyPrompt("the prompt is empty")
@@ -106,10 +108,11 @@ def check_prompt(
         return WholeText(prompt, share) if match else NewText(prompt)
     if match:
         raise InvalidInput(f"match=True compares text, not {type(prompt).__name__}")
-    return NewTokenIds(_token_ids(prompt, model.spec.vocab_size), model)
+    return NewTokenIds(check_token_ids(prompt, model.spec.vocab_size), model)
 
 
-def _messages(messages: object) -> tuple[Message, ...]:
+def check_messages(messages: object) -> tuple[Message, ...]:
+    """Those of a whole conversation, as (role, text). Raises InvalidInput, EmptyPrompt."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidInput(f"messages must be a list, not {type(messages).__name__}")
     if not messages:
@@ -143,7 +146,9 @@ def _text_part(place: str, part: object) -> str:
     return text
 
 
-def _token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
+def check_token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
+    """A `prompt` of token ids below `vocab_size`. Raises InvalidInput, EmptyPrompt,
+    TokenOutOfRange."""
     if isinstance(prompt, _NO_LISTS) or not hasattr(prompt, "__iter__"):
         raise InvalidInput(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
     tokens = tuple(_token(token, vocab_size) for token in prompt)

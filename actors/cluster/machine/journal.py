@@ -1,4 +1,4 @@
-"""A journal that is a file: frames as the ledgers of agents have them, each synced before the next."""
+"""A journal that is a file: frames as agents' ledgers have them, each synced before the next."""
 
 import asyncio
 from collections.abc import Sequence
@@ -75,4 +75,3 @@ class FileJournal:
         self._files.rename(temporary, self._path)
         self._files.sync_dir(self._path.parent)
         self._length, self._frames = sum(map(len, frames)), len(frames)
-

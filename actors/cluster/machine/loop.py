@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from kvactors.actors.runtime.futures import ReplyFuture, check_may_block
+from kvactors.core.errors import SystemStopped
 
 __all__ = ["LoopThread", "Task"]
 
@@ -27,7 +28,7 @@ class Task(Generic[T]):
 
     def _settle(self, running: "Future[T]") -> None:
         if running.cancelled():
-            self.future.reject(asyncio.CancelledError())
+            self.future.reject(SystemStopped("it was left before its end"))
         elif (error := running.exception()) is not None:
             self.future.reject(error)
         else:

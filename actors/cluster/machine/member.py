@@ -9,7 +9,7 @@ from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.protocol.interfaces import Transport
-from kvactors.actors.cluster.protocol.node import Node
+from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.system import AgentSystem
 
@@ -21,8 +21,8 @@ FOLDER = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What a node is made of: its `name` in the cluster, its `store`, which is its own, its `model`,
-    and further parameters of AgentSystem (`engine`). Plain, for the wire."""
+    """What a node is made of: its `name` in the cluster, a `store` of its own, its `model`, and
+    further parameters of AgentSystem (`engine`). Plain, for the wire."""
 
     name: str
     store: str
@@ -50,5 +50,6 @@ async def open_member(options: MemberOptions, settings: Settings, transport: Tra
     folder = Path(options.store) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     journal = FileJournal(folder / "node.journal", options.name)
-    node = Node(options.name, SystemHost(system), transport, MonotonicClock(), journal, settings)
+    host, clock = SystemHost(system), MonotonicClock()
+    node = Node(options.name, transport, clock, journal, host, settings=settings)
     return Member(node, system)

@@ -1,10 +1,6 @@
 """Ray's two actors, started: the directory beside the head, a node beside its own raylet. Both are
 made anew where they died, over the files that they left."""
 
-import asyncio
-import logging
-import os
-from collections.abc import Awaitable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ import ray
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.machine.member import MemberOptions, open_member
-from kvactors.actors.cluster.protocol.directory import Directory
+from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.wire import answered, pack
 from kvactors.actors.cluster.ray.raylet import NODE
@@ -25,8 +21,6 @@ from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 __all__ = ["DIRECTORY", "read_settings", "start_directory", "start_node"]
 
 DIRECTORY = "directory"
-
-logger = logging.getLogger("kvactors")
 
 
 class DirectoryActor(Shell):

@@ -7,13 +7,16 @@ import ray
 from ray._raylet import GcsClient
 from ray.exceptions import AuthenticationError
 
+from kvactors.actors.cluster.link import Link
+from kvactors.actors.cluster.machine.loop import LoopThread
+from kvactors.actors.cluster.ray.boot import read_settings
 from kvactors.actors.cluster.ray.quirks import as_written
 from kvactors.actors.cluster.ray.raylet import LOOPBACK
 from kvactors.actors.cluster.ray.token import require_token, token_source
-from kvactors.actors.cluster.ray.transport import NAMESPACE
+from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 from kvactors.core.errors import InvalidInput, KvactorsError
 
-__all__ = ["ClusterUnreachable", "WrongToken", "check_reachable", "connect"]
+__all__ = ["ClusterUnreachable", "WrongToken", "check_reachable", "connect", "open_link"]
 
 
 class ClusterUnreachable(KvactorsError):
@@ -35,8 +38,7 @@ def check_reachable(address: str) -> None:
 
 def connect(address: str) -> None:
     """Let this process call the actors of the cluster at `address`, "host:port". It needs a node of
-    that cluster on this machine. Raises InvalidInput, InvalidConfig, ClusterUnreachable, WrongToken.
-    """
+    that cluster on this machine. Raises as `check_reachable`."""
     if ray.is_initialized():
         _check_same(address)
         return
@@ -51,6 +53,12 @@ def connect(address: str) -> None:
             configure_logging=False,
             **options,
         )
+
+
+def open_link(address: str, seconds: float) -> Link:
+    """What handles need of the cluster at `address`, tried for `seconds`. Raises as `connect`."""
+    connect(address)
+    return Link(LoopThread("kvactors-cluster"), RayTransport(), read_settings(), seconds)
 
 
 def _parse(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What is the same in both actors: bytes in, bytes out, and a beginning that Ray does not wait for."""
+"""What both actors have: bytes in, bytes out, and a beginning that Ray does not wait for."""
 
 import asyncio
 import logging

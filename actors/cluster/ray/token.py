@@ -1,5 +1,5 @@
-"""The token that all machines of a cluster share. Ray reads it; without it anyone who reaches a port
-could run programs."""
+"""The token that all machines of a cluster share. Ray reads it; without it anyone who reaches a
+port could run programs."""
 
 import os
 import secrets
@@ -27,8 +27,8 @@ def require_token(*, make: bool) -> bool:
     Config.initialize("")
     if os.environ["RAY_AUTH_MODE"] != "token":
         raise InvalidConfig(
-            f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: a cluster without a token runs what "
-            'anyone sends it; unset it, or set it to "token"'
+            f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: without a token a cluster runs "
+            'what anyone sends it; unset it, or set it to "token"'
         )
     if any(os.environ.get(name) for name in _PLACES) or token_file().exists():
         return False

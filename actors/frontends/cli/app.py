@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from kvactors.actors.frontends.cli.cluster_commands import commands as clustering
 from kvactors.actors.frontends.cli.run import commands as running
 from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
 from kvactors.actors.frontends.server.web.command import commands as serving
@@ -177,6 +178,7 @@ def chat(
 app.add_typer(commands)
 app.add_typer(serving)
 app.add_typer(running)
+app.add_typer(clustering)
 
 
 @app.command()

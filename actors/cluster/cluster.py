@@ -1,0 +1,207 @@
+"""Cluster: agents on several machines, through one object."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
+
+import xxhash
+
+from kvactors.actors.cluster.handle import ClusterAgent
+from kvactors.actors.cluster.link import Link
+from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownAgent, UnknownNode
+from kvactors.actors.cluster.protocol.records import Place
+from kvactors.actors.system.parameters import check_seconds
+from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text, stays_here
+from kvactors.core.errors import InvalidConfig, InvalidInput
+
+__all__ = ["HERE", "Cluster", "check_durable"]
+
+HERE = "127.0.0.1:6379"
+"""Where a head listens unless it was told otherwise."""
+PATIENCE = 60.0
+"""Seconds for which a lost owner, or the directory, is waited for."""
+PAGE = 1000
+AGAIN = 0.05
+
+
+class Cluster:
+    """Agents that live where there is room, and move with their memory. Made by `connect`, or by
+    `local`; a context manager. Any thread."""
+
+    def __init__(self, link: Link, leave: Callable[[], None]) -> None:
+        self._link = link
+        self._leave = leave
+
+    @classmethod
+    def connect(
+        cls,
+        address: str | None = None,
+        *,
+        durable: Literal["one", "two"] | None = None,
+        patience: float = PATIENCE,
+    ) -> Self:
+        """The cluster whose head was started at `address`, "host:port"; None: $RAY_ADDRESS, or this
+        machine. Needs kvactors[ray], and a node of the cluster on this machine.
+
+        `durable`: on how many nodes a turn must be before `reply.durable` says so: refused where
+        the head was started with another number. `patience`: seconds for which a lost owner is
+        waited for. Raises InvalidInput, InvalidConfig, ClusterUnreachable, WrongToken.
+        """
+        seconds = check_seconds("patience", patience)
+        check_durable(durable)
+        try:
+            from kvactors.actors.cluster.ray.session import open_link
+        except ImportError as error:
+            raise InvalidConfig(f"{error.name} is missing: pip install 'kvactors[ray]'") from error
+        link = open_link(address or os.environ.get("RAY_ADDRESS") or HERE, seconds)
+        if durable not in (None, link.settings.durable):
+            link.close()
+            raise InvalidConfig(
+                f"the head was started with --durable {link.settings.durable}, not {durable!r}"
+            )
+        return cls(link, link.close)
+
+    @classmethod
+    def local(cls, model: str = "default", store: str | Path | None = None, **engine: Any) -> Self:
+        """A cluster of this process alone, over a `model` and a `store`: no Ray, no second copy.
+        `engine`: further parameters of AgentSystem. Raises what AgentSystem raises."""
+        from kvactors.actors.cluster.local import open_local
+
+        link, leave = open_local(model, store, engine, PATIENCE)
+        return cls(link, leave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        stays_here(self, "connect there")
+
+    def close(self) -> None:
+        """Leave it: its agents stay, and go on with what they were asked. Idempotent."""
+        self._leave()
+
+    def spawn(
+        self, agent_id: str, system_prompt: str | None = None, *, group: str | None = None
+    ) -> ClusterAgent:
+        """The agent of this id, new or as it was spawned. Nothing is computed yet.
+
+        `group`: agents that are brought to one node where it is not much fuller than others; by
+        default those with the same `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom,
+        AgentExists (one with another prompt or group), Unanswered.
+        """
+        check_id(agent_id)
+        check_text("agent_id", agent_id)
+        check_system_prompt(system_prompt)
+        if group is not None and (not isinstance(group, str) or not group):
+            raise InvalidInput(f"group must be a non-empty string, not {group!r}")
+        if system_prompt is None and group is None and (there := self.find(agent_id)) is not None:
+            return there
+        options = {"system_prompt": system_prompt}
+        named = group or _beginning(system_prompt)
+        self._link.run(self._link.client.spawn(agent_id, options, named, self._link.seconds))
+        return ClusterAgent(agent_id, self._link)
+
+    def find(self, agent_id: str) -> ClusterAgent | None:
+        """One of its agents, or None."""
+        check_id(agent_id)
+        try:
+            self.place(agent_id)
+        except UnknownAgent:
+            return None
+        return ClusterAgent(agent_id, self._link)
+
+    def agents(self) -> list[ClusterAgent]:
+        """All of its agents, in the order of their ids."""
+        return [ClusterAgent(agent_id, self._link) for agent_id in self.places()]
+
+    def places(self) -> dict[str, Place]:
+        """Where every agent lives, in the order of their ids."""
+        found: dict[str, Place] = {}
+        page = None
+        while page is None or len(page) == PAGE:
+            page = self._ask("agents", after=max(found, default=""), count=PAGE)
+            found |= {agent_id: Place.from_record(place) for agent_id, place in page.items()}
+        return dict(sorted(found.items()))
+
+    def place(self, agent_id: str) -> Place:
+        """Where one lives: its node, its replica, its epoch. Raises UnknownAgent."""
+        return Place.from_record(self._ask("find", agent=agent_id))
+
+    def forget(self, agent: str | ClusterAgent) -> None:
+        """Delete an agent on all nodes. Raises UnknownAgent."""
+        self._ask("forget", agent=_id(agent))
+
+    def migrate(self, agent: str | ClusterAgent, to: str | None = None) -> Place:
+        """Bring an agent with its memory to the node `to`, or to the least loaded other one; its
+        place there. A turn that runs ends first. Raises UnknownAgent, UnknownNode, NoRoom."""
+        agent_id = _id(agent)
+        here = self.place(agent_id).node
+        target = to or self._least(agent_id, but=here)
+        if target != here:
+            self._ask("move", agent=agent_id, target=target)
+            self._until(lambda: agent_id not in self._ask("moves"))
+        place = self.place(agent_id)
+        if place.node != target:
+            raise NoRoom(agent=agent_id, nodes=place.node)
+        return place
+
+    def drain(self, node: str) -> None:
+        """Bring all agents of a node to others, and none there until it joins anew. Returns when it
+        has none. Raises UnknownNode."""
+        self._ask("drain", node=node, on=True)
+        self._until(lambda: not self._node(node)["agents"])
+
+    def stats(self) -> dict[str, Any]:
+        """How many agents and moves there are; of each node whether it is alive and drained, its
+        agents, replicas, bytes of KV and turns that wait."""
+        return self._ask("stats")
+
+    def _ask(self, method: str, **record: Any) -> dict[str, Any]:
+        link = self._link
+        return link.run(link.client.ask(method, record, link.seconds))
+
+    def _node(self, node: str) -> dict[str, Any]:
+        found: dict[str, dict[str, Any]] = self.stats()["nodes"]
+        if node not in found:
+            raise UnknownNode(node=node)
+        return found[node]
+
+    def _least(self, agent_id: str, *, but: str) -> str:
+        nodes = {
+            name: node
+            for name, node in self.stats()["nodes"].items()
+            if node["alive"] and not node["draining"] and name != but
+        }
+        if not nodes:
+            raise NoRoom(agent=agent_id, nodes=but)
+        return min(nodes, key=lambda n: (nodes[n]["bytes"], nodes[n]["waiting"], n))
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._link.pause(AGAIN)
+
+
+def check_durable(durable: object) -> None:
+    """Raise InvalidInput unless it is "one", "two" or None."""
+    if durable not in (None, "one", "two"):
+        raise InvalidInput(f'durable is "one" or "two", not {durable!r}')
+
+
+def _id(agent: str | ClusterAgent) -> str:
+    agent_id = getattr(agent, "agent_id", agent)
+    check_id(agent_id)
+    return str(agent_id)
+
+
+def _beginning(system_prompt: str | None) -> str | None:
+    return None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt)

@@ -1,0 +1,69 @@
+"""A cluster of one process: the same directory and the same node, without Ray."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvactors.actors.cluster.link import Link
+from kvactors.actors.cluster.machine.clock import MonotonicClock
+from kvactors.actors.cluster.machine.direct import DirectTransport
+from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.machine.loop import LoopThread
+from kvactors.actors.cluster.machine.member import FOLDER, Member, MemberOptions, open_member
+from kvactors.actors.cluster.protocol.directory.server import Directory
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.system.parameters import store_path
+from kvactors.core.errors import InvalidConfig
+
+__all__ = ["open_local"]
+
+NAME = "here"
+
+
+def open_local(
+    model: str, store: str | Path | None, engine: dict[str, Any], seconds: float
+) -> tuple[Link, Callable[[], None]]:
+    """What handles need of a cluster of one node, over a `model`, a `store` and `engine`, what else
+    AgentSystem takes; calls are tried for `seconds`. And what ends it."""
+    path = store_path(store)
+    if path is None:
+        raise InvalidConfig("a cluster keeps its agents: store must be a directory")
+    loop = LoopThread("kvactors-cluster")
+    local = _Local(MemberOptions(NAME, str(path), model, engine))
+    link = Link(loop, local.transport, local.settings, seconds)
+    try:
+        loop.run(local.open())
+    except BaseException:
+        loop.stop()
+        raise
+
+    def leave() -> None:
+        if not link.closed:
+            loop.run(local.close())
+            link.close()
+
+    return link, leave
+
+
+class _Local:
+    """The directory and the node. One loop."""
+
+    def __init__(self, options: MemberOptions) -> None:
+        self.settings = Settings(durable="one")
+        self.transport = DirectTransport({})
+        self._options = options
+        self._running: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        self._member: Member = await open_member(self._options, self.settings, self.transport)
+        journal = FileJournal(Path(self._options.store) / FOLDER / "directory.journal", "directory")
+        directory = Directory(self.transport, MonotonicClock(), journal, self.settings)
+        self.transport.places |= {"directory": directory, NAME: self._member.node}
+        loop = asyncio.get_running_loop()
+        self._running = [loop.create_task(place.run()) for place in (directory, self._member.node)]
+
+    async def close(self) -> None:
+        for running in self._running:
+            running.cancel()
+        await self._member.close()

@@ -1,0 +1,86 @@
+"""What `kvactors node` and `kvactors cluster` do."""
+
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from kvactors.actors.cluster.cluster import Cluster, check_durable
+from kvactors.actors.frontends.console.console import err, out, print_json, printable
+from kvactors.core.errors import InvalidConfig, InvalidInput
+
+__all__ = ["drain_node", "move_agent", "serve_node", "show_status"]
+
+
+def serve_node(
+    *,
+    head: bool,
+    join: str | None,
+    member: tuple[str | None, Path, str],
+    address: tuple[str, int],
+    settings: dict[str, Any],
+    engine: dict[str, Any],
+) -> None:
+    """Run a node until a signal: a `head`, or one that joins (`join`). `member`: its name, store and
+    model; `address`: where it is reached; `settings` of a new cluster; `engine`: further parameters
+    of AgentSystem."""
+    if head == (join is not None):
+        raise InvalidInput("a node is --head, or it takes --join HOST:PORT of one")
+    check_durable(settings["durable"])
+    try:
+        from kvactors.actors.cluster.ray.command import NodeCommand, run_node
+    except ImportError as error:
+        raise InvalidConfig(f"{error.name} is missing: pip install 'kvactors[ray]'") from error
+    from kvactors.actors.cluster.machine.member import MemberOptions
+    from kvactors.actors.cluster.protocol.records import Settings
+
+    name, store, model = member
+    options = MemberOptions(name or socket.gethostname(), str(store.absolute()), model, engine)
+    command = NodeCommand(options, *address, join, Settings(**settings))
+    run_node(command, _told_to_end().is_set, err.print)
+
+
+def show_status(address: str | None, *, as_json: bool) -> None:
+    """The nodes of the cluster at `address`, as a table or `as_json`."""
+    with Cluster.connect(address) as cluster:
+        stats = cluster.stats()
+    if as_json:
+        print_json(stats)
+        return
+    table = Table(title=f"{stats['agents']:,} agents, {stats['moves']:,} moving")
+    for name in ("node", "state", "agents", "replicas", "KV in memory", "turns waiting"):
+        table.add_column(name, justify="left" if name in ("node", "state") else "right")
+    for name, node in sorted(stats["nodes"].items()):
+        counts = [f"{node[key]:,}" for key in ("agents", "replicas")]
+        table.add_row(printable(name), _state(node), *counts, f"{node['bytes']:,} B", f"{node['waiting']:,}")
+    out.print(table)
+
+
+def drain_node(node: str, address: str | None) -> None:
+    """Bring all agents of a `node` of the cluster at `address` to others."""
+    with Cluster.connect(address) as cluster:
+        cluster.drain(node)
+    err.print(f"{node} has no agents, and gets none.")
+
+
+def move_agent(agent: str, to: str | None, address: str | None) -> None:
+    """Bring an `agent` of the cluster at `address` to the node `to`."""
+    with Cluster.connect(address) as cluster:
+        place = cluster.migrate(agent, to)
+    err.print(f"{agent} lives on {place.node}.")
+
+
+def _state(node: dict[str, Any]) -> str:
+    if not node["alive"]:
+        return "away"
+    return "drained" if node["draining"] else "alive"
+
+
+def _told_to_end() -> threading.Event:
+    told = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: told.set())
+    return told

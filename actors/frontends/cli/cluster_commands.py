@@ -1,0 +1,101 @@
+"""`kvactors node` and `kvactors cluster`. What they need is imported when they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvactors.actors.frontends.cli.store_commands import Json, Model, text
+
+__all__ = ["commands"]
+
+PORT = 6379
+
+commands = typer.Typer()
+care = typer.Typer(no_args_is_help=True, help="See and change a cluster of machines.")
+commands.add_typer(care, name="cluster")
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="host:port of the head.", show_default="$RAY_ADDRESS, or this machine"
+    ),
+]
+
+
+@commands.command()
+def node(
+    store: Annotated[
+        Path, typer.Option("--store", help="Where this node keeps memories; its own alone.")
+    ],
+    *,
+    head: Annotated[bool, typer.Option("--head", help="Begin a cluster.")] = False,
+    join: Annotated[
+        str | None, typer.Option("--join", help="host:port of the head of a cluster.")
+    ] = None,
+    model: Model = "default",
+    name: Annotated[
+        str | None,
+        typer.Option(parser=text, help="In the cluster.", show_default="this host's"),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(help="Where others reach this machine; a head, too, listens there alone."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of a head.")] = PORT,
+    durable: Annotated[
+        str, typer.Option(help='On how many nodes a turn is kept: "one" or "two". The head\'s.')
+    ] = "two",
+    lease: Annotated[
+        float, typer.Option(min=0.1, help="Seconds until a silent node's agents go on elsewhere.")
+    ] = 3.0,
+    memory_budget: Annotated[
+        str | None, typer.Option(help='Such as "8GB": KV and work space in memory.')
+    ] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Fix the order of sums.")
+    ] = False,
+) -> None:
+    """Make this machine a node of a cluster of machines, until Ctrl-C."""
+    from kvactors.actors.frontends.cli.cluster import serve_node
+
+    serve_node(
+        head=head,
+        join=join,
+        member=(name, store, model),
+        address=(host, port),
+        settings={"durable": durable, "lease": lease},
+        engine={"memory_budget": memory_budget, "reproducible": reproducible},
+    )
+
+
+@care.command()
+def status(address: Address = None, *, json: Json = False) -> None:
+    """Show the nodes, and what each has."""
+    from kvactors.actors.frontends.cli.cluster import show_status
+
+    show_status(address, as_json=json)
+
+
+@care.command()
+def drain(
+    node: Annotated[str, typer.Argument(parser=text, help="Its name.")], address: Address = None
+) -> None:
+    """Bring all agents of a node to others: before it is switched off."""
+    from kvactors.actors.frontends.cli.cluster import drain_node
+
+    drain_node(node, address)
+
+
+@care.command()
+def move(
+    agent: Annotated[str, typer.Argument(parser=text, help="Its id.")],
+    to: Annotated[
+        str | None, typer.Option(parser=text, help="A node.", show_default="the least loaded")
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Bring one agent, with its memory, to another node."""
+    from kvactors.actors.frontends.cli.cluster import move_agent
+
+    move_agent(agent, to, address)
