@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, Self
 import xxhash
 
 from kvactors.actors.cluster.handle import ClusterAgent
+from kvactors.actors.cluster.host.requests import spawn_options
 from kvactors.actors.cluster.link import Link
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownAgent, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
@@ -106,7 +107,7 @@ class Cluster:
             raise InvalidInput(f"group must be a non-empty string, not {group!r}")
         if system_prompt is None and group is None and (there := self.find(agent_id)) is not None:
             return there
-        options = {"system_prompt": system_prompt}
+        options = spawn_options(system_prompt)
         named = group or _beginning(system_prompt)
         self._link.run(self._link.client.spawn(agent_id, options, named, self._link.seconds))
         return ClusterAgent(agent_id, self._link)

@@ -5,12 +5,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn, Unpack
 
+from kvactors.actors.cluster.host.answers import read_reply
 from kvactors.actors.cluster.link import Link
-from kvactors.actors.cluster.replies import reply_of
-from kvactors.actors.cluster.requests import (
-    ask_request,
-    observe_request,
-)
+from kvactors.actors.cluster.requests import checked_ask, checked_observe
 from kvactors.actors.cluster.streams import AsyncClusterStream, ClusterStream, pieces
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
@@ -47,23 +44,23 @@ class ClusterAgent:
         `timeout` a lost owner is waited for as long as `Cluster.connect(patience=...)` says. Raises
         InvalidInput at once; the future raises what `Agent.ask`'s does, and Unanswered.
         """
-        return self._ask(ask_request(prompt, **options))
+        return self._ask(checked_ask(prompt, **options))
 
     def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
         """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._ask(ask_request(prompt, sampling=sampling)).on_done(self._log)
+        self._ask(checked_ask(prompt, sampling=sampling)).on_done(self._log)
 
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
         """Remember something without answering; `role`: any that the chat template has. The future
         resolves when it is remembered, and raises TemplateError."""
-        return self._ask(observe_request(text, role))
+        return self._ask(checked_observe(text, role))
 
     def stream(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> ClusterStream:
         """Take a turn as `ask` does, with its options, and iterate over its text as it is decoded;
         `.reply` at the end. Who leaves early leaves the turn to its node: it goes on there."""
-        return ClusterStream(self._link.loop, self._pieces(ask_request(prompt, **options)))
+        return ClusterStream(self._link.loop, self._pieces(checked_ask(prompt, **options)))
 
     async def ask_async(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
@@ -75,7 +72,7 @@ class ClusterAgent:
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> AsyncClusterStream:
         """`stream` under asyncio, with its options."""
-        return AsyncClusterStream(self._link.loop, self._pieces(ask_request(prompt, **options)))
+        return AsyncClusterStream(self._link.loop, self._pieces(checked_ask(prompt, **options)))
 
     def _ask(self, request: dict[str, Any]) -> ReplyFuture[Reply]:
         return self._link.begin(self._turn(request))
@@ -94,13 +91,15 @@ class ClusterAgent:
                 yield piece
 
     def _reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
-        """Its `durable` is settled at once, or when a second node has it."""
+        """Its `durable` is settled at once, or when a second node has it. When its KV is on disk
+        nobody says."""
+        durable, cached = ReplyFuture[bool](), ReplyFuture[bool]()
+        cached.resolve(False)
         if given["durable"]:
-            durable: ReplyFuture[bool] = ReplyFuture()
             durable.resolve(True)
         else:
             durable = self._link.begin(self._link.durable(self.agent_id, request["id"]))
-        return reply_of(given["answer"], durable)
+        return read_reply(given["answer"], durable, cached)
 
     def _log(self, done: ReplyFuture[Reply]) -> None:
         if done.error is not None:

@@ -8,9 +8,10 @@ from weakref import WeakValueDictionary
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.protocol.client import Client
+from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Transport
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.replies import as_known
+from kvactors.actors.cluster.errors import as_known
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
@@ -75,5 +76,5 @@ class Link:
 async def _known(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
-    except Exception as error:
-        raise as_known(error) from error.__cause__
+    except HostFailed as error:
+        raise as_known(error) from error

@@ -5,7 +5,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from kvactors.actors.cluster.machine.loop import LoopThread
-from kvactors.actors.cluster.replies import as_known
+from kvactors.actors.cluster.errors import as_known
+from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import TextPiece
@@ -127,8 +128,8 @@ class _End:
     async def next(self) -> TextPiece | None:
         try:
             found = await anext(self._found, None)
-        except Exception as error:
-            raise as_known(error) from error.__cause__
+        except HostFailed as error:
+            raise as_known(error) from error
         if isinstance(found, Reply):
             self._reply = found
             await self._found.aclose()
