@@ -5,10 +5,10 @@ of its own. All of these are given (`interfaces.py`), so that a test decides wha
     node/server.py       Node(name, transport, clock, journal, host, settings=settings)
     client.py            Client(transport, clock, settings)
 
-Both servers have `async run()` (their rounds, until it is cancelled; the directory's raises when its
-disk failed: start another) and `async handle(method, record) -> record`; a node has `stream(method,
-record)` for turns besides. An adapter carries `wire.pack(record)` there, and back what `wire.serve`
-makes of it, for `wire.answered`. A Transport's name for the directory is "directory".
+Both servers have `async run()`: rounds, until it is cancelled (the directory's raises when its
+disk failed: start another), and `async handle(method, record) -> record`; a node has `stream` for
+turns besides. An adapter carries `wire.pack(record)` there, and back what `wire.serve` makes of it,
+for `wire.answered`. A Transport's name for the directory is "directory".
 
 A client has, `seconds` being for how long it tries again by itself:
 

@@ -107,17 +107,19 @@ class Caretaker:
         moves += levelling(self._directory.room(), agents, free - len(moves))
         for agent, target in moves:
             await self._directory.move({"agent": agent, "target": target})
-        return bool(moves)
+        return bool(moves or self._registry.moves or self._leaving(agents))
 
     def _draining(self, agents: dict[str, list[str]]) -> list[tuple[str, str]]:
-        drained = [m.node for m in self._registry.members.values() if m.draining]
-        leaving = [agent for node in drained for agent in agents.get(node, ())]
         room = self._directory.room()
         moves = []
-        for agent in leaving if room else ():
+        for agent in self._leaving(agents) if room else ():
             moves.append((agent, target := choose(room, {}) or ""))
             room[target] = replace(room[target], agents=room[target].agents + 1)
         return moves
+
+    def _leaving(self, agents: dict[str, list[str]]) -> list[str]:
+        drained = [m.node for m in self._registry.members.values() if m.draining]
+        return [agent for node in drained for agent in agents.get(node, ())]
 
     async def _drive(self, agent: str) -> None:
         """One try. A crash anywhere leaves the move in the journal, and the agent with its owner

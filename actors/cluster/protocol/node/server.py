@@ -169,7 +169,7 @@ class Node:
         held.lease.check()
         if self._owner.current(agent) is not held:
             raise NotOwner(agent=agent, node=self.name)
-        return {"records": records, "epoch": held.place.epoch}
+        return {"records": records, "epoch": held.place.epoch, "node": self.name}
 
     async def _confirm(self, record: Record) -> Record:
         agent = record["agent"]
