@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvactors.actors.agents.planner import Planner, Running, warn_if_nearly_full
+from kvactors.actors.agents.recorded import answer_again
 from kvactors.actors.agents.request_builder import (
     log_answer,
     log_prompt,
@@ -94,6 +95,10 @@ class AgentActor(SystemActor):
     def _begin(self, ask: Ask) -> None:
         cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
+            return
+        answer = self.transcript.answered.get(ask.turn.request_id)
+        if answer is not None:
+            answer_again(ask, answer, self.transcript.chat, self.services)
             return
         self._run(ask, lambda: self._planner().first(ask))
         if cancelled:
@@ -190,7 +195,9 @@ class AgentActor(SystemActor):
         retokenized = retokenized_tokens(self.transcript, draft)
         if ask.turn.remembered:
             turns = [*draft.turns, *answer]
-            record = self.transcript.extend(turns, draft.keep, draft.system_prompt)
+            record = self.transcript.extend(
+                turns, draft.keep, draft.system_prompt, ask.turn.request_id
+            )
             self.services.save(self.agent_id, record, ask.ticket, finished.exported)
         else:
             ask.ticket.keep_nothing()
