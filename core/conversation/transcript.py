@@ -64,8 +64,10 @@ class Transcript:
         return transcript
 
     def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
-        """The same memory under another model's tokenizer, as `restore` would make it. Raises
-        TemplateError."""
+        """The same memory under another model's tokenizer, as `restore` would make it; itself
+        under its own. Raises TemplateError."""
+        if chat is self.chat:
+            return self
         other = Transcript(chat, tokenizer_id, self.system_prompt)
         other.answered = self.answered
         for turn in self.turns:

@@ -7,7 +7,7 @@ import pytest
 from conversations import chat_model
 from makers import OpenSystem
 
-from kvactors.actors import Agent, InvalidInput, Reply, SaveFailed, Sampling
+from kvactors.actors import Agent, InvalidInput, Reply, Sampling, SaveFailed
 from kvactors.actors.testing import FailingFiles, FaultyModel
 from kvactors.core.conversation import answered
 from kvactors.core.conversation.answered import AnsweredRequests
