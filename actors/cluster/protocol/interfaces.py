@@ -14,10 +14,17 @@ Record = Mapping[str, Any]
 class Transport(Protocol):
     """To other nodes, and to the directory."""
 
-    async def call(self, to: str, method: str, record: Record) -> Record:
+    async def call(
+        self, to: str, method: str, record: Record, *, within: float | None = None
+    ) -> Record:
         """What the node `to` ("directory" is one too) answers to `method` of `record`. Raises
-        Unreachable where nobody knows whether it arrived, and the ClusterError it was answered
-        with."""
+        Unreachable where nobody knows whether it arrived, or `within` seconds are over (None: as
+        long as the connection lasts), and the ClusterError it was answered with."""
+        ...
+
+    def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
+        """The items that `to` answers with, in order, until it is done. Raises as `call` does, at
+        any item. Closing it early ends what is done for it, or not: nobody relies on that."""
         ...
 
 
@@ -42,6 +49,11 @@ class Journal(Protocol):
 
     async def append(self, record: Record) -> None:
         """Write one; synced on return. Raises OSError: then it may be there or not."""
+        ...
+
+    async def replace(self, records: list[Record]) -> None:
+        """These instead of all that is there, at once (a new file, renamed); synced on return.
+        Raises OSError: then it is the one or the other."""
         ...
 
 
@@ -73,7 +85,8 @@ class Host(Protocol):
     ) -> Record:
         """Take one turn, `request["id"]` in its ledger record, or give the answer of the one with
         that id that is in the ledger. Returns when the answer is there and its record is synced
-        here; `on_tokens` is called on the loop with tokens and their text as they come."""
+        here; `on_tokens` is called on the loop with tokens and their text as they come. What else
+        stands in `request` (an ask, an observation, a message) is the host's own business."""
         ...
 
     async def records(self, agent: str, start: int) -> list[bytes]:
@@ -106,6 +119,10 @@ class Host(Protocol):
 
     async def forget(self, agent: str) -> None:
         """Delete all of it. Idempotent. Raises OSError."""
+        ...
+
+    async def knows(self, agent: str, request: str) -> bool:
+        """Whether its ledger has a record of the request with this id. Served or not."""
         ...
 
     def load(self) -> Record:

@@ -1,0 +1,180 @@
+"""What a cluster refuses or cannot do. Each passes between machines as a plain record.
+
+ClusterError
+├── Unreachable       nobody knows whether it was done
+├── NotOwner          the agent is another node's, or nobody's just now
+├── StaleEpoch        what was asked for belongs to an epoch that is over
+├── LeaseLost         the node may not answer for its agents until its lease is renewed
+├── Fenced            this incarnation of a node is over: join again
+├── LedgerGap         records between those that are here and those that came are missing
+├── AgentMoving       it will be elsewhere in a moment
+├── AgentUnavailable  the nodes that have its ledger are all away
+├── UnknownAgent      nobody has spawned it
+├── AgentExists       it was spawned with other options
+├── UnknownNode       no node of that name has joined
+├── NoRoom            no node may take it
+├── TurnLost          its answer was given, and its record died with its only node
+├── Unanswered        the deadline came first; the request may be taken yet, never twice
+├── WrongRecord       a record of another version, or of a wrong shape
+└── HostFailed        what the agent's system raised; `kind` is its name there
+"""
+
+from typing import Any, ClassVar, Self
+
+from kvactors.core.errors import KvactorsError
+
+__all__ = [
+    "AgentExists",
+    "AgentMoving",
+    "AgentUnavailable",
+    "ClusterError",
+    "Fenced",
+    "HostFailed",
+    "LeaseLost",
+    "LedgerGap",
+    "NoRoom",
+    "NotOwner",
+    "StaleEpoch",
+    "TurnLost",
+    "Unanswered",
+    "UnknownAgent",
+    "UnknownNode",
+    "Unreachable",
+    "WrongRecord",
+]
+
+
+class ClusterError(KvactorsError):
+    """Root of them. `fields` are plain, and `rule` says with them what was broken."""
+
+    rule: ClassVar[str] = "the cluster cannot do this"
+    codes: ClassVar[dict[str, type["ClusterError"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.codes[cls.__name__] = cls
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(self.rule.format_map(_Shown(fields)))
+        self.fields = fields
+
+    @property
+    def code(self) -> str:
+        """Its name on the wire."""
+        return type(self).__name__
+
+    def to_record(self) -> dict[str, Any]:
+        """What crosses."""
+        return {"code": self.code, "fields": self.fields}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "ClusterError":
+        """The error again, of the root's own kind where the code is a newer version's."""
+        return cls.codes.get(record["code"], ClusterError)(**record["fields"])
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """What crosses for an error that is none of these."""
+        return cls(kind=type(error).__name__, message=str(error))
+
+
+class Unreachable(ClusterError):
+    """Nobody knows whether it was done."""
+
+    rule = "{to} did not answer to {method}: it may have been done or not"
+
+
+class NotOwner(ClusterError):
+    """The agent is another node's, or nobody's just now."""
+
+    rule = "{node} does not own {agent!r}"
+
+
+class StaleEpoch(ClusterError):
+    """What was asked for belongs to an epoch that is over."""
+
+    rule = "epoch {epoch} of {agent!r} is over: {held} has begun"
+
+
+class LeaseLost(ClusterError):
+    """The node may not answer for its agents until its lease is renewed."""
+
+    rule = "{node} holds no lease: it answers for no agent until the directory renews it"
+
+
+class Fenced(ClusterError):
+    """This incarnation of a node is over: join again."""
+
+    rule = "incarnation {incarnation} of {node} is over, {held} is the last: join again"
+
+
+class LedgerGap(ClusterError):
+    """Records between those that are here and those that came are missing."""
+
+    rule = "the ledger of {agent!r} has {have} records here"
+
+
+class AgentMoving(ClusterError):
+    """It will be elsewhere in a moment."""
+
+    rule = "{agent!r} is moving: ask again"
+
+
+class AgentUnavailable(ClusterError):
+    """The nodes that have its ledger are all away."""
+
+    rule = "{agent!r} is stored on {nodes}, which are away: it answers when one of them is back"
+
+
+class UnknownAgent(ClusterError):
+    """Nobody has spawned it."""
+
+    rule = "there is no agent {agent!r}: spawn it"
+
+
+class AgentExists(ClusterError):
+    """It was spawned with other options."""
+
+    rule = "there is an agent {agent!r} with other options"
+
+
+class UnknownNode(ClusterError):
+    """No node of that name has joined."""
+
+    rule = "no node {node!r} has joined"
+
+
+class NoRoom(ClusterError):
+    """No node may take it."""
+
+    rule = "no node may take {agent!r}: {nodes} have joined, the others are away or drained"
+
+
+class TurnLost(ClusterError):
+    """Its answer was given, and its record died with its only node."""
+
+    rule = "request {request!r} of {agent!r} was answered, and lost before it was durable"
+
+
+class Unanswered(ClusterError):
+    """The deadline came first; the request may be taken yet, never twice."""
+
+    rule = "{agent!r} gave no answer in {seconds} s; the last reason: {reason}"
+
+
+class WrongRecord(ClusterError):
+    """A record of another version, or of a wrong shape."""
+
+    rule = "{reason}"
+
+
+class HostFailed(ClusterError):
+    """What the agent's system raised; `kind` is its name there."""
+
+    rule = "{kind}: {message}"
+
+
+class _Shown(dict[str, Any]):
+    """Fields that an older version left out are shown as such."""
+
+    def __missing__(self, name: str) -> str:
+        return f"({name})"

@@ -1,0 +1,84 @@
+"""What the directory knows, as frozen records that pass between machines as plain ones."""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from kvactors.actors.cluster.protocol.errors import WrongRecord
+from kvactors.actors.cluster.protocol.interfaces import Record
+
+__all__ = ["Member", "Move", "Place", "Plain", "Settings"]
+
+
+class Plain:
+    """A dataclass that is a plain record on the wire. Strict: what it does not know is refused."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Its fields by name."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Again. Raises WrongRecord."""
+        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        if set(record) != names:
+            odd = sorted(set(record) ^ names)
+            raise WrongRecord(reason=f"{cls.__name__} with unknown or missing fields: {odd}")
+        return cls(**record)
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Plain):
+    """Where an agent lives. Any change of it is a new epoch."""
+
+    agent: str
+    node: str
+    """Who owns it ..."""
+    incarnation: int
+    """... while this incarnation of the node lasts; 0: any that claims it."""
+    epoch: int
+    replica: str | None
+    """Who has all records that were called durable."""
+    group: str | None
+    """Agents that share a beginning, and so memory, where they are together."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What `spawn` was given, for the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Plain):
+    """A node that joined once."""
+
+    node: str
+    incarnation: int
+    fenced: bool = False
+    """This incarnation is over."""
+    draining: bool = False
+    """It gives away what it has, and gets no more."""
+    load: dict[str, Any] = field(default_factory=dict)
+    """What its host's `load` said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Plain):
+    """That an agent shall live on `target`: kept until it does, or cannot."""
+
+    agent: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of a cluster; the same on all of its nodes."""
+
+    lease: float = 3.0
+    """Seconds for which a node may answer without hearing of the directory."""
+    skew: float = 0.01
+    """By which part a clock may go too fast or too slow."""
+    call: float = 1.0
+    """Seconds after which an answer of another node is waited for no more, a turn's apart."""
+    durable: str = "two"
+    """On how many nodes a turn is synced before it is called durable: "one" or "two"."""
+    served: int = 10_000
+    """Agents of a node that are in memory at once."""
+    moves: int = 4
+    """Moves under way at once."""

@@ -1,0 +1,67 @@
+"""What crosses between machines: msgpack of plain records, with a version. Never a pickle."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgpack
+
+from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed, WrongRecord
+from kvactors.actors.cluster.protocol.interfaces import Record
+
+__all__ = ["VERSION", "answered", "pack", "serve", "serve_stream", "unpack"]
+
+VERSION = 1
+
+
+def pack(record: Record) -> bytes:
+    """A record as it crosses."""
+    return bytes(msgpack.packb({"version": VERSION, "record": record}))
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """The record again. Raises WrongRecord where a newer or older kvactors packed it."""
+    try:
+        whole = msgpack.unpackb(data)
+        version, record = whole["version"], whole["record"]
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise WrongRecord(reason=f"not a record of a cluster: {error}") from error
+    if version != VERSION:
+        raise WrongRecord(
+            reason=f"record version {version}, this node speaks {VERSION}: run one release on all"
+        )
+    return dict(record)
+
+
+async def serve(
+    handle: Callable[[str, Record], Awaitable[Record]], method: str, data: bytes
+) -> bytes:
+    """What to send back for a call: an answer or an error, packed. `handle` is a Node's or a
+    Directory's."""
+    try:
+        return pack({"answer": await handle(method, unpack(data))})
+    except Exception as error:
+        return _failed(error)
+
+
+async def serve_stream(
+    stream: Callable[[str, Record], AsyncIterator[Record]], method: str, data: bytes
+) -> AsyncIterator[bytes]:
+    """The same for a stream: items packed one by one, an error as the last of them."""
+    try:
+        async for item in stream(method, unpack(data)):
+            yield pack({"answer": item})
+    except Exception as error:
+        yield _failed(error)
+
+
+def answered(data: bytes) -> dict[str, Any]:
+    """The answer in what came back, or raises the error."""
+    record = unpack(data)
+    if "error" in record:
+        raise ClusterError.from_record(record["error"])
+    return dict(record["answer"])
+
+
+def _failed(error: Exception) -> bytes:
+    known = error if isinstance(error, ClusterError) else HostFailed.of(error)
+    return pack({"error": known.to_record()})
