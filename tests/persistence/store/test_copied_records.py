@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from copies import KEY, OTHER, RECORDS, copy_all, filled, opened, part
-from store_saves import F1, RECORD, Unsynced, put
+from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
 from kvactors.persistence.errors import (
@@ -20,7 +20,6 @@ from kvactors.persistence.errors import (
 )
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.testing.doubles import (
-    CountingFiles,
     FailingFiles,
     PowerLossFiles,
 )
@@ -174,14 +173,7 @@ def test_what_was_set_aside_outlives_its_agent_and_what_is_set_aside_later(tmp_p
 
 
 def test_setting_aside_that_fails_or_is_cut_off_anywhere_loses_no_record(tmp_path: Path) -> None:
-    counting = CountingFiles(Unsynced())
-    filled(tmp_path / "count").close()
-    store = Store(tmp_path / "count", files=counting)
-    before = counting.met
-    store.records.set_aside("alice", 2)
-    operations = counting.met - before
-    assert operations > 10
-    for at, goes_on in product(range(operations), (False, True)):
+    for at, goes_on in product(range(100), (False, True)):
         root, disk = tmp_path / f"{at} {goes_on}", PowerLossFiles()
         files = FailingFiles(disk, at=at, sticky=True)
         files.armed = False
@@ -192,8 +184,10 @@ def test_setting_aside_that_fails_or_is_cut_off_anywhere_loses_no_record(tmp_pat
 
         with suppress(OSError):
             store.records.set_aside("alice", 2)
-        assert files.failed
         files.armed = False
+        if not files.failed:
+            assert at > 20
+            return
         if goes_on:
             put(store, Save("alice", ({"n": 9},), None, ()))
         store.close()
@@ -208,6 +202,7 @@ def test_setting_aside_that_fails_or_is_cut_off_anywhere_loses_no_record(tmp_pat
         again.records.set_aside("alice", 2)
         assert again.read_ledger("alice") == RECORDS[:2]
         again.close()
+    pytest.fail("it has more than 100 operations")
 
 
 def test_a_ledger_that_is_damaged_is_neither_copied_nor_appended_to(tmp_path: Path) -> None:
