@@ -1,16 +1,14 @@
 """Who owns an agent, and what may be acknowledged: no threads, no clock, no disk, no Ray
 of its own. All of these are given (`interfaces.py`), so that a test decides what fails and when.
 
-    Directory(transport, clock, journal, settings)        "directory" for a Transport
-    Node(name, transport, clock, journal, host, settings)
-    Client(transport, clock, settings, name)              no server: of whoever asks
+    directory/server.py  Directory(transport, clock, journal, settings)
+    node/server.py       Node(name, transport, clock, journal, host, settings=settings)
+    client.py            Client(transport, clock, settings)
 
-Both servers have `async run()` (their rounds, until it is cancelled) and `async handle(method,
-record) -> record`; a node has `stream(method, record)` for turns besides. An adapter carries
-`pack(record)` there and back through `wire.serve` and `wire.answered`.
-
-    directory: join renew find claim spawn offer name move moves drain nodes agents forget stats
-    node:      turn read confirm align replicate digests piece release mend load
+Both servers have `async run()` (their rounds, until it is cancelled; the directory's raises when its
+disk failed: start another) and `async handle(method, record) -> record`; a node has `stream(method,
+record)` for turns besides. An adapter carries `wire.pack(record)` there, and back what `wire.serve`
+makes of it, for `wire.answered`. A Transport's name for the directory is "directory".
 
 A client has, `seconds` being for how long it tries again by itself:
 

@@ -40,6 +40,8 @@ class Place(Plain):
     """Who has all records that were called durable."""
     group: str | None
     """Agents that share a beginning, and so memory, where they are together."""
+    born: int
+    """The epoch it was spawned in."""
     options: dict[str, Any] = field(default_factory=dict)
     """What `spawn` was given, for the host."""
 
@@ -54,8 +56,6 @@ class Member(Plain):
     """This incarnation is over."""
     draining: bool = False
     """It gives away what it has, and gets no more."""
-    load: dict[str, Any] = field(default_factory=dict)
-    """What its host's `load` said last."""
 
 
 @dataclass(frozen=True, slots=True)

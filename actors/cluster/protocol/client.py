@@ -1,0 +1,166 @@
+"""Whoever asks: finds an agent's owner, and asks again, with the same request, while it may."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kvactors.actors.cluster.protocol.errors import (
+    AgentMoving,
+    AgentUnavailable,
+    ClusterError,
+    Fenced,
+    LeaseLost,
+    LedgerGap,
+    NoRoom,
+    NotOwner,
+    StaleEpoch,
+    TurnLost,
+    Unanswered,
+    Unreachable,
+)
+from kvactors.actors.cluster.protocol.interfaces import Clock, Record, Transport
+from kvactors.actors.cluster.protocol.records import Place, Settings
+
+__all__ = ["PASSING", "Client"]
+
+PASSING = (
+    AgentMoving,
+    AgentUnavailable,
+    Fenced,
+    LeaseLost,
+    LedgerGap,
+    NoRoom,
+    NotOwner,
+    StaleEpoch,
+    Unreachable,
+)
+"""What is over when it is tried again, a little later."""
+
+FIRST_WAIT = 0.02
+LONGEST_WAIT = 1.0
+
+
+class Client:
+    """Any number of calls at once, on one loop. A request is taken once however often it is sent,
+    as its "id" is in its ledger record."""
+
+    def __init__(self, transport: Transport, clock: Clock, settings: Settings) -> None:
+        self._transport, self._clock, self._settings = transport, clock, settings
+        self._owners: dict[str, str] = {}
+
+    async def spawn(self, agent: str, options: Record, group: str | None, seconds: float) -> Place:
+        """A new agent's place, or of the one that there is. Raises AgentExists if that was spawned
+        with other `options` or of another `group`, Unanswered after `seconds`."""
+        record = {"agent": agent, "options": options, "group": group}
+        return Place.from_record(await self.ask("spawn", record, seconds))
+
+    async def turn(self, agent: str, request: Record, seconds: float) -> dict[str, Any]:
+        """One turn of `agent`: its "answer", whether it is "durable", "epoch" and "node"."""
+        record = {"agent": agent, "request": request}
+        return await self._of_owner(agent, "turn", record, seconds)
+
+    async def stream(
+        self, agent: str, request: Record, seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The same in items, as `Node.stream` gives them. Where the first try broke off, the tokens
+        of the next may begin again: those of an item with "again" are the first of the answer."""
+        record = {"agent": agent, "request": request}
+        trying = _Tries(self._clock, agent, seconds)
+        given = False
+        while not given:
+            try:
+                owner = await self._owner(agent)
+                async for item in self._transport.stream(owner, "turn", record):
+                    given = given or "answer" in item
+                    yield dict(item)
+                return
+            except PASSING as error:
+                self._owners.pop(agent, None)
+                if not given:
+                    yield {"again": True}
+                await trying.wait(error)
+        yield {"durable": await self.confirm(agent, request["id"], trying.left())}
+
+    async def confirm(self, agent: str, request: str, seconds: float) -> bool:
+        """Whether a turn that was answered is durable by now. Raises TurnLost if it never will."""
+        record = {"agent": agent, "request": request}
+        answer = await self._of_owner(agent, "confirm", record, seconds)
+        if not answer["known"]:
+            raise TurnLost(agent=agent, request=request)
+        return bool(answer["durable"])
+
+    async def read(self, agent: str, start: int, seconds: float) -> dict[str, Any]:
+        """The "records" of its ledger from the `start`-th on, and the "epoch": no turn is missing
+        that was acknowledged to anyone before this was called."""
+        return await self._of_owner(agent, "read", {"agent": agent, "start": start}, seconds)
+
+    async def ask(self, method: str, record: Record, seconds: float) -> dict[str, Any]:
+        """What the directory answers."""
+        trying = _Tries(self._clock, "the directory", seconds)
+        while True:
+            try:
+                return await self._directory(method, record)
+            except PASSING as error:
+                await trying.wait(error)
+
+    async def _of_owner(
+        self, agent: str, method: str, record: Record, seconds: float
+    ) -> dict[str, Any]:
+        trying = _Tries(self._clock, agent, seconds)
+        while True:
+            try:
+                return await self._while_owner(agent, await self._owner(agent), method, record)
+            except PASSING as error:
+                self._owners.pop(agent, None)
+                await trying.wait(error)
+
+    async def _owner(self, agent: str) -> str:
+        if agent not in self._owners:
+            self._owners[agent] = (await self._directory("find", {"agent": agent}))["node"]
+        return self._owners[agent]
+
+    async def _while_owner(
+        self, agent: str, owner: str, method: str, record: Record
+    ) -> dict[str, Any]:
+        """A turn may take long, and a node that stands still gives no sign: the directory is asked
+        now and then whether it is worth while to wait."""
+        call = asyncio.ensure_future(self._transport.call(owner, method, record))
+        try:
+            while not await self._done_soon(call):
+                if (await self._directory("find", {"agent": agent}))["node"] != owner:
+                    raise NotOwner(agent=agent, node=owner)
+            return dict(await call)
+        finally:
+            call.cancel()
+
+    async def _done_soon(self, call: asyncio.Future[Record]) -> bool:
+        waiting = asyncio.ensure_future(self._clock.sleep(self._settings.lease))
+        try:
+            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        return call.done()
+
+    async def _directory(self, method: str, record: Record) -> dict[str, Any]:
+        answer = await self._transport.call("directory", method, record, within=self._settings.call)
+        return dict(answer)
+
+
+class _Tries:
+    """Until when to try again, and how long to wait before."""
+
+    def __init__(self, clock: Clock, what: str, seconds: float) -> None:
+        self._clock, self._what, self._seconds = clock, what, seconds
+        self._until = clock.now() + seconds
+        self._wait = FIRST_WAIT
+
+    def left(self) -> float:
+        """Seconds."""
+        return self._until - self._clock.now()
+
+    async def wait(self, error: ClusterError) -> None:
+        """Return when it is time to try again. Raises Unanswered when it is too late for that."""
+        if self.left() <= self._wait:
+            raise Unanswered(agent=self._what, seconds=self._seconds, reason=str(error)) from error
+        await self._clock.sleep(self._wait)
+        self._wait = min(2 * self._wait, LONGEST_WAIT)

@@ -1,0 +1,118 @@
+"""What the directory must not forget, over its journal."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from kvactors.actors.cluster.protocol.errors import Unreachable
+from kvactors.actors.cluster.protocol.interfaces import Journal, Record
+from kvactors.actors.cluster.protocol.records import Member, Move, Place
+
+__all__ = ["Registry", "next_epoch"]
+
+# A journal is written anew where it has so many times the records that its state needs.
+WASTE = 4
+
+
+class Registry:
+    """Places, members and moves. `note` writes a change and then makes it: nothing is acted upon
+    that a restart would not know.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.places: dict[str, Place] = {}
+        self.members: dict[str, Member] = {}
+        self.moves: dict[str, Move] = {}
+        self.gone: dict[str, int] = {}
+        self.broken: OSError | None = None
+        self._length = 0
+        for record in journal.load():
+            self._make(record)
+            self._length += 1
+
+    async def note(
+        self,
+        *,
+        places: Iterable[Place] = (),
+        members: Iterable[Member] = (),
+        moves: Iterable[Move] = (),
+        moved: Iterable[str] = (),
+        gone: Iterable[str] = (),
+    ) -> None:
+        """All of these at once. `moved`: these moves are over; `gone`: forget these agents.
+
+        Raises Unreachable where the disk failed: the change may be on it or not, so from then on
+        nothing is answered until a restart has read what is there.
+        """
+        change = {
+            "places": [place.to_record() for place in places],
+            "members": [member.to_record() for member in members],
+            "moves": [move.to_record() for move in moves],
+            "moved": list(moved),
+            "gone": [[agent, self.places[agent].epoch] for agent in gone],
+        }
+        self.check()
+        try:
+            await self._journal.append({key: value for key, value in change.items() if value})
+        except OSError as error:
+            self.broken = error
+        self.check()
+        self._make(change)
+        self._length += 1
+
+    def check(self) -> None:
+        """Raises Unreachable after the disk has failed."""
+        if self.broken is not None:
+            raise Unreachable(to="directory", method=f"its journal ({self.broken})")
+
+    async def compact(self) -> None:
+        """Write the journal anew if most of it is of the past. Nothing else is noted meanwhile."""
+        size = len(self.places) + len(self.members) + len(self.moves) + len(self.gone)
+        if self._length > WASTE * size + 100:
+            state = self._state()
+            try:
+                await self._journal.replace(state)
+            except OSError as error:
+                self.broken = error
+            self.check()
+            self._length = len(state)
+
+    def alive(self, node: str | None) -> bool:
+        """Whether the node's last incarnation is not over, as far as is known."""
+        member = self.members.get(node or "")
+        return member is not None and not member.fenced
+
+    def takes(self, node: str) -> bool:
+        """Whether an agent may be brought there."""
+        return self.alive(node) and not self.members[node].draining
+
+    def _state(self) -> list[Record]:
+        places = [{"places": [place.to_record()]} for place in self.places.values()]
+        members = [{"members": [member.to_record()]} for member in self.members.values()]
+        moves = [{"moves": [move.to_record()]} for move in self.moves.values()]
+        return [{"epochs": self.gone}, *members, *places, *moves]
+
+    def _make(self, change: Record) -> None:
+        self.gone.update(change.get("epochs", {}))
+        for agent, epoch in change.get("gone", ()):
+            self.places.pop(agent, None)
+            self.moves.pop(agent, None)
+            self.gone[agent] = epoch
+        for place in _each(change, "places", Place):
+            self.places[place.agent] = place
+        for member in _each(change, "members", Member):
+            self.members[member.node] = member
+        for move in _each(change, "moves", Move):
+            self.moves[move.agent] = move
+        for agent in change.get("moved", ()):
+            self.moves.pop(agent, None)
+
+
+def _each(change: Record, name: str, kind: Any) -> list[Any]:
+    return [kind.from_record(record) for record in change.get(name, ())]
+
+
+def next_epoch(place: Place, **changes: Any) -> Place:
+    """The place, changed: in a new epoch."""
+    return replace(place, epoch=place.epoch + 1, **changes)

@@ -1,0 +1,47 @@
+"""What a node must not forget: which incarnation it is, and the epochs it promised to heed."""
+
+from kvactors.actors.cluster.protocol.interfaces import Journal
+
+__all__ = ["Notes"]
+
+# The journal is written anew where it has so many times the records that are needed.
+WASTE = 4
+
+
+class Notes:
+    """Over the node's journal. What is noted is on disk before anyone acts upon it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._promises: dict[str, int] = {}
+        self.incarnation = 0
+        self._length = 0
+        for record in journal.load():
+            self._length += 1
+            self.incarnation = max(self.incarnation, record.get("incarnation", 0))
+            for agent, epoch in record.get("promises", {}).items():
+                self._promises[agent] = max(epoch, self.promised(agent))
+
+    def promised(self, agent: str) -> int:
+        """The highest epoch of the agent that this node has owned or been replica in."""
+        return self._promises.get(agent, 0)
+
+    async def promise(self, agent: str, epoch: int) -> None:
+        """From now on, for ever, no lower epoch. Raises OSError."""
+        if epoch > self.promised(agent):
+            await self._journal.append({"promises": {agent: epoch}})
+            self._promises[agent] = max(epoch, self.promised(agent))
+            self._length += 1
+
+    async def incarnate(self, above: int) -> None:
+        """A new incarnation, above this one and the one given. Raises OSError."""
+        incarnation = max(self.incarnation, above) + 1
+        await self._journal.append({"incarnation": incarnation})
+        self.incarnation = incarnation
+
+    async def compact(self) -> None:
+        """Write the journal anew if most of it is of the past. Raises OSError."""
+        if self._length > WASTE * len(self._promises) + 100:
+            state = {"incarnation": self.incarnation, "promises": self._promises}
+            await self._journal.replace([state])
+            self._length = 1

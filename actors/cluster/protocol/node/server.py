@@ -1,0 +1,236 @@
+"""A node: it serves the agents that are its own, and keeps replicas of others'."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from kvactors.actors.cluster.protocol.errors import (
+    ClusterError,
+    Fenced,
+    NotOwner,
+    StaleEpoch,
+    UnknownNode,
+    WrongRecord,
+)
+from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Journal, Record, Transport
+from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.node.copier import Peer
+from kvactors.actors.cluster.protocol.node.lease import Lease
+from kvactors.actors.cluster.protocol.node.notes import Notes
+from kvactors.actors.cluster.protocol.node.owner import Held, Owner
+from kvactors.actors.cluster.protocol.node.replica import Replica, digests
+from kvactors.actors.cluster.protocol.node.serving import Serving
+from kvactors.actors.cluster.protocol.node.sweep import Sweep
+from kvactors.actors.cluster.protocol.records import Settings
+
+__all__ = ["Node"]
+
+Emit = Callable[[dict[str, Any]], object]
+
+
+class Node:
+    """`run` keeps its lease; `handle` and `stream` answer calls, on the same loop.
+
+    Of one agent one thing is done at a time; different agents do not wait for each other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: Transport,
+        clock: Clock,
+        journal: Journal,
+        host: Host,
+        *,
+        settings: Settings,
+    ) -> None:
+        self.name = name
+        self._transport, self._clock, self._host = transport, clock, host
+        self._settings = settings
+        self._notes = Notes(journal)
+        self._locks = Locks()
+        self._owner = Owner(name, transport, clock, host, self._notes, settings)
+        self._serving = Serving(host, self._locks, settings.served)
+        self._replica = Replica(host, self._notes, self._locks, self._give_up)
+        self._sweep = Sweep(name, transport, host, self._notes, self._locks)
+        self._turns: set[asyncio.Task[dict[str, Any]]] = set()
+        host.on_saved(self._follow)
+        self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
+            "turn": self._turn,
+            "read": self._read,
+            "confirm": self._confirm,
+            "mend": self._mend,
+            "release": self._release,
+            "retire": self._retire,
+            "prefix": self._prefix,
+            "align": self._replica.align,
+            "replicate": self._replica.replicate,
+            "digests": self._replica.digests,
+            "piece": self._replica.piece,
+        }
+
+    async def handle(self, method: str, record: Record) -> Record:
+        """Answer a call."""
+        if method not in self._methods:
+            raise WrongRecord(reason=f"a node has no method {method!r}")
+        return await self._methods[method](record)
+
+    async def stream(self, method: str, record: Record) -> AsyncIterator[Record]:
+        """Answer a call item by item: tokens as they come, the answer, whether it is durable."""
+        if method != "turn":
+            raise WrongRecord(reason=f"a node has no stream {method!r}")
+        items: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        # It goes on where nobody listens any more: it may be in the ledger already.
+        turn = asyncio.create_task(self._turn(record, items.put_nowait))
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        turn.add_done_callback(lambda _: items.put_nowait(None))
+        while (item := await items.get()) is not None:
+            yield item
+        yield {"durable": (await turn)["durable"]}
+
+    async def run(self) -> None:
+        """Join, renew, sweep, until cancelled."""
+        with suppress(OSError):
+            await self._notes.compact()
+        beats = 0
+        while True:
+            with suppress(ClusterError, OSError):
+                await self._beat()
+                beats += 1
+                if beats % 6 == 2:
+                    await self._sweep.round()
+            await self._clock.sleep(self._settings.lease / 4)
+
+    # The lease
+
+    async def _beat(self) -> None:
+        if self._owner.lease is None or self._owner.lease.over:
+            await self._join()
+        lease = self._owner.lease
+        assert lease is not None
+        sent = self._clock.now()
+        load = self._host.load()
+        record = {
+            "node": self.name,
+            "incarnation": lease.incarnation,
+            "load": {"bytes": load["bytes"], "waiting": load["waiting"]},
+        }
+        try:
+            await self._directory("renew", record)
+            lease.renewed(sent)
+        except (Fenced, UnknownNode):
+            lease.over = True
+            raise
+
+    async def _join(self) -> None:
+        """A new incarnation; what was claimed under the last is let go of first."""
+        await self._notes.incarnate(self._notes.incarnation)
+        while True:
+            record = {"node": self.name, "incarnation": self._notes.incarnation}
+            lease = Lease(self.name, self._notes.incarnation, self._clock, self._settings)
+            sent = self._clock.now()
+            try:
+                await self._directory("join", record)
+            except Fenced as error:
+                await self._notes.incarnate(error.fields["held"])
+                continue
+            lease.renewed(sent)
+            self._owner.begin(lease)
+            return
+
+    # As owner
+
+    async def _turn(self, record: Record, emit: Emit | None = None) -> dict[str, Any]:
+        agent, request = record["agent"], record["request"]
+        async with self._locks.of(agent):
+            held = await self._owner.own(agent)
+            await self._serving.begin(agent, held.place.options)
+            answer = await self._host.turn(agent, request, emit and _tokens_to(emit))
+            held.lease.check()
+            given = self._given(held, answer)
+            if emit is not None:
+                emit(given)
+            durable = await self._owner.commit(held)
+            held.lease.check()
+            return {**self._given(held, answer), "durable": durable}
+
+    def _given(self, held: Held, answer: Record) -> dict[str, Any]:
+        return {"answer": answer, "durable": None, "epoch": held.place.epoch, "node": self.name}
+
+    async def _read(self, record: Record) -> Record:
+        """What the ledger has, by now: no lock, so that a long turn does not hinder it."""
+        agent = record["agent"]
+        if (held := self._owner.current(agent)) is None:
+            async with self._locks.of(agent):
+                held = await self._owner.own(agent)
+        records = await self._host.records(agent, record["start"])
+        held.lease.check()
+        if self._owner.current(agent) is not held:
+            raise NotOwner(agent=agent, node=self.name)
+        return {"records": records, "epoch": held.place.epoch}
+
+    async def _confirm(self, record: Record) -> Record:
+        agent = record["agent"]
+        async with self._locks.of(agent):
+            held = await self._owner.own(agent)
+            known = await self._host.knows(agent, record["request"])
+            durable = known and await self._owner.commit(held)
+            held.lease.check()
+        return {"known": known, "durable": durable}
+
+    async def _mend(self, record: Record) -> Record:
+        """Make a new replica instead of `lost`, unless that was done."""
+        agent, lost = record["agent"], record["lost"]
+        async with self._locks.of(agent):
+            held = await self._owner.own(agent)
+            if held.place.replica == lost:
+                await self._owner.replace(held, lost)
+        return {}
+
+    async def _release(self, record: Record) -> Record:
+        """Let go of an agent, and bring `target` all of it. What it is asked here from now on has
+        to be claimed anew, and that is in another epoch than the one in which it moves."""
+        agent, epoch = record["agent"], record["epoch"]
+        async with self._locks.of(agent):
+            await self._let_go(agent, epoch)
+            peer = Peer(agent, record["target"], epoch)
+            await self._owner.copier.catch_up(peer)
+            await self._owner.copier.send_pieces(peer)
+        return {}
+
+    async def _retire(self, record: Record) -> Record:
+        """Let go of an agent that shall be forgotten."""
+        async with self._locks.of(record["agent"]):
+            await self._let_go(record["agent"], record["epoch"])
+        return {}
+
+    async def _let_go(self, agent: str, epoch: int) -> None:
+        if (held := self._notes.promised(agent)) > epoch:
+            raise StaleEpoch(agent=agent, epoch=epoch, held=held)
+        await self._notes.promise(agent, epoch)
+        await self._give_up(agent)
+
+    async def _give_up(self, agent: str) -> None:
+        """With its lock held: it is not this node's, nor in its memory."""
+        self._owner.drop(agent)
+        await self._serving.end(agent)
+
+    async def _prefix(self, record: Record) -> Record:
+        """What another node compares its copy with."""
+        return {"digests": digests(await self._host.records(record["agent"], 0))}
+
+    async def _follow(self, agent: str) -> None:
+        """Its KV was written: the replica gets it too, in the background."""
+        with suppress(ClusterError, OSError):
+            held = self._owner.current(agent)
+            if held is not None and held.peer is not None and held.peer.have is not None:
+                await self._owner.copier.send_pieces(held.peer)
+
+    async def _directory(self, method: str, record: Record) -> Record:
+        return await self._transport.call("directory", method, record, within=self._settings.call)
+
+
+def _tokens_to(emit: Emit) -> Callable[[list[int], str], object]:
+    return lambda tokens, text: emit({"tokens": tokens, "text": text})

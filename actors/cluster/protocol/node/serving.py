@@ -1,0 +1,37 @@
+"""Which agents of a node are in memory: begun when they are needed, ended when others are."""
+
+from kvactors.actors.cluster.protocol.interfaces import Host, Record
+from kvactors.actors.cluster.protocol.locks import Locks
+
+__all__ = ["Serving"]
+
+
+class Serving:
+    """At most `limit` of them, but for those that are busy; least recently used go first."""
+
+    def __init__(self, host: Host, locks: Locks, limit: int) -> None:
+        self._host, self._locks, self._limit = host, locks, limit
+        # In the order of their use.
+        self._served: dict[str, None] = {}
+
+    async def begin(self, agent: str, options: Record) -> None:
+        """With its lock held: it is in memory."""
+        if agent not in self._served:
+            await self._host.begin(agent, options)
+        self._served.pop(agent, None)
+        self._served[agent] = None
+        await self._end_idle()
+
+    async def end(self, agent: str) -> None:
+        """With its lock held: it is not."""
+        await self._host.end(agent)
+        self._served.pop(agent, None)
+
+    async def _end_idle(self) -> None:
+        for agent in list(self._served):
+            if len(self._served) <= self._limit:
+                return
+            # Nobody has its lock, so it is had at once.
+            if not self._locks.busy(agent):
+                async with self._locks.of(agent):
+                    await self.end(agent)
