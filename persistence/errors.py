@@ -14,6 +14,8 @@ Pure: any thread.
         │   └── WrongKey             the store was encrypted with another key
         ├── AgentExists          a fork or an import would overwrite an agent
         ├── AgentNotStored       there is no agent of that id
+        ├── RecordGap            copies of records do not continue a ledger
+        ├── RecordsPart          a copy of a record is not what the ledger has in its place
         ├── SaveFailed           what was to be saved was not; what went wrong is in `__cause__`
         │   ├── KvGap                segments do not continue what is stored
         │   └── MaxDiskExceeded      KV does not fit under max_disk
@@ -49,6 +51,8 @@ __all__ = [
     "MaxDiskExceeded",
     "ModelMismatch",
     "NewerFormat",
+    "RecordGap",
+    "RecordsPart",
     "SaveFailed",
     "SegmentUnreadable",
     "StorageError",
@@ -180,6 +184,28 @@ class AgentNotStored(StorageError):
             "(`kvactors agents` lists them), or save it first"
         )
         self.agent_id = agent_id
+
+
+class RecordGap(StorageError):
+    """Copies of records do not continue a ledger, which has `have`."""
+
+    def __init__(self, agent_id: str, have: int, start: int) -> None:
+        super().__init__(
+            f"records from the {start}-th on do not continue the ledger of {agent_id!r}, which has "
+            f"{have}: copy them from there"
+        )
+        self.have = have
+
+
+class RecordsPart(StorageError):
+    """A ledger and copies of another one are not the same in record `place`."""
+
+    def __init__(self, agent_id: str, place: int) -> None:
+        super().__init__(
+            f"record {place} of {agent_id!r} says something else here than its copy: set the "
+            "records from there on aside before others are stored in their place"
+        )
+        self.place = place
 
 
 class MaxDiskExceeded(SaveFailed):

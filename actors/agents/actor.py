@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvactors.actors.agents.planner import Planner, Running, warn_if_nearly_full
+from kvactors.actors.agents.recorded import answer_again
 from kvactors.actors.agents.request_builder import (
     log_answer,
     log_prompt,
@@ -18,11 +19,13 @@ from kvactors.actors.agents.request_builder import (
 )
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.runtime.dispatcher import SystemActor, handles
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.messages_agent import (
     Adopt,
     Ask,
     CancelTurn,
     Fork,
+    Leave,
     Pause,
     Prefetch,
     Rewind,
@@ -35,7 +38,6 @@ from kvactors.core.conversation.rewind import cut_at_token, cut_turns
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
-from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Aborted, Begun, Finished, Tokens
 from kvactors.core.schedule.request import Request
 
@@ -64,6 +66,7 @@ class AgentActor(SystemActor):
         self.agent_id = agent_id
         self.transcript = transcript
         self.services = services
+        self.deactivated = False
         self._running: Running | None = None
         self._warned = False
         # The first turn to begin is cancelled if it was asked before this.
@@ -95,6 +98,10 @@ class AgentActor(SystemActor):
         cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
+        answer = self.transcript.answered.get(ask.turn.request_id)
+        if answer is not None:
+            answer_again(ask, answer, self.transcript.chat, self.services)
+            return
         self._run(ask, lambda: self._planner().first(ask))
         if cancelled:
             self._cancel(CancelTurn(ask.ticket))
@@ -124,7 +131,7 @@ class AgentActor(SystemActor):
     def _planner(self) -> Planner:
         """Plans turns under the model that is loaded. Raises TemplateError."""
         model, isolated = self.services.model, self.services.isolated
-        self.transcript = _under(self.transcript, model)
+        self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
         return Planner(
             self.agent_id, self.transcript, model.spec, self.context_policy, isolated=isolated
         )
@@ -190,7 +197,8 @@ class AgentActor(SystemActor):
         retokenized = retokenized_tokens(self.transcript, draft)
         if ask.turn.remembered:
             turns = [*draft.turns, *answer]
-            record = self.transcript.extend(turns, draft.keep, draft.system_prompt)
+            named = ask.turn.request_id
+            record = self.transcript.extend(turns, draft.keep, draft.system_prompt, named)
             self.services.save(self.agent_id, record, ask.ticket, finished.exported)
         else:
             ask.ticket.keep_nothing()
@@ -270,22 +278,23 @@ class AgentActor(SystemActor):
         if self._running is None:
             message.done.resolve(True)
 
+    @handles(Leave)
+    def _leave(self, message: Leave) -> None:
+        if not message.ticket.reply.done:
+            self._pause(Pause(ReplyFuture()))
+            message.ticket.keep_nothing()
+            message.ticket.resolve(None)
+
     @handles(Adopt)
     def _adopt(self, message: Adopt) -> None:
         self.services = replace(self.services, model=message.model)
         self._warned = False
         try:
-            self.transcript = _under(self.transcript, message.model)
+            model = message.model
+            self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
         except Exception as error:
             # Its turns fail with this until another model is loaded.
             logger.warning("agent %r cannot go on under this model: %s", self.agent_id, error)
         self._paused = None
         self.actor_inbox.open_to_prompts = self._running is None
         message.done.resolve(True)
-
-
-def _under(transcript: Transcript, model: ModelInfo) -> Transcript:
-    """A transcript under the model that is loaded. Raises TemplateError."""
-    if transcript.chat is model.chat:
-        return transcript
-    return transcript.under(model.chat, model.tokenizer_id)

@@ -71,6 +71,7 @@ class Agent:
         sampling: Sampling | None = None,
         timeout: float | None = None,
         priority: int = 0,
+        request_id: str | None = None,
     ) -> ReplyFuture[Reply]:
         """Take a turn; a pykka Future of its Reply.
 
@@ -90,6 +91,8 @@ class Agent:
         `sampling` says how to decode. `timeout` in seconds bounds the whole turn, queue included:
         past it the turn is undone and the future raises TurnTimeout. Where turns wait for room,
         one with a higher `priority` goes first, until another was passed over often enough.
+        A turn with a `request_id` (1 to 200 characters) is taken once: where the agent's ledger has
+        a turn of this id, its answer is given again (`reply.recorded`).
         Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull,
         SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
         MemoryExceeded, AdmissionFull or TurnFailed.
@@ -103,18 +106,29 @@ class Agent:
             sampling=sampling,
             timeout=timeout,
             priority=priority,
+            request_id=request_id,
         )
         return self._send(turn).reply
 
-    def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
-        """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._send(check_options(self.host.info, prompt, sampling=sampling))
+    def tell(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: Sampling | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Take a turn whose reply nobody waits for; it is remembered like any other. `prompt`,
+        `sampling` and `request_id` as of `ask`."""
+        options = check_options(self.host.info, prompt, sampling=sampling, request_id=request_id)
+        self._send(options)
 
-    def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
-        """Remember something without answering; prefilled after the turns of others.
+    def observe(
+        self, text: str, role: str = "user", *, request_id: str | None = None
+    ) -> ReplyFuture[Reply]:
+        """Remember a `text` without answering; prefilled after the turns of others.
 
         `role`: any that the model's chat template has; for another the future raises
-        TemplateError, and nothing is remembered.
+        TemplateError, and nothing is remembered. `request_id` as of `ask`.
 
         The future resolves when it is remembered; nobody has to wait for it.
         """
@@ -123,15 +137,15 @@ class Agent:
         if not isinstance(role, str) or not role:
             raise InvalidInput(f"role must be a non-empty string, not {role!r}")
         check_text("role", role)
-        turn = check_options(self.host.info, text)
+        turn = check_options(self.host.info, text, request_id=request_id)
         return self._send(replace(turn, role=role, answer=False)).reply
 
     def stream(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> ReplyStream:
-        """Take a turn as `ask` does, with the same options (messages, match, threshold,
-        sampling, timeout, priority), and iterate over its text as it is decoded; `.reply` at
-        the end.
+        """Take a turn as `ask` does, with the same options (messages, match, threshold, sampling,
+        timeout, priority, request_id), and iterate over its text as it is decoded; `.reply` at the
+        end.
 
         Leaving the loop early, or `close()`, cancels the turn.
         """

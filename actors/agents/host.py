@@ -74,9 +74,9 @@ class AgentHost:
             ticket.reject(error)
             raise
         if not accepted:
-            forgotten = gone(actor.agent_id)
-            ticket.reject(forgotten)
-            raise forgotten
+            left = gone(actor.agent_id, deactivated=actor.deactivated)
+            ticket.reject(left)
+            raise left
         if timeout is not None:
             # Weakly: a reply that arrived long ago is not kept for its deadline.
             late = weakref.ref(ticket)
@@ -84,8 +84,10 @@ class AgentHost:
         return ticket
 
 
-def gone(agent_id: str) -> SystemStopped:
-    """What a prompt to an agent that is no more fails with."""
+def gone(agent_id: str, *, deactivated: bool = False) -> SystemStopped:
+    """What a prompt to an agent that is no more, or is on disk alone, fails with."""
+    if deactivated:
+        return SystemStopped(f"agent {agent_id!r} was deactivated: spawn it again")
     return SystemStopped(f"agent {agent_id!r} was forgotten or stopped")
 
 

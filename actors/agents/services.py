@@ -64,6 +64,25 @@ class AgentServices:
             self.outstanding.end_save(ticket)
             message.reject()
 
+    def confirm(self, ticket: Ticket) -> None:
+        """Settle `durable` and `cached` of a ticket whose turn was saved before, or whose save is
+        under way: once all of its agent's turns are on disk, SaveFailed if it refuses them."""
+        if self.persistence is None:
+            ticket.keep_nothing()
+            return
+
+        def settle(done: ReplyFuture[bool]) -> None:
+            ticket.durable.follow(done)
+            ticket.cached.follow(done)
+
+        work = WithStore(lambda _: True, ticket.agent_id)
+        try:
+            self.persistence.ask(work, block=False).on_done(settle)
+        except ActorDeadError:
+            error = SaveFailed("the persistence actor is dead: nothing is saved any more")
+            ticket.durable.reject(error)
+            ticket.cached.reject(error)
+
     def fork(self, parent: str, child: str, *, stored: bool) -> Any:
         """Let a new agent, `child`, begin with all that `parent` has; `stored`: in its ledger too,
         where there is a store. A future that resolves when that is done, or None. Raises

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.journal import Journal
-from kvactors.actors.behaviours.mail import Deliver, GiveUp
+from kvactors.actors.behaviours.mail import Deliver, Elsewhere, GiveUp, nowhere, settle_by
 from kvactors.actors.runtime.dispatcher import SystemActor, offer, send
 from kvactors.actors.runtime.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.runtime.mailbox import Mailbox
@@ -42,7 +42,8 @@ class MessageRouter:
     """Who receives messages, and how they get there.
 
     `outstanding` counts messages until they are handled; `find` gives the agent of an id, if it was
-    spawned; `after` calls back in some seconds; `waits` knows who waits for an answer.
+    spawned; `after` calls back in some seconds; `waits` knows who waits for an answer. `elsewhere`,
+    which a cluster sets, takes messages to agents of other systems.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class MessageRouter:
         self.outstanding = outstanding
         self.waits = waits
         self.journal: Journal | None = None
+        self.elsewhere: Elsewhere = nowhere
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
         self._find = find
         self.after = after
@@ -248,6 +250,8 @@ class MessageRouter:
         """An agent that never had a behaviour takes text as a turn; what was meant for one that
         has ended is no prompt."""
         agent = self._find(deliver.receiver)
+        if agent is None and (sent := self.elsewhere(deliver)) is not None:
+            return settle_by(deliver, sent)
         if agent is not None and agent.ended:
             deliver.reject(Undelivered(f"the behaviour of {deliver.receiver!r} has ended"))
             return resolved()

@@ -20,6 +20,7 @@ from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.system.exchange import AgentExchange
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
+from kvactors.actors.system.residency import Residency
 from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
@@ -92,6 +93,7 @@ class Parts:
             lifecycle, self.host, self.behaviours, isolated=isolated, lane=lane, log_text=log_text
         )
         self.exchange = AgentExchange(lifecycle, self.host, self.agents)
+        self.residency = Residency(lifecycle, self.host, self.agents, self.router)
         self.roster = AgentRoster(lifecycle, self.host, self.agents)
         self.swap = ModelSwap(launch, lifecycle, self.host, self.agents)
         self.watching = Watching(lifecycle, self.host, self.agents)

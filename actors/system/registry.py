@@ -19,7 +19,7 @@ from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
 from kvactors.actors.system.spawned import Spawned, restored
 from kvactors.actors.turns.checks import check_id, check_system_prompt
-from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause, Prefetch
+from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause
 from kvactors.actors.turns.messages_gpu import Forget
 from kvactors.actors.turns.messages_store import ForgetStored, ReadLedger
 from kvactors.core.conversation.context_policy import ContextPolicy, check_policy
@@ -170,11 +170,6 @@ class AgentRegistry:
         with self._lock:
             return [self._spawned[agent_id].handle for agent_id in sorted(self._spawned)]
 
-    def prefetch(self, agent_id: str) -> None:
-        """Read an agent's KV ahead of its next turn, if there is room. Raises AgentNotStored."""
-        check_id(agent_id)
-        send(self._existing(agent_id, "to prefetch").actor.actor_ref, Prefetch())
-
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
         check_id(agent_id)
@@ -190,6 +185,16 @@ class AgentRegistry:
                 known |= self._lifecycle.ask(store, ForgetStored(agent_id))
             if not known:
                 raise AgentNotStored(agent_id, "to forget")
+
+    def take_out(self, actor: AgentActor) -> None:
+        """An agent leaves memory: what its actor is to do is done. Idempotent."""
+        with self._lock:
+            known = self._spawned.get(actor.agent_id)
+            if known is not None and known.actor is actor:
+                actor.deactivated = True
+                del self._spawned[actor.agent_id]
+                actor.actor_ref.stop()
+                self._lifecycle.ask(self._lifecycle.gpu, Forget(actor.agent_id))
 
     def _spawn(
         self, agent_id: str, system_prompt: str | None = None, policy: ContextPolicy | None = None
@@ -246,10 +251,10 @@ class AgentRegistry:
                 raise gone(parent.agent_id)
             return spawned.actor
         check_id(parent)
-        return self._existing(parent, "to fork").actor
+        return self.existing(parent, "to fork").actor
 
-    def _existing(self, agent_id: str, purpose: str) -> Spawned:
-        """The agent, spawned before or stored. Raises AgentNotStored."""
+    def existing(self, agent_id: str, purpose: str) -> Spawned:
+        """The agent, spawned before or stored; `purpose`: what for. Raises AgentNotStored."""
         with self._lock:
             self._lifecycle.require_running()
             if agent_id not in self._spawned and not self._records(agent_id):

@@ -38,6 +38,7 @@ from kvactors.actors.system.parameters import (
 from kvactors.actors.system.parts import Parts, offered
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.system.reports import read_stats
+from kvactors.actors.system.residency import Residency
 from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
@@ -236,13 +237,14 @@ class AgentSystem:
     # -- what one part does ------------------------------------------------------------
 
     agents = offered("agents", AgentRegistry.agents)
+    deactivate = offered("residency", Residency.deactivate)
     export_agent = offered("exchange", AgentExchange.export_agent)
     find = offered("agents", AgentRegistry.find)
     forget = offered("agents", AgentRegistry.forget)
     health = offered("lifecycle", Lifecycle.health)
     import_agent = offered("exchange", AgentExchange.import_agent)
     known_agents = offered("roster", AgentRoster.known_agents)
-    prefetch = offered("agents", AgentRegistry.prefetch)
+    prefetch = offered("residency", Residency.prefetch)
     spawn = offered("agents", AgentRegistry.spawn)
     swap_model = offered("swap", ModelSwap.swap_model)
     trace = offered("watching", Watching.trace)

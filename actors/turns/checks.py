@@ -10,8 +10,10 @@ from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
     "LONGEST_ID",
+    "LONGEST_REQUEST_ID",
     "check_count",
     "check_id",
+    "check_request_id",
     "check_system_prompt",
     "check_text",
     "check_turn",
@@ -19,6 +21,7 @@ __all__ = [
 ]
 
 LONGEST_ID = 255
+LONGEST_REQUEST_ID = 200
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -70,6 +73,20 @@ def check_turn(sampling: object, timeout: Any, priority: Any = 0) -> tuple[float
     if timeout is not None and (seconds is None or not 0 < seconds <= sys.float_info.max):
         raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
     return seconds, placed
+
+
+def check_request_id(request_id: object) -> str | None:
+    """The id of a request, if it has one. Raises InvalidInput unless it is a string of 1 to 200
+    characters."""
+    if request_id is None:
+        return None
+    if not isinstance(request_id, str):
+        raise InvalidInput(f"a request_id is a string, not {type(request_id).__name__}")
+    if not 1 <= len(request_id) <= LONGEST_REQUEST_ID:
+        raise InvalidInput(
+            f"a request_id has 1 to {LONGEST_REQUEST_ID} characters; this one has {len(request_id)}"
+        )
+    return check_text("request_id", request_id)
 
 
 def check_count(name: str, value: object, least: int) -> int | None:

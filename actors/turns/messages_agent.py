@@ -22,6 +22,7 @@ __all__ = [
     "Ask",
     "CancelTurn",
     "Fork",
+    "Leave",
     "MakePrompt",
     "Pause",
     "Prefetch",
@@ -44,7 +45,8 @@ class _InPromptLane:
 
     def reject(self, error: BaseException | None = None) -> None:
         """Fail whoever waits: with `error`, or that the agent stopped first."""
-        stopped = f"agent {self.ticket.agent_id!r} stopped before this turn began"
+        agent_id = self.ticket.agent_id
+        stopped = f"agent {agent_id!r} stopped, or was deactivated, before this turn began"
         self.ticket.reject(error or SystemStopped(stopped))
 
 
@@ -91,7 +93,16 @@ class Fork(_InPromptLane):
         return self.wait
 
 
-Prompt = Ask | Fork | Rewind
+@dataclass(frozen=True, slots=True)
+class Leave(_InPromptLane):
+    """To an agent: begin no turn any more, for it is to leave memory; Adopt takes that back. Goes
+    into the bounded prompt lane, behind all that was asked before."""
+
+    ticket: Ticket
+    """Who waits until it is so."""
+
+
+Prompt = Ask | Fork | Leave | Rewind
 """What goes into an agent's prompt lane."""
 
 MakePrompt = Callable[[Ticket], Prompt]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from kvactors.actors.turns.checks import check_turn
+from kvactors.actors.turns.checks import check_request_id, check_turn
 from kvactors.actors.turns.prompt import Messages, PromptInput, check_prompt
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.model.info import ModelInfo
@@ -22,6 +22,7 @@ class AskOptions(TypedDict, total=False):
     sampling: Sampling | None
     timeout: float | None
     priority: int
+    request_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class TurnOptions:
     """Whether an answer is wanted; False: remember only."""
     remembered: bool = True
     """Whether the agent remembers it, on disk too; False: it leaves no trace."""
+    request_id: str | None = None
+    """Names it: what the agent has taken under this id is not taken again."""
 
 
 def check_options(
@@ -54,10 +57,12 @@ def check_options(
     sampling: Sampling | None = None,
     timeout: float | None = None,
     priority: int = 0,
+    request_id: str | None = None,
 ) -> TurnOptions:
     """The record of what `Agent.ask` was given, for this `model`: `prompt`, `messages`, `match`,
-    `threshold`, `sampling`, `timeout`, `priority`. Raises EmptyPrompt, TokenOutOfRange,
-    InvalidInput."""
+    `threshold`, `sampling`, `timeout`, `priority`, `request_id`. Raises EmptyPrompt,
+    TokenOutOfRange, InvalidInput."""
     given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
     seconds, placed = check_turn(sampling, timeout, priority)
-    return TurnOptions(given, sampling or Sampling(), seconds, placed)
+    named = check_request_id(request_id)
+    return TurnOptions(given, sampling or Sampling(), seconds, placed, request_id=named)

@@ -1,13 +1,14 @@
 """What an asker gets: Reply, its usage and timing."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.prefix_match import MatchKind
+from kvactors.core.conversation.turn import Turn
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
@@ -20,6 +21,7 @@ __all__ = [
     "Timing",
     "Usage",
     "make_reply",
+    "recorded_reply",
     "turn_ended",
 ]
 
@@ -61,7 +63,9 @@ class Reply:
     are those of `token_ids`, where `Sampling.top_logprobs` asked for them, `prompt_logprobs` those
     of the whole context before, where that was asked for too; its first token has none. `durable`
     resolves when the turn is in the ledger, `cached` when its KV is on disk, both synced: to
-    True, or to False where nothing is kept.
+    True, or to False where nothing is kept. `recorded`: the agent had taken a turn with this
+    `request_id`, and this is its answer from the ledger: nothing was computed, so usage and timing
+    are zero but for the tokens of the answer, and there are no scores or log-probabilities.
     """
 
     text: str
@@ -76,6 +80,7 @@ class Reply:
     scores: Mapping[str, float] | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,24 @@ def make_reply(
         scores=dict(zip(request.sampling.choices, request.scores, strict=False)) or None,
         logprobs=tuple(request.logprobs),
         prompt_logprobs=_of_prompt(request),
+    )
+
+
+def recorded_reply(answer: Sequence[Turn], ticket: Ticket) -> Reply:
+    """The reply of a turn that was taken before: its `answer` (none, if nothing was to be said) for
+    who waits by this `ticket`."""
+    turn = answer[0] if answer else Turn("assistant", "", (), "", finish="stop")
+    return Reply(
+        text=turn.text,
+        token_ids=turn.token_ids,
+        finish_reason=turn.finish,  # type: ignore[arg-type]
+        cache="hot",
+        match=None,
+        usage=Usage(0, 0, 0, len(turn.token_ids), 0),
+        timing=Timing(0.0, 0.0, 0.0, 0.0, max(0.0, time.perf_counter() - ticket.submitted_at)),
+        durable=ticket.durable,
+        cached=ticket.cached,
+        recorded=True,
     )
 
 

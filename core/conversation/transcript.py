@@ -10,7 +10,8 @@ it are kept (`keep`; all, if it is not there) and which follow:
     {"version": 2, "tokenizer": ..., "turns": [q2, a2]}            q1 a1 q2 a2
     {"version": 2, "tokenizer": ..., "keep": 2, "turns": [q3, a3]} q1 a1 q3 a3
 
-A summary of turns that left the context has `stands_for`, their number.
+A summary of turns that left the context has `stands_for`, their number. A record of a turn that
+was asked with a request id has it as `request`.
 
 Under another tokenizer a turn is rendered and tokenized again from its text, and keeps its
 `source`: under the first one it is again, to the token, what it was.
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.token_offsets import token_boundary, token_ends
 from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
@@ -46,6 +48,7 @@ class Transcript:
         self.tokenizer_id = tokenizer_id
         self.system_prompt = system_prompt
         self.turns: list[Turn] = []
+        self.answered = AnsweredRequests()
 
     @classmethod
     def restore(
@@ -61,9 +64,12 @@ class Transcript:
         return transcript
 
     def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
-        """The same memory under another model's tokenizer, as `restore` would make it. Raises
-        TemplateError."""
+        """The same memory under another model's tokenizer, as `restore` would make it; itself
+        under its own. Raises TemplateError."""
+        if chat is self.chat:
+            return self
         other = Transcript(chat, tokenizer_id, self.system_prompt)
+        other.answered = self.answered
         for turn in self.turns:
             own = Source(self.tokenizer_id, to_entry(turn), turn.asked)
             other.turns.append(other._read(turn.source or own))
@@ -72,7 +78,7 @@ class Transcript:
     def copy(self) -> "Transcript":
         """The same memory, for another agent."""
         other = Transcript(self.chat, self.tokenizer_id, self.system_prompt)
-        other.turns = list(self.turns)
+        other.turns, other.answered = list(self.turns), self.answered.copy()
         return other
 
     @property
@@ -140,10 +146,15 @@ class Transcript:
     # -- what is remembered ------------------------------------------------------------
 
     def extend(
-        self, turns: Iterable[Turn], keep: int | None = None, system_prompt: str | None = None
+        self,
+        turns: Iterable[Turn],
+        keep: int | None = None,
+        system_prompt: str | None = None,
+        request_id: str | None = None,
     ) -> dict[str, Any]:
         """Append finished turns behind the first `keep` (default: all); returns the ledger
-        record that makes it durable. `system_prompt` is set where none are kept."""
+        record that makes it durable. `system_prompt` is set where none are kept; `request_id`: they
+        are what was asked, and answered, under this id."""
         turns = list(turns)
         # As the record will give them back.
         turns = [
@@ -163,6 +174,9 @@ class Transcript:
         if keep == 0 and self.system_prompt is not None:
             record["system"] = self.system_prompt
         self.turns = [*self.turns[:keep], *turns]
+        if request_id is not None:
+            record["request"] = request_id
+            self.answered.note(request_id, turns)
         return record
 
     def _frame(self, role: str, text: str, after: Sequence[Turn], *, answer: bool) -> str:
@@ -218,6 +232,8 @@ class Transcript:
         finishes = answered([entry["finish"] for entry in entries])
         for entry, asked in zip(entries, finishes, strict=True):
             self.turns.append(self._read(Source(record["tokenizer"], entry, asked)))
+        if "request" in record:
+            self.answered.note(record["request"], self.turns[keep:])
 
     def _read(self, source: Source) -> Turn:
         """A stored turn; rendered again from its text if another tokenizer made it."""

@@ -79,9 +79,12 @@ class Sealing:
         """A name for content that reveals nothing of it: 32 hex digits from a hex digest."""
         return self._derive(b"content", digest.encode(), 16).hex()
 
-    def seal(self, context: bytes, chunks: Iterable[Buffer]) -> Iterator[bytes]:
-        """The sealed object, in chunks."""
-        salt = urandom(16)
+    def seal(
+        self, context: bytes, chunks: Iterable[Buffer], salt: bytes | None = None
+    ) -> Iterator[bytes]:
+        """The sealed object, `chunks` bound to their `context`, in chunks. `salt`: 16 bytes that no
+        other content has under this key; None draws them."""
+        salt = urandom(16) if salt is None else salt
         yield _HEAD.pack(_MAGIC, VERSION, self.key_id, salt)
         aead = self.aead_of(salt)
         index, piece = 0, b""
@@ -94,6 +97,12 @@ class Sealing:
     def seal_bytes(self, context: bytes, plain: bytes) -> bytes:
         """A small object, sealed."""
         return b"".join(self.seal(context, [plain]))
+
+    def seal_same(self, context: bytes, plain: bytes) -> bytes:
+        """A small object, sealed into the same bytes each time: its salt is a keyed hash of content
+        and `context`. Tells that two are the same, and nothing else."""
+        salt = self._derive(b"same", b"%d " % len(context) + context + plain, 16)
+        return b"".join(self.seal(context, [plain], salt))
 
     def open_bytes(self, context: bytes, sealed: bytes) -> bytes:
         """What was sealed. Raises BrokenSeal."""

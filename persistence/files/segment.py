@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -27,6 +28,7 @@ from kvactors.persistence.files.tensor_file import Readable, encode_tensors, rea
 __all__ = [
     "decode_segment",
     "encode_segment",
+    "open_segment",
     "read_segment",
     "seal_segment",
 ]
@@ -97,12 +99,27 @@ def read_segment(path: Path, size: int, digest: str, sealing: Sealing | None = N
             if have != size:
                 raise SegmentUnreadable(f"{have} bytes, the manifest says {size}")
             file.seek(0)
-            if sealing is None:
-                return decode_segment(file, size, digest, path)
-            context = _context(path.parent.parent.name, digest)
-            opened = SealedReader(sealing, context, file, size)
-            return decode_segment(opened, opened.size, digest, path, sealing.content_name)
-    except (NotAFile, BrokenSeal) as error:
+            return _decode_opened(file, size, digest, path, sealing)
+    except NotAFile as error:
+        raise SegmentUnreadable(str(error)) from error
+
+
+def open_segment(data: bytes, digest: str, path: Path, sealing: Sealing | None = None) -> Segment:
+    """`read_segment` of `data`, all bytes of a file that had this `digest` and a `path` with the
+    same last three names, opened by `sealing`."""
+    return _decode_opened(BytesIO(data), len(data), digest, path, sealing)
+
+
+def _decode_opened(
+    file: BinaryIO, size: int, digest: str, path: Path, sealing: Sealing | None
+) -> Segment:
+    if sealing is None:
+        return decode_segment(file, size, digest, path)
+    try:
+        context = _context(path.parent.parent.name, digest)
+        opened = SealedReader(sealing, context, file, size)
+        return decode_segment(opened, opened.size, digest, path, sealing.content_name)
+    except BrokenSeal as error:
         raise SegmentUnreadable(str(error)) from error
 
 

@@ -5,7 +5,7 @@ Persistence thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvactors.persistence.commit.steps import CommitPart, DirSyncs, WriteCounter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
-from kvactors.persistence.files.atomic import Files, temp_path
+from kvactors.persistence.files.atomic import Files, replace_file, temp_path
 from kvactors.persistence.files.encryption import Sealing
 from kvactors.persistence.files.naming import LEDGER_NAME, encode_agent_id
 from kvactors.persistence.files.reading import NotAFile, is_empty, read_file
@@ -153,6 +153,17 @@ class Ledgers:
         self._named.add(encoded)
         if "names" in self.__dict__:
             self.names.add(encoded)
+
+    def rewrite(self, agent_id: str, records: Sequence[dict[str, Any]]) -> int:
+        """Let the ledger of `agent_id` be of these `records` alone, durably; its bytes. Raises
+        OSError; then it is that or as it was."""
+        encoded = encode_agent_id(agent_id)
+        frame = encode_records(records, 1, agent_id, self.sealing)
+        data = encode_header(agent_id, self.sealing) + frame
+        self._states.pop(encoded, None)
+        replace_file(self.files, self.path(encoded), data)
+        self.remember(agent_id, LedgerState(len(data), 2, payload_checksum(frame)))
+        return len(data)
 
     def remove(self, agent_id: str) -> None:
         """Delete the ledger, durably. Raises OSError; then the ledger stands or is gone."""

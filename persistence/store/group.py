@@ -18,7 +18,7 @@ from kvactors.persistence.kv.part import Claims, KvPart
 from kvactors.persistence.ledger.folder import LedgerPart
 from kvactors.persistence.store.parts import StoreParts
 
-__all__ = ["Done", "Failed", "OnEvicted", "Reports", "commit_group", "nobody"]
+__all__ = ["Done", "Failed", "OnEvicted", "Reports", "commit_group", "commit_one", "nobody"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,22 @@ def commit_group(store: StoreParts, saves: Sequence[Save], reports: Reports) -> 
         if not part.save.segments:
             reports.cached(part.save)
     _commit_kv(store, [part for part in with_kv if part.save.segments], reports)
+
+
+def commit_one(store: StoreParts, save: Save) -> None:
+    """Commit one save to `store`, durable on return. Raises what it fails with."""
+    errors: list[BaseException] = []
+
+    def failed(_save: Save, _part: str, error: BaseException) -> None:
+        errors.append(error)
+
+    commit_group(store, [save], Reports(_done, _done, failed, nobody, tuple, bool))
+    if errors:
+        raise errors[0]
+
+
+def _done(_save: Save) -> None:
+    """Nobody waits for one of its phases."""
 
 
 def _commit_ledgers(store: StoreParts, saves: Sequence[Save], reports: Reports) -> list[LedgerPart]:

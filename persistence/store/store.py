@@ -5,6 +5,7 @@ Below its root:
     agents/<encoded id>/ledger.log                   truth
     kv/<fingerprint>/<encoded id>/manifest.msgpack   commit record of KV
                                   seg-<start>-<end>-<hash>.safetensors
+    aside/<encoded id>/<n>/ledger.log                what another owner's ledger has no place for
     store.lock                                       made anew if missing
 """
 
@@ -39,6 +40,8 @@ from kvactors.persistence.store.listing import (
 )
 from kvactors.persistence.store.opening import make_folder, open_folders
 from kvactors.persistence.store.parts import StoreParts
+from kvactors.persistence.store.piece_copies import PieceCopies
+from kvactors.persistence.store.record_copies import RecordCopies
 from kvactors.persistence.store.recovery import sweep_agent
 from kvactors.persistence.store.verify import Problem, verify_agent
 
@@ -84,6 +87,8 @@ class Store:
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
         self._parts = StoreParts(self._ledgers, self._kv, DiskLimit(self._kv, max_disk))
         self.listing = Listing(self._parts, self.agent_folders, self._touch)
+        self.records = RecordCopies(self._parts, self.agent_folders, self._touch)
+        self.pieces = PieceCopies(self._parts, self._touch)
         try:
             make_folder(self._files, self.root)
             self._lock = StoreLock(self.root, self._files)

@@ -12,7 +12,7 @@ WAIT = 60
 OFFERED = {
     *("agents", "chat", "check", "dead_letters", "export_agent", "find", "forget", "health"),
     *("import_agent", "info", "known_agents", "prefetch", "publish", "spawn", "spec", "start"),
-    *("stats", "stop", "swap_model", "trace", "wait_idle", "watch"),
+    *("stats", "stop", "swap_model", "trace", "wait_idle", "watch", "deactivate"),
 }
 
 

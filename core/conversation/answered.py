@@ -1,0 +1,46 @@
+"""Which requests an agent has answered, by the ids that its askers gave them. Its agent's thread
+only.
+
+Who does not hear an answer asks again under the same id, maybe after a crash, maybe on another
+machine: the ledger's record of the turn has the id, and so the turn is not taken twice. An id
+stays when a rewind takes its turn back: what was asked was answered, and taking it back was another
+request. A fork has its parent's ids, as its ledger has its parent's records.
+
+Of an agent the latest MOST ids are known, more than can wait for it: a turn of an id that
+is older would be taken again. They hold turns that the transcript holds too, but for those that
+rewinds took back.
+"""
+
+from collections.abc import Sequence
+
+from kvactors.core.conversation.turn import Turn
+
+__all__ = ["MOST", "AnsweredRequests"]
+
+MOST = 4096
+
+
+class AnsweredRequests:
+    """The answer of each request: its turn, or none where nothing was to be said."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[Turn, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, request_id: str | None) -> tuple[Turn, ...] | None:
+        """The answer under an id; None: there was no such request."""
+        return None if request_id is None else self._answers.get(request_id)
+
+    def note(self, request_id: str, turns: Sequence[Turn]) -> None:
+        """The turns of one record are what was asked under this id, and its answer at their end."""
+        self._answers[request_id] = tuple(turn for turn in turns[-1:] if turn.is_answer)
+        if len(self._answers) > MOST:
+            del self._answers[next(iter(self._answers))]
+
+    def copy(self) -> "AnsweredRequests":
+        """The same, for another agent."""
+        other = AnsweredRequests()
+        other._answers = dict(self._answers)
+        return other

@@ -1,0 +1,176 @@
+"""Agents that leave memory and stay on disk: what ends first, who is told, and how they return."""
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from makers import OpenSystem
+
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    InvalidConfig,
+    InvalidInput,
+    Sampling,
+    SaveFailed,
+    SystemStopped,
+    TurnTimeout,
+)
+from kvactors.actors.testing import FailingFiles, FaultyModel
+from kvactors.core.errors import BlockingCall
+
+SHORT = Sampling(max_tokens=6)
+WAIT = 60
+LONG = [3, 1, 4, 1, 5, 9, 2, 6] * 40
+
+
+def asked(agent: Agent, prompt: Any) -> Any:
+    return agent.ask(prompt, sampling=SHORT).get(timeout=WAIT)
+
+
+def test_an_agent_that_was_deactivated_comes_back_warm_and_says_what_it_would_have(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_system(store=tmp_path, reproducible=True)
+    alice, twin = system.spawn("alice"), system.spawn("twin")
+    for agent in (alice, twin):
+        asked(agent, LONG)
+
+    system.deactivate("alice")
+    away = {known.agent_id: known.tier for known in system.known_agents()}
+    found = system.find("alice")
+    back = system.spawn("alice")
+    reply = asked(back, [7, 8])
+
+    assert away == {"alice": "warm", "twin": "hot"}
+    assert found is None
+    assert reply.cache == "warm"
+    assert reply.token_ids == asked(twin, [7, 8]).token_ids
+    assert back.transcript() == twin.transcript()
+
+
+def test_what_runs_and_waits_ends_first_and_is_on_disk(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    model = FaultyModel()
+    system = open_system(model, store=tmp_path)
+    alice = system.spawn("alice")
+    gate = model.hold()
+    turns = [alice.ask([n, n], sampling=SHORT) for n in (1, 2, 3)]
+    assert model.reached.wait(WAIT)
+
+    leaving = threading.Thread(target=system.deactivate, args=("alice",))
+    leaving.start()
+    leaving.join(0.05)
+    waited = leaving.is_alive()
+    gate.set()
+    leaving.join(WAIT)
+
+    assert waited
+    assert [turn.get(timeout=0).durable.get(timeout=0) for turn in turns] == [True] * 3
+    assert len(system.spawn("alice").transcript().turns) == 6
+
+
+def test_a_handle_of_before_says_that_its_agent_was_deactivated(open_system: OpenSystem) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+    asked(alice, [1, 2])
+    system.deactivate("alice")
+    system.deactivate("alice")
+
+    for use in (alice.ask, alice.stream, alice.tell):
+        with pytest.raises(SystemStopped, match="'alice' was deactivated: spawn it again"):
+            use([3])
+    with pytest.raises(SystemStopped, match="was deactivated"):
+        alice.rewind()
+    asked(system.spawn("alice"), [3])
+
+
+def test_an_agent_whose_turn_takes_too_long_stays(open_system: OpenSystem) -> None:
+    model = FaultyModel()
+    system = open_system(model)
+    alice = system.spawn("alice")
+    gate = model.hold()
+    turn = alice.ask([1, 2], sampling=SHORT)
+    assert model.reached.wait(WAIT)
+
+    with pytest.raises(TurnTimeout):
+        system.deactivate("alice", timeout=0.05)
+    gate.set()
+
+    assert system.find("alice") is alice
+    assert turn.get(timeout=WAIT).durable.get(timeout=WAIT)
+    asked(alice, [3])
+
+
+def test_an_agent_whose_turns_the_disk_refuses_stays_and_goes_on(open_system: OpenSystem) -> None:
+    disk = FailingFiles(name="append", path="*ledger.log")
+    disk.armed = False
+    system = open_system(disk=disk)
+    alice = system.spawn("alice")
+    asked(alice, [1, 2]).durable.get(timeout=WAIT)
+    disk.armed = True
+    asked(alice, [3])
+
+    with pytest.raises(SaveFailed):
+        system.deactivate("alice")
+    asked(alice, [4])
+    disk.armed = False
+    system.deactivate("alice")
+
+    assert len(system.spawn("alice").transcript().turns) == 6
+
+
+def test_an_agent_without_a_store_or_with_a_behaviour_is_not_deactivated(
+    open_system: OpenSystem,
+) -> None:
+    class Silent(AgentBehaviour):
+        def on_message(self, message: object, sender: Agent | None) -> None:
+            pass
+
+    nowhere, system = open_system(store=False), open_system()
+    nowhere.spawn("alice")
+    system.spawn("bob", behaviour=Silent())
+
+    with pytest.raises(InvalidConfig, match="store=False"):
+        nowhere.deactivate("alice")
+    with pytest.raises(InvalidInput, match="behaviour"):
+        system.deactivate("bob")
+    with pytest.raises(InvalidInput):
+        system.deactivate("bob", timeout=0)
+
+
+def test_an_actor_may_not_wait_for_an_agent_to_leave(open_system: OpenSystem) -> None:
+    system = open_system()
+    system.spawn("bob")
+
+    class Tries(AgentBehaviour):
+        def on_message(self, message: object, sender: Agent | None) -> None:
+            system.deactivate("bob")
+
+    with pytest.raises(BlockingCall):
+        system.spawn("alice", behaviour=Tries()).request("now").get(timeout=WAIT)
+
+
+def test_a_hundred_agents_that_come_and_go_leave_nothing(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_system(store=tmp_path)
+    handles = []
+    for n in range(100):
+        agent = system.spawn(f"agent {n % 10}")
+        asked(agent, [n % 100, 5])
+        handles.append(weakref.ref(agent))
+        del agent
+        system.deactivate(f"agent {n % 10}")
+    gc.collect()
+
+    stats = system.stats()
+
+    system.check()
+    assert (stats["agents"], stats["hot_agents"], stats["hot_bytes"]) == (0, 0, 0)
+    assert [handle() for handle in handles] == [None] * 100
+    assert len(system.spawn("agent 3").transcript().turns) == 20
