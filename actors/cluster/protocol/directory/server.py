@@ -55,6 +55,7 @@ class Directory:
             "spawn": self.spawn,
             "offer": self.offer,
             "name": self.name,
+            "outdate": self.outdate,
             "move": self.move,
             "moves": self.moves,
             "drain": self.drain,
@@ -155,7 +156,8 @@ class Directory:
             move = self.registry.moves.get(agent)
             return {**place.to_record(), "target": move and move.target}
         if agent in self.registry.gone:
-            return {"node": None, "replica": None, "epoch": self.registry.gone[agent] + 1}
+            epoch = self.registry.gone[agent] + 1
+            return {"node": None, "replica": None, "target": None, "epoch": epoch}
         return None
 
     async def settled(self, agent: str) -> Place:
@@ -243,6 +245,14 @@ class Directory:
             named = next_epoch(place, replica=record["replica"])
             await self.registry.note(places=[named])
         return named.to_record()
+
+    async def outdate(self, record: Record) -> Record:
+        """The same place in another epoch: who was made ready in that `epoch` is not named."""
+        async with self._locks.of(record["agent"]):
+            place = self.place(record["agent"])
+            if place.epoch == record["epoch"]:
+                await self.registry.note(places=[next_epoch(place)])
+        return {}
 
     async def forget(self, record: Record) -> Record:
         """The agent is no more, its owner knows; what nodes have of it goes with their sweeps."""
