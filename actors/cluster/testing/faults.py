@@ -18,20 +18,27 @@ STEPS = [
     *(f"{when} {what}" for when in ("before", "after") for what in [*_METHODS, *_WRITES]),
     *(f"calling {method}" for method in _METHODS),
 ]
+# Half of them strike where most is at stake.
+HOT = [
+    *("before turn", "after turn", "before store", "after store", "before set aside"),
+    *("calling replicate", "after replicate", "after align", "after claim", "after release"),
+    *("calling name", "after name", "after move", "before journal", "after journal"),
+]
 LONGEST = 9.0
 
 
 def plan(world: World, seconds: float) -> None:
     """Some faults within so many seconds."""
     rng = world.rng
-    world.network.late = rng.choice([0.0, 0.01, 0.05])
+    world.network.late = rng.choice([0.0, 0.01, 0.1])
     world.network.twice = rng.choice([0.0, 0.02])
     for _ in range(rng.randint(1, 6)):
         fault = rng.choice(_FAULTS)
         world.loop.call_later(rng.uniform(0.5, seconds), partial(fault, world))
     for _ in range(rng.randint(0, 4)):
         do = rng.choice([_kill_here, _pause_here])
-        armed = Armed(rng.choice(STEPS), partial(do, world), rng.randint(0, 6))
+        steps = rng.choice([STEPS, HOT])
+        armed = Armed(rng.choice(steps), partial(do, world), rng.randint(0, 6))
         world.loop.call_later(rng.uniform(0.0, seconds / 2), world.armed.append, armed)
 
 
@@ -131,6 +138,7 @@ _FAULTS: list[Callable[[World], None]] = [
     _kill_two,
     _pause,
     _pause,
+    _zombie,
     _zombie,
     _isolate,
     _isolate,

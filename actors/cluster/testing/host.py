@@ -79,7 +79,7 @@ class ModelHost:
         pieces = self._pieces.setdefault(agent, [])
         pieces.append({"count": len(ledger), "digest": _digest(ledger)})
         for listener in self._listeners:
-            self._process.start(_wait_for(listener(agent)))
+            self._process.start(_tell(listener, agent))
 
     async def knows(self, agent: str, request: str) -> bool:
         """By its id."""
@@ -170,5 +170,5 @@ def _digest(records: list[bytes]) -> str:
     return blake2b(b"".join(records), digest_size=8).hexdigest()
 
 
-async def _wait_for(work: Awaitable[None]) -> None:
-    await work
+async def _tell(listener: Callable[[str], Awaitable[None]], agent: str) -> None:
+    await listener(agent)

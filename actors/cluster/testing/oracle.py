@@ -2,8 +2,9 @@
 no lease and no replica's duties."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Asked", "Oracle"]
 
@@ -87,6 +88,16 @@ class Oracle:
         orphans = sorted(node for node, ledger in ledgers.items() if node not in home)
         if orphans:
             self._say(agent, f"orphans on {', '.join(orphans)}, at home on {sorted(home)}")
+
+    def moved(self, agent: str, target: str, since: Sequence[Mapping[str, Any]]) -> None:
+        """A move to `target` was promised; the directory has written all of `since` then."""
+        there = any(
+            place["agent"] == agent and place["node"] == target
+            for record in since
+            for place in record.get("places", ())
+        )
+        if not there and not any(agent in record.get("moved", ()) for record in since):
+            self._say(agent, f"its move to {target} was neither made nor given up")
 
     def _acknowledged(self, asked: Asked, epoch: int, node: str) -> None:
         seen = self._agents[asked.agent]

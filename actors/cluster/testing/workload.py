@@ -6,6 +6,7 @@ from typing import Any
 
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed, TurnLost, Unanswered
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.faults import plan
 from kvactors.actors.cluster.testing.host import texts
@@ -52,7 +53,7 @@ class _Story:
         self._world, self._rng, self._oracle = world, world.rng, world.oracle
         self._agents = [f"a{index}" for index in range(self._rng.randint(1, 4))]
         self._drained: set[str] = set()
-        self._moves: dict[str, str] = {}
+        self._moves: list[tuple[str, str, int]] = []
 
     async def told(self) -> None:
         """From the first spawn to the last check."""
@@ -68,7 +69,7 @@ class _Story:
         client = self._world.client(name)
         for agent in self._agents:
             await self._until_done(lambda agent=agent: client.spawn(agent, {}, None, PATIENCE))
-        for number in range(self._rng.randint(4, 14)):
+        for number in range(self._rng.randint(4, 20)):
             await asyncio.sleep(self._rng.choice([0.01, 0.3, 1.0, 3.0]) * self._rng.random())
             agent = self._rng.choice(self._agents)
             try:
@@ -147,7 +148,9 @@ class _Story:
         node, agent = self._rng.choice(self._world.nodes), self._rng.choice(self._agents)
         if self._rng.random() < 0.75:
             self._world.say(f"move {agent} to {node}")
+            written = len(self._journal())
             await client.ask("move", {"agent": agent, "target": node}, PATIENCE)
+            self._moves.append((agent, node, written))
         elif len(self._world.nodes) > 2 and not self._drained:
             self._world.say(f"drain {node}")
             self._drained.add(node)
@@ -164,6 +167,12 @@ class _Story:
             self._oracle.ends(
                 agent, self._world.ledgers(agent), self._world.aside(), self._home(agent)
             )
+
+        for agent, target, written in self._moves:
+            self._oracle.moved(agent, target, self._journal()[written:])
+
+    def _journal(self) -> list[Record]:
+        return self._world.machines[DIRECTORY].disk.files.setdefault("journal", [])
 
     def _home(self, agent: str) -> set[str]:
         place = self._world.machines[DIRECTORY].server.registry.places[agent]

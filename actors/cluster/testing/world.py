@@ -1,12 +1,14 @@
 """The simulated cluster as a whole: machines that are started, killed, paused and healed."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.directory.server import Directory
+from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.disk import Disk, SimJournal
@@ -149,13 +151,27 @@ class World:
         journal = SimJournal(process, machine.disk)
         if name == DIRECTORY:
             server: Any = Directory(transport, clock, journal, self.settings)
-            self.network.serve(process, server.handle)
+            self.network.serve(process, self._watched(name, server))
         else:
             host = ModelHost(process, machine.disk, self.rng)
             server = Node(name, transport, clock, journal, host, settings=self.settings)
-            self.network.serve(process, server.handle, server.stream)
+            self.network.serve(process, self._watched(name, server), server.stream)
         machine.server = server
         process.start(self._run(name, process, server))
+
+    def _watched(self, name: str, server: Any) -> Callable[[str, Record], Awaitable[Record]]:
+        """Its `handle`: what is neither a refusal nor a disk's fault is a bug."""
+
+        async def handle(method: str, record: Record) -> Record:
+            try:
+                return dict(await server.handle(method, record))
+            except (ClusterError, OSError):
+                raise
+            except Exception as error:
+                self.oracle.broken.append(f"{name} met {error!r} in {method}")
+                raise
+
+        return handle
 
     async def _run(self, name: str, process: Process, server: Any) -> None:
         try:

@@ -53,7 +53,7 @@ class Node:
         self._owner = Owner(name, transport, clock, host, self._notes, settings)
         self._serving = Serving(host, self._locks, settings.served)
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
-        self._sweep = Sweep(name, transport, host, self._notes, self._locks)
+        self._sweep = Sweep(name, transport, host, self._notes, self._locks, give_up=self._give_up)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
