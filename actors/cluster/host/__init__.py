@@ -1,0 +1,1 @@
+"""The agents of one node of a cluster: an AgentSystem and its store, as the protocol sees them."""
