@@ -13,22 +13,17 @@ from typing import Any
 
 from pykka import ActorDeadError
 
-from kvactors.actors.agents.handle import Agent
 from kvactors.actors.cluster.host.answers import reply_record
 from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
 from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.errors import AgentExists, AgentNotStored
-from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.messages_store import WithStore
-from kvactors.actors.turns.options import check_options
-from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.core.errors import (
     InvalidConfig,
-    InvalidInput,
     SystemPromptMismatch,
     SystemStopped,
 )
@@ -36,8 +31,6 @@ from kvactors.persistence.errors import RecordGap
 from kvactors.persistence.store.store import Store
 
 __all__ = ["SystemHost"]
-
-OnTokens = Callable[[list[int], str], object]
 
 
 class SystemHost:
@@ -51,6 +44,7 @@ class SystemHost:
         self._system = system
         self._lifecycle = system.parts.lifecycle
         self._saved = SavedKV()
+        self._turns = ServedTurns(system, self._saved)
         if self._lifecycle.open_store is None:
             raise InvalidConfig(
                 "a node of a cluster keeps its agents in a store, and this system has store=False"
@@ -80,14 +74,15 @@ class SystemHost:
         await asyncio.to_thread(self._system.deactivate, agent)
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
-        """Take a turn, an `ask_request` or an `observe_request`; the `reply_record` once it is in
-        the ledger here. A caller that is cancelled leaves it running: it is taken, and whoever asks
-        again has its answer."""
+        """Let `agent` take a turn, a `request` that `ask_request` or `observe_request` made; the
+        `reply_record` once it is in the ledger here. `on_tokens` is called with tokens and their
+        text. A caller that is cancelled leaves it running: it is taken, and whoever asks again has
+        its answer."""
         kind, given = read_request(request)
         if kind == "ask" and on_tokens is not None:
-            reply = await self._streamed(agent, given, on_tokens)
+            reply = await self._turns.streamed(agent, given, on_tokens)
         else:
-            reply = await self._asked(agent, kind, given)
+            reply = await self._turns.asked(agent, kind, given)
         await reply.durable
         return reply_record(reply)
 
@@ -95,34 +90,11 @@ class SystemHost:
         """Take a turn, and return when it is its agent's next: its answer is for nobody, its record
         is in the ledger when it was taken. Who must know that asks for it by `turn`, under the same
         id."""
-        self._asked(agent, *read_request(request))
+        self._turns.asked(agent, *read_request(request))
 
     async def observe(self, agent: str, request: Record) -> Record:
         """Have something remembered, without an answer: an `observe_request`."""
         return await self.turn(agent, {**request, "kind": "observe"}, None)
-
-    def _asked(self, agent: str, kind: str, given: dict[str, Any]) -> ReplyFuture[Reply]:
-        handle = self._served(agent)
-        future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
-        self._saved.follow(agent, future)
-        return future
-
-    async def _streamed(self, agent: str, given: dict[str, Any], on_tokens: OnTokens) -> Reply:
-        handle = self._served(agent)
-        options = check_options(self._system.info, given.pop("prompt", None), **given)
-        ticket = handle.open_turn(options)
-        self._saved.follow(agent, ticket.reply)
-        # Nobody's leaving cancels it: half an answer under its id would be all there ever is.
-        async for piece in AsyncReplyStream(ticket, options.sampling.stop, _go_on):
-            on_tokens(list(piece.token_ids), piece.text)
-        reply: Reply = await ticket.reply
-        return reply
-
-    def _served(self, agent: str) -> Agent:
-        handle = self._system.find(agent)
-        if handle is None:
-            raise InvalidInput(f"agent {agent!r} is not served here: begin it first")
-        return handle
 
     # -- what is stored ------------------------------------------------------------------
 
@@ -144,9 +116,9 @@ class SystemHost:
         return found
 
     async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """Append copies of records to the ledger of `agent`, which is not served: those from the
+        """Append copies of `records` to the ledger of `agent`, which is not served: those from the
         `start`-th on that it has not. Raises LedgerGap, RecordsPart, ImportRejected, OSError."""
-        self._must_not_be_served(agent)
+        self._turns.require_none(agent)
         try:
             work = partial(_append_records, agent, start, records)
             count: int = await self._with_store(work)
@@ -157,7 +129,7 @@ class SystemHost:
     async def set_aside(self, agent: str, keep: int) -> None:
         """Move all records behind the first `keep` out of the way, and delete the KV. Raises
         OSError."""
-        self._must_not_be_served(agent)
+        self._turns.require_none(agent)
         await self._with_store(lambda store: store.records.set_aside(agent, keep))
 
     async def pieces(self, agent: str, have: list[str]) -> AsyncIterator[Record]:
@@ -179,7 +151,7 @@ class SystemHost:
 
     async def store_piece(self, agent: str, piece: Record) -> None:
         """Store one of `pieces`, if it fits; of an agent that is not served. Raises OSError."""
-        self._must_not_be_served(agent)
+        self._turns.require_none(agent)
         await self._with_store(lambda store: store.pieces.add(agent, piece))
 
     async def forget(self, agent: str) -> None:
@@ -200,10 +172,6 @@ class SystemHost:
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """Call when the KV of a turn that was taken here is on disk."""
         self._saved.listeners.append(listener)
-
-    def _must_not_be_served(self, agent: str) -> None:
-        if self._system.find(agent) is not None:
-            raise InvalidInput(f"agent {agent!r} is served here: end it before it is written below")
 
     async def _with_store(self, work: Callable[[Store], Any], agent: str = "") -> Any:
         """What `work` returns, on the persistence thread; with all turns of `agent` written."""
@@ -230,7 +198,3 @@ def _knows(agent: str, request: str, store: Store) -> bool:
 def _read_piece(agent: str, have: frozenset[str], store: Store) -> dict[str, Any] | None:
     piece = store.pieces.read(agent, have)
     return piece and {**piece, "names": store.pieces.names_of(piece)}
-
-
-def _go_on() -> None:
-    """The turn ends when it ends."""

@@ -1,4 +1,4 @@
-"""Who is told when an agent's KV was written. On the loop, but for `follow`."""
+"""Who is told when an agent's KV was written. On the loop."""
 
 import asyncio
 import logging

@@ -97,11 +97,8 @@ def test_what_is_served_is_not_written_below_and_what_is_not_takes_no_turn(
         await host.begin("alice", {})
         await asked(host, "alice", [1], "r1")
         records = await host.records("alice", 0)
-        for write in (
-            host.store("alice", 1, records),
-            host.set_aside("alice", 0),
-            host.store_piece("alice", {}),
-        ):
+        store, piece = host.store("alice", 1, records), host.store_piece("alice", {})
+        for write in (store, piece, host.set_aside("alice", 0)):
             with pytest.raises(InvalidInput, match="served here"):
                 await write
         assert await host.records("alice", 0) == records

@@ -42,7 +42,8 @@ def test_a_request_arrives_as_it_was_asked(sampling: Sampling) -> None:
 
 
 def test_what_is_as_by_default_is_left_to_who_reads_it() -> None:
-    request = ask_request([np.int64(1), 2], request_id="r1", sampling=Sampling(seed=1))
+    tokens: Any = [np.int64(1), 2]
+    request = ask_request(tokens, request_id="r1", sampling=Sampling(seed=1))
 
     assert request == {"kind": "ask", "id": "r1", "prompt": [1, 2], "sampling": {"seed": 1}}
     assert type(request["prompt"][0]) is int
