@@ -187,7 +187,8 @@ class AgentNotStored(StorageError):
 
 
 class RecordGap(StorageError):
-    """Copies of records do not continue a ledger, which has `have`."""
+    """Copies of records from the `start`-th on do not continue the ledger of `agent_id`, which has
+    `have`."""
 
     def __init__(self, agent_id: str, have: int, start: int) -> None:
         super().__init__(

@@ -78,8 +78,8 @@ class AgentActor(SystemActor):
         """Whether it runs no turn. Any thread."""
         return self._running is None
 
-    def on_stop(self) -> None:
-        """Fail the turn that runs: its agent is gone."""
+    def on_stop(self, *_info: Any) -> None:
+        """Fail the turn that runs: its agent is gone, or this actor has a defect."""
         if self._running is not None:
             error = SystemStopped(f"agent {self.agent_id!r} was stopped during its turn")
             self.services.tell_gpu(Cancel(self.agent_id, self._running.serial, error))
@@ -87,9 +87,7 @@ class AgentActor(SystemActor):
         if self._paused is not None:
             self._paused.reject()
 
-    def on_failure(self, *_info: Any) -> None:
-        """A defect in this actor: whoever waits for its turn is told."""
-        self.on_stop()
+    on_failure = on_stop
 
     # -- one turn ----------------------------------------------------------------------
 

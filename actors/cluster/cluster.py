@@ -205,4 +205,4 @@ def _id(agent: str | ClusterAgent) -> str:
 
 
 def _beginning(system_prompt: str | None) -> str | None:
-    return None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt)
+    return None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt.encode())

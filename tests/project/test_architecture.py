@@ -69,6 +69,9 @@ actors/system: actors/agents actors/behaviours actors/errors actors/system/obser
     persistence/commit persistence/errors persistence/files persistence/formats persistence/store
 actors: actors/agents actors/behaviours actors/errors actors/runtime actors/system actors/turns
     actors/workers core/conversation core/errors core/schedule core/schedule/speculation
+actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
+    actors/system actors/turns core/conversation core/errors core/numbers core/schedule
+    persistence/errors persistence/store
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing

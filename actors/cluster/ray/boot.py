@@ -1,12 +1,14 @@
 """Ray's two actors, started: the directory beside the head, a node beside its own raylet. Both are
 made anew where they died, over the files that they left."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import ray
+from ray.exceptions import RayError
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.journal import FileJournal
@@ -14,6 +16,7 @@ from kvactors.actors.cluster.machine.member import MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.wire import answered, pack
+from kvactors.actors.cluster.ray.errors import ClusterUnreachable
 from kvactors.actors.cluster.ray.raylet import NODE
 from kvactors.actors.cluster.ray.shell import CONCURRENT, Shell
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
@@ -63,11 +66,12 @@ class NodeActor(Shell):
         await self._member.close()
 
 
-def start_directory(folder: Path, settings: Settings) -> None:
-    """On the head, with its journal in `folder`; returns when it answers. Raises ClusterError."""
+def start_directory(folder: Path, settings: Settings) -> Any:
+    """On the head, with its journal in `folder`; its actor, once it answers: it ends with the last
+    reference to it. Raises ClusterError."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = msgpack.packb(asdict(settings))
-    _start(DirectoryActor, DIRECTORY, NODE, str(folder), packed)
+    return _start(DirectoryActor, DIRECTORY, NODE, str(folder), packed)
 
 
 def start_node(options: MemberOptions, settings: Settings) -> Any:
@@ -76,10 +80,19 @@ def start_node(options: MemberOptions, settings: Settings) -> Any:
     return _start(NodeActor, options.name, f"{NODE}{options.name}", *packed)
 
 
-def read_settings() -> Settings:
-    """Those that the head was started with."""
-    actor = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    return Settings(**answered(ray.get(actor.settings.remote())))
+def read_settings(seconds: float) -> Settings:
+    """Those that the head was started with; one that only begins is waited for, so many `seconds`.
+    Raises ClusterUnreachable."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            actor = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+            left = max(1.0, until - time.monotonic())
+            return Settings(**answered(ray.get(actor.settings.remote(), timeout=left)))
+        except (ValueError, RayError) as error:
+            if time.monotonic() > until:
+                raise ClusterUnreachable("Ray runs there, and no directory: see to the head") from error
+        time.sleep(0.1)
 
 
 def _start(kind: type[Shell], name: str, resource: str, *arguments: object) -> Any:

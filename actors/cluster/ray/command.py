@@ -12,9 +12,13 @@ import ray
 from kvactors.actors.cluster.machine.member import FOLDER, MemberOptions
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.ray.boot import read_settings, start_directory, start_node
-from kvactors.actors.cluster.ray.raylet import Raylet, RayletFailed, Started
+from kvactors.actors.cluster.ray.errors import RayletFailed
+from kvactors.actors.cluster.ray.raylet import Raylet, Started
 from kvactors.actors.cluster.ray.session import check_reachable, connect
 from kvactors.actors.cluster.ray.token import require_token, token_file
+
+HEAD_STARTS = 60.0
+"""Seconds for which a head that only begins is waited for."""
 
 __all__ = ["NodeCommand", "run_node"]
 
@@ -55,17 +59,18 @@ def _run(
     with Raylet(Started(name, command.host, folder, port, command.joins)) as raylet:
         connect(address)
         try:
-            settings = command.settings
+            # Kept: Ray ends an actor that nobody refers to.
+            directory = None
             if command.joins is None:
-                start_directory(Path(command.member.store) / FOLDER, settings)
-            else:
-                settings = read_settings()
-            node = start_node(command.member, settings)
+                folder = Path(command.member.store) / FOLDER
+                directory = start_directory(folder, command.settings)
+            node = start_node(command.member, read_settings(HEAD_STARTS))
             say(f"{name} is a node of the cluster at {address}.")
             while not until():
                 if not raylet.running:
                     raise RayletFailed(f"Ray's processes on this machine have ended: {raylet.log}")
                 time.sleep(0.2)
             ray.get(node.leave.remote())
+            del directory
         finally:
             ray.shutdown()

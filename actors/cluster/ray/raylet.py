@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from kvactors.core.errors import KvactorsError
+from kvactors.actors.cluster.ray.errors import RayletFailed
 
-__all__ = ["LOOPBACK", "NODE", "Raylet", "RayletFailed", "Started"]
+__all__ = ["LOOPBACK", "NODE", "Raylet", "Started"]
 
 LOOPBACK = "127.0.0.1"
 NODE = "kvactors:"
@@ -24,10 +24,6 @@ NODE = "kvactors:"
 _READY = b"Ray runtime started"
 # Ray keeps little in its own memory: what crosses are messages, KV comes in pieces.
 _OBJECTS = 128 << 20
-
-
-class RayletFailed(KvactorsError):
-    """Ray did not start here; the message has what it wrote last, and where all of it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,14 @@ from ray.exceptions import AuthenticationError
 from kvactors.actors.cluster.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.ray.boot import read_settings
+from kvactors.actors.cluster.ray.errors import ClusterUnreachable, WrongToken
 from kvactors.actors.cluster.ray.quirks import as_written
 from kvactors.actors.cluster.ray.raylet import LOOPBACK
 from kvactors.actors.cluster.ray.token import require_token, token_source
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
-from kvactors.core.errors import InvalidInput, KvactorsError
+from kvactors.core.errors import InvalidInput
 
-__all__ = ["ClusterUnreachable", "WrongToken", "check_reachable", "connect", "open_link"]
-
-
-class ClusterUnreachable(KvactorsError):
-    """Nobody answers at the address of a cluster."""
-
-
-class WrongToken(KvactorsError):
-    """The cluster has another token than this process."""
+__all__ = ["check_reachable", "connect", "open_link"]
 
 
 def check_reachable(address: str) -> None:
@@ -58,7 +51,7 @@ def connect(address: str) -> None:
 def open_link(address: str, seconds: float) -> Link:
     """What handles need of the cluster at `address`, tried for `seconds`. Raises as `connect`."""
     connect(address)
-    return Link(LoopThread("kvactors-cluster"), RayTransport(), read_settings(), seconds)
+    return Link(LoopThread("kvactors-cluster"), RayTransport(), read_settings(seconds), seconds)
 
 
 def _parse(address: str) -> tuple[str, int]:

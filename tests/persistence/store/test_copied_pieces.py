@@ -98,7 +98,7 @@ def test_a_piece_that_is_not_what_its_names_say_is_not_stored(
     piece: Any = source.pieces.read("alice", ())
     name, data = piece["segments"][0]
     head, middle = name[:4], name[4:]
-    changed: dict[str, Any] = {
+    changed: Any = {
         "flip": {"segments": [[name, data[:-1] + bytes([data[-1] ^ 1])]]},
         "cut": {"segments": [[name, data[:-1]]]},
         "name": {"segments": [["../../" + name, data]]},

@@ -18,6 +18,7 @@ from kvactors.persistence.errors import (
     RecordGap,
     RecordsPart,
 )
+from kvactors.persistence.files.encryption import Sealing
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.testing.doubles import (
     FailingFiles,
@@ -223,3 +224,21 @@ def test_a_ledger_that_is_damaged_is_neither_copied_nor_appended_to(tmp_path: Pa
         with pytest.raises(LedgerUnreadable):
             act()
     assert path.read_bytes() == bytes(data)
+
+
+def test_what_is_sealed_the_same_shows_no_more_than_that_it_is_the_same() -> None:
+    sealing, other = Sealing(b"k" * 32), Sealing(b"o" * 32)
+    sealed = sealing.seal_same(b"a place", b"content" * 9)
+
+    others = (
+        sealing.seal_same(b"another", b"content" * 9),
+        sealing.seal_same(b"a plac", b"econtent" + b"content" * 8),
+        sealing.seal_same(b"a place", b"content" * 8),
+        other.seal_same(b"a place", b"content" * 9),
+    )
+
+    assert sealed == sealing.seal_same(b"a place", b"content" * 9)
+    assert sealing.open_bytes(b"a place", sealed) == b"content" * 9
+    # Behind magic, version and key: salts, which keys are made of, and what those sealed.
+    assert len({found[13:29] for found in (sealed, *others)}) == 5
+    assert not any(found[29:60] == sealed[29:60] for found in others)

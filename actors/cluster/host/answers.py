@@ -1,0 +1,64 @@
+"""Replies as plain records: made where the agent is, read where it was asked. Pure: any thread."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvactors.actors.cluster.protocol.errors import WrongRecord
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.reply import Reply, Timing, Usage
+from kvactors.core.schedule.logprobs import TokenLogprob
+
+__all__ = ["read_reply", "reply_record"]
+
+
+def reply_record(reply: Reply) -> dict[str, Any]:
+    """All of a reply but its futures."""
+    return {
+        "text": reply.text,
+        "tokens": list(reply.token_ids),
+        "finish": reply.finish_reason,
+        "cache": reply.cache,
+        "match": reply.match,
+        "usage": asdict(reply.usage),
+        "timing": asdict(reply.timing),
+        "scores": None if reply.scores is None else dict(reply.scores),
+        "logprobs": _plain(reply.logprobs),
+        "prompt_logprobs": _plain(reply.prompt_logprobs),
+        "recorded": reply.recorded,
+    }
+
+
+def read_reply(record: Record, durable: ReplyFuture[bool], cached: ReplyFuture[bool]) -> Reply:
+    """The reply of a `record`, with futures of whoever knows when it is `durable` and `cached`.
+    Raises WrongRecord."""
+    try:
+        return Reply(
+            text=record["text"],
+            token_ids=tuple(record["tokens"]),
+            finish_reason=record["finish"],
+            cache=record["cache"],
+            match=record["match"],
+            usage=Usage(**record["usage"]),
+            timing=Timing(**record["timing"]),
+            durable=durable,
+            cached=cached,
+            scores=record["scores"],
+            logprobs=_read(record["logprobs"]),
+            prompt_logprobs=_read(record["prompt_logprobs"]),
+            recorded=record["recorded"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WrongRecord(reason=f"no answer that is known here: {error!r}") from error
+
+
+def _plain(logprobs: Sequence[TokenLogprob]) -> list[list[Any]]:
+    return [[item.token, item.logprob, [list(pair) for pair in item.top]] for item in logprobs]
+
+
+def _read(plain: Sequence[Sequence[Any]]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token, logprob, tuple((other, value) for other, value in top))
+        for token, logprob, top in plain
+    )

@@ -1,0 +1,200 @@
+"""SystemHost: the agents of one AgentSystem and its store, for the protocol of a cluster.
+
+An asyncio loop outside, the system's threads inside: what waits for an agent waits for a future of
+its own, what waits for a thread (spawning, leaving memory) does so on one of asyncio's. Records
+and pieces are read and written on the persistence thread, behind the saves that wait there.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from pykka import ActorDeadError
+
+from kvactors.actors.cluster.host.answers import reply_record
+from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
+from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
+from kvactors.actors.cluster.protocol.errors import LedgerGap
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.errors import AgentExists, AgentNotStored
+from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.turns.messages_store import WithStore
+from kvactors.core.errors import (
+    InvalidConfig,
+    SystemPromptMismatch,
+    SystemStopped,
+)
+from kvactors.persistence.errors import RecordGap
+from kvactors.persistence.store.store import Store
+
+__all__ = ["SystemHost"]
+
+
+class SystemHost:
+    """A Host (`kvactors.actors.cluster.protocol.interfaces`) over a `system` that runs, with a
+    store. All methods belong to one asyncio loop. What an agent's own methods raise passes.
+
+    Raises InvalidConfig for a system without a store, or a deterministic one.
+    """
+
+    def __init__(self, system: AgentSystem) -> None:
+        self._system = system
+        self._lifecycle = system.parts.lifecycle
+        self._saved = SavedKV()
+        self._turns = ServedTurns(system, self._saved)
+        if self._lifecycle.open_store is None:
+            raise InvalidConfig(
+                "a node of a cluster keeps its agents in a store, and this system has store=False"
+            )
+        if self._lifecycle.deterministic:
+            raise InvalidConfig("a deterministic system goes on only while its one thread waits")
+
+    # -- agents that are served ----------------------------------------------------------
+
+    async def begin(self, agent: str, options: Record) -> None:
+        """Serve it, as it is stored, or new, with `spawn_options`. A stored one is not forked
+        again, and has the system prompt that its ledger says."""
+        given = read_spawn_options(options)
+        spawn = self._system.spawn
+        if self._system.find(agent) is not None:
+            return
+        try:
+            await asyncio.to_thread(spawn, agent, **given)
+        except (AgentExists, SystemPromptMismatch):
+            for name in ("from_", "system_prompt"):
+                given.pop(name, None)
+            await asyncio.to_thread(spawn, agent, **given)
+
+    async def end(self, agent: str) -> None:
+        """It leaves memory when its turns so far have ended and are on disk. Raises SaveFailed;
+        then it is served on."""
+        await asyncio.to_thread(self._system.deactivate, agent)
+
+    async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
+        """Let `agent` take a turn, a `request` that `ask_request` or `observe_request` made; the
+        `reply_record` once it is in the ledger here. `on_tokens` is called with tokens and their
+        text. A caller that is cancelled leaves it running: it is taken, and whoever asks again has
+        its answer."""
+        kind, given = read_request(request)
+        if kind == "ask" and on_tokens is not None:
+            reply = await self._turns.streamed(agent, given, on_tokens)
+        else:
+            reply = await self._turns.asked(agent, kind, given)
+        await reply.durable
+        return reply_record(reply)
+
+    async def tell(self, agent: str, request: Record) -> None:
+        """Take a turn, and return when it is its agent's next: its answer is for nobody, its record
+        is in the ledger when it was taken. Who must know that asks for it by `turn`, under the same
+        id."""
+        self._turns.asked(agent, *read_request(request))
+
+    async def observe(self, agent: str, request: Record) -> Record:
+        """Have something remembered, without an answer: an `observe_request`."""
+        return await self.turn(agent, {**request, "kind": "observe"}, None)
+
+    # -- what is stored ------------------------------------------------------------------
+
+    async def stored(self) -> dict[str, int]:
+        """Agents whose ledgers can be read, and how many records each has."""
+        found: dict[str, int] = await self._with_store(lambda store: store.records.counts())
+        return found
+
+    async def records(self, agent: str, start: int) -> list[bytes]:
+        """Copies of its records from the `start`-th on: the same record has the same bytes on every
+        node with the same key. Raises SaveFailed if the disk refuses some."""
+        work = partial(_read_records, agent, start)
+        found: list[bytes] = await self._with_store(work, agent)
+        return found
+
+    async def knows(self, agent: str, request: str) -> bool:
+        """Whether its ledger has a record of this request."""
+        found: bool = await self._with_store(partial(_knows, agent, request), agent)
+        return found
+
+    async def store(self, agent: str, start: int, records: list[bytes]) -> int:
+        """Append copies of `records` to the ledger of `agent`, which is not served: those from the
+        `start`-th on that it has not. Raises LedgerGap, RecordsPart, ImportRejected, OSError."""
+        self._turns.require_none(agent)
+        try:
+            work = partial(_append_records, agent, start, records)
+            count: int = await self._with_store(work)
+        except RecordGap as gap:
+            raise LedgerGap(agent=agent, have=gap.have) from gap
+        return count
+
+    async def set_aside(self, agent: str, keep: int) -> None:
+        """Move all records behind the first `keep` out of the way, and delete the KV. Raises
+        OSError."""
+        self._turns.require_none(agent)
+        await self._with_store(lambda store: store.records.set_aside(agent, keep))
+
+    async def pieces(self, agent: str, have: list[str]) -> AsyncIterator[Record]:
+        """Its KV, a few MB at a time; what is written meanwhile comes too."""
+        known = set(have)
+        while True:
+            # By value: the set grows while the other thread may still look at it.
+            work = partial(_read_piece, agent, frozenset(known))
+            piece = await self._with_store(work, agent)
+            if piece is None:
+                return
+            known |= set(piece.pop("names"))
+            yield piece
+
+    async def digests(self, agent: str) -> list[str]:
+        """Names of the segments that are stored here: they name content."""
+        found: list[str] = await self._with_store(lambda store: store.pieces.names(agent))
+        return found
+
+    async def store_piece(self, agent: str, piece: Record) -> None:
+        """Store one of `pieces`, if it fits; of an agent that is not served. Raises OSError."""
+        self._turns.require_none(agent)
+        await self._with_store(lambda store: store.pieces.add(agent, piece))
+
+    async def forget(self, agent: str) -> None:
+        """Delete it from memory and disk. What was set aside of it stays."""
+        with suppress(AgentNotStored):
+            await asyncio.to_thread(self._system.forget, agent)
+
+    # -- of the node ---------------------------------------------------------------------
+
+    def load(self) -> Record:
+        """Bytes of KV in memory, turns that wait or run, and bytes that there may be."""
+        return {
+            "bytes": self._lifecycle.vitals.hot_bytes,
+            "waiting": len(self._lifecycle.outstanding.turns()),
+            "budget": self._system.info.memory_budget,
+        }
+
+    def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
+        """Call when the KV of a turn that was taken here is on disk."""
+        self._saved.listeners.append(listener)
+
+    async def _with_store(self, work: Callable[[Store], Any], agent: str = "") -> Any:
+        """What `work` returns, on the persistence thread; with all turns of `agent` written."""
+        self._lifecycle.require_running()
+        try:
+            future = self._lifecycle.persistence.ask(WithStore(work, agent), block=False)
+            return await future
+        except ActorDeadError as error:
+            raise SystemStopped("the system is stopped") from error
+
+
+def _read_records(agent: str, start: int, store: Store) -> list[bytes]:
+    return store.records.read(agent, start)
+
+
+def _append_records(agent: str, start: int, records: list[bytes], store: Store) -> int:
+    return store.records.append(agent, start, records)
+
+
+def _knows(agent: str, request: str, store: Store) -> bool:
+    return any(record.get("request") == request for record in store.read_ledger(agent) or ())
+
+
+def _read_piece(agent: str, have: frozenset[str], store: Store) -> dict[str, Any] | None:
+    piece = store.pieces.read(agent, have)
+    return piece and {**piece, "names": store.pieces.names_of(piece)}

@@ -1,0 +1,149 @@
+"""What is asked of an agent of a cluster, as plain records: made where it is asked, checked where
+the agent is. Pure: any thread."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Unpack
+
+from kvactors.actors.cluster.protocol.errors import WrongRecord
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.turns.checks import check_request_id
+from kvactors.actors.turns.options import AskOptions
+from kvactors.core.conversation.context_policy import ContextPolicy, DropOldest, Summarize
+from kvactors.core.errors import InvalidInput
+from kvactors.core.numbers import whole
+from kvactors.core.schedule.grammar import Grammar
+from kvactors.core.schedule.sampling import Sampling
+
+__all__ = [
+    "ask_request",
+    "observe_request",
+    "read_request",
+    "read_spawn_options",
+    "spawn_options",
+]
+
+KINDS = {
+    "ask": {"prompt", *AskOptions.__annotations__} - {"request_id"},
+    "observe": {"text", "role"},
+}
+POLICIES = {"DropOldest": DropOldest, "Summarize": Summarize}
+
+
+def ask_request(
+    prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
+) -> dict[str, Any]:
+    """A turn, as `Agent.ask` takes it, with a `request_id`. Raises InvalidInput without one, and
+    for a prompt that has no plain form."""
+    record: dict[str, Any] = {"kind": "ask", **options}
+    record["id"] = _required(record.pop("request_id", None))
+    if prompt is not None:
+        record["prompt"] = _plain_prompt(prompt)
+    if record.get("sampling") is not None:
+        record["sampling"] = _changed(record["sampling"])
+    return record
+
+
+def observe_request(request_id: str, text: str, role: str = "user") -> dict[str, Any]:
+    """What `Agent.observe` takes: a `text` of this `role`, under its `request_id`."""
+    return {"id": _required(request_id), "kind": "observe", "text": text, "role": role}
+
+
+def read_request(record: Record) -> tuple[str, dict[str, Any]]:
+    """The kind of a request, "ask" or "observe", and the parameters of the Agent's method. Raises
+    WrongRecord, and InvalidInput for values that these types do not have."""
+    given = dict(record)
+    kind, request_id = given.pop("kind", "ask"), given.pop("id", None)
+    known = KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None or not isinstance(request_id, str) or not given.keys() <= known:
+        raise WrongRecord(reason=f"no request that this node knows: {sorted(map(str, record))}")
+    if given.get("sampling") is not None:
+        given["sampling"] = _sampling(given["sampling"])
+    return kind, {**given, "request_id": request_id}
+
+
+def spawn_options(
+    system_prompt: str | None = None,
+    *,
+    from_: str | None = None,
+    context_policy: ContextPolicy | None = None,
+    prompt_lane: LanePolicy | None = None,
+) -> dict[str, Any]:
+    """What `AgentSystem.spawn` takes of `system_prompt`, `from_`, `context_policy` and
+    `prompt_lane`, plain."""
+    record: dict[str, Any] = {}
+    if system_prompt is not None:
+        record["system_prompt"] = system_prompt
+    if from_ is not None:
+        record["from_"] = from_
+    if context_policy is not None:
+        record["context_policy"] = _plain_policy(context_policy)
+    if prompt_lane is not None:
+        record["prompt_lane"] = asdict(prompt_lane)
+    return record
+
+
+def read_spawn_options(record: Record) -> dict[str, Any]:
+    """The parameters of `AgentSystem.spawn`. Raises WrongRecord, and InvalidConfig for values that
+    these types do not have."""
+    given = dict(record)
+    if not given.keys() <= {"system_prompt", "from_", "context_policy", "prompt_lane"}:
+        raise WrongRecord(reason=f"no options that this node knows: {sorted(map(str, record))}")
+    if "prompt_lane" in given:
+        given["prompt_lane"] = _made(LanePolicy, given["prompt_lane"])
+    if "context_policy" in given:
+        given["context_policy"] = _policy(given["context_policy"])
+    return given
+
+
+def _required(request_id: str | None) -> str:
+    found = check_request_id(request_id)
+    if found is None:
+        raise InvalidInput("a turn of a cluster has a request_id: whoever asks again asks with it")
+    return found
+
+
+def _plain_prompt(prompt: str | Sequence[int]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    tokens = [whole(token) for token in prompt]
+    if None in tokens:
+        raise InvalidInput(f"a prompt is text or a list of token ids, not {prompt!r:.80}")
+    return tokens  # type: ignore[return-value]
+
+
+def _changed(sampling: Sampling) -> dict[str, Any]:
+    """What is not as by default: a node of another release has defaults of its own for the rest."""
+    plain, default = asdict(sampling), asdict(Sampling())
+    return {name: value for name, value in plain.items() if value != default[name]}
+
+
+def _sampling(record: Any) -> Sampling:
+    if isinstance(record, Mapping) and record.get("grammar") is not None:
+        record = {**record, "grammar": _made(Grammar, record["grammar"])}
+    made: Sampling = _made(Sampling, record)
+    return made
+
+
+def _plain_policy(policy: ContextPolicy) -> str | dict[str, Any]:
+    return policy if isinstance(policy, str) else {"kind": type(policy).__name__, **asdict(policy)}
+
+
+def _policy(record: Any) -> ContextPolicy:
+    if record == "refuse":
+        return "refuse"
+    values = dict(record) if isinstance(record, Mapping) else {}
+    kind = POLICIES.get(values.pop("kind", ""))
+    if kind is None:
+        raise WrongRecord(reason=f"no context_policy that this node knows: {record!r:.200}")
+    found: DropOldest = _made(kind, values)
+    return found
+
+
+def _made(kind: Any, record: Any) -> Any:
+    """One of these dataclasses, of its plain fields. Raises WrongRecord."""
+    names = {field.name for field in fields(kind)}
+    if not isinstance(record, Mapping) or not record.keys() <= names:
+        raise WrongRecord(reason=f"no {kind.__name__} that this node knows: {record!r:.200}")
+    return kind(**record)

@@ -1,0 +1,62 @@
+"""The turns of the agents that a node serves. On its loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvactors.actors.agents.handle import Agent
+from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.turns.options import check_options
+from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.stream import AsyncReplyStream
+from kvactors.core.errors import InvalidInput
+
+__all__ = ["OnTokens", "ServedTurns"]
+
+OnTokens = Callable[[list[int], str], object]
+
+
+class ServedTurns:
+    """Turns of the agents that are in memory of `system`; `saved` follows what becomes of their
+    KV."""
+
+    def __init__(self, system: AgentSystem, saved: SavedKV) -> None:
+        self._system = system
+        self._saved = saved
+
+    def require_none(self, agent: str) -> None:
+        """Raise InvalidInput if it is served: what is in memory would not be what is stored."""
+        if self._system.find(agent) is not None:
+            raise InvalidInput(f"agent {agent!r} is served here: end it before it is written below")
+
+    def asked(self, agent: str, kind: str, given: dict[str, Any]) -> ReplyFuture[Reply]:
+        """Put a turn of this `kind`, "ask" or "observe", into the lane of `agent`, with the
+        parameters that are `given`. Raises InvalidInput unless it is served, and as its method."""
+        handle = self._handle(agent)
+        future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
+        self._saved.follow(agent, future)
+        return future
+
+    async def streamed(self, agent: str, given: dict[str, Any], on_tokens: OnTokens) -> Reply:
+        """The reply of a turn of `agent` with the parameters that are `given`; `on_tokens` has its
+        tokens and text as they come. Raises as `asked`, and what the turn fails with."""
+        handle = self._handle(agent)
+        options = check_options(self._system.info, given.pop("prompt", None), **given)
+        ticket = handle.open_turn(options)
+        self._saved.follow(agent, ticket.reply)
+        # Nobody's leaving cancels it: half an answer under its id would be all there ever is.
+        async for piece in AsyncReplyStream(ticket, options.sampling.stop, _go_on):
+            on_tokens(list(piece.token_ids), piece.text)
+        reply: Reply = await ticket.reply
+        return reply
+
+    def _handle(self, agent: str) -> Agent:
+        handle = self._system.find(agent)
+        if handle is None:
+            raise InvalidInput(f"agent {agent!r} is not served here: begin it first")
+        return handle
+
+
+def _go_on() -> None:
+    """The turn ends when it ends."""

@@ -1,0 +1,44 @@
+"""Two nodes' agents in one process: what one host gives reaches the other as plain bytes."""
+
+from typing import Any
+
+from kvactors.actors import Sampling
+from kvactors.actors.cluster.host.host import SystemHost
+from kvactors.actors.cluster.host.requests import ask_request
+from kvactors.actors.cluster.protocol.wire import pack, unpack
+
+__all__ = ["LONG", "SHORT", "across", "asked", "copied", "said"]
+
+SHORT = Sampling(max_tokens=6)
+LONG = [(7 * n) % 120 + 1 for n in range(300)]
+
+
+def across(record: Any) -> dict[str, Any]:
+    """A record as it arrives."""
+    return unpack(pack(record))
+
+
+async def asked(
+    host: SystemHost, agent: str, prompt: Any, request_id: str, **options: Any
+) -> dict[str, Any]:
+    """A turn of an agent that is served; its answer as it arrives."""
+    options.setdefault("sampling", SHORT)
+    request = ask_request(prompt, request_id=request_id, **options)
+    return across(await host.turn(agent, across(request), None))
+
+
+async def copied(source: SystemHost, target: SystemHost, agent: str) -> int:
+    """Bring `target` all that `source` has of an agent; how many records and pieces that were."""
+    start = (await target.stored()).get(agent, 0)
+    records = await source.records(agent, start)
+    await target.store(agent, start, across({"records": records})["records"])
+    count = len(records)
+    async for piece in source.pieces(agent, await target.digests(agent)):
+        await target.store_piece(agent, across(piece))
+        count += 1
+    return count
+
+
+def said(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """What two nodes must agree on."""
+    return answer["text"], answer["tokens"], answer["finish"]
