@@ -44,7 +44,7 @@ class DirectoryActor(Shell):
 
     async def settings(self) -> bytes:
         """Those of the cluster, packed."""
-        return pack(msgpack.unpackb(self._settings))
+        return pack({"answer": msgpack.unpackb(self._settings)})
 
 
 class NodeActor(Shell):
