@@ -1,5 +1,7 @@
 """The actors: AgentSystem and what a user of it needs. Imports no MLX until a model loads. What is
-public may be called from any thread."""
+public may be called from any thread. Clusters load asyncio, and so when they are asked for."""
+
+from typing import TYPE_CHECKING, Any
 
 from kvactors.actors.agents.handle import Agent, TranscriptView
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
@@ -68,6 +70,10 @@ from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.schedule.speculation.speculation import DraftModel
 
+if TYPE_CHECKING:
+    from kvactors.actors.cluster.cluster import Cluster
+    from kvactors.actors.cluster.handle import ClusterAgent
+
 __all__ = [
     "AdmissionFull",
     "Agent",
@@ -79,6 +85,8 @@ __all__ = [
     "BehaviourFailed",
     "BlockingCall",
     "CacheFull",
+    "Cluster",
+    "ClusterAgent",
     "ContextExceeded",
     "DeadLetter",
     "DraftModel",
@@ -141,3 +149,13 @@ __all__ = [
     "default_store",
     "replay",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Cluster and ClusterAgent. Raises AttributeError for any other name."""
+    if name not in ("Cluster", "ClusterAgent"):
+        raise AttributeError(f"module 'kvactors.actors' has no attribute {name!r}")
+    from kvactors.actors.cluster import cluster
+
+    found = globals()[name] = getattr(cluster, name)
+    return found

@@ -17,7 +17,7 @@ from kvactors.actors.system.parameters import check_seconds
 from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text, stays_here
 from kvactors.core.errors import InvalidConfig, InvalidInput
 
-__all__ = ["HERE", "Cluster", "check_durable"]
+__all__ = ["HERE", "Cluster", "ClusterAgent", "check_durable"]
 
 HERE = "127.0.0.1:6379"
 """Where a head listens unless it was told otherwise."""
@@ -56,13 +56,13 @@ class Cluster:
             from kvactors.actors.cluster.ray.session import open_link
         except ImportError as error:
             raise InvalidConfig(f"{error.name} is missing: pip install 'kvactors[ray]'") from error
-        link = open_link(address or os.environ.get("RAY_ADDRESS") or HERE, seconds)
+        link, leave = open_link(address or os.environ.get("RAY_ADDRESS") or HERE, seconds)
         if durable not in (None, link.settings.durable):
-            link.close()
+            leave()
             raise InvalidConfig(
                 f"the head was started with --durable {link.settings.durable}, not {durable!r}"
             )
-        return cls(link, link.close)
+        return cls(link, leave)
 
     @classmethod
     def local(cls, model: str = "default", store: str | Path | None = None, **engine: Any) -> Self:
@@ -156,11 +156,13 @@ class Cluster:
             raise NoRoom(agent=agent_id, nodes=place.node)
         return place
 
-    def drain(self, node: str) -> None:
-        """Bring all agents of a node to others, and none there until it joins anew. Returns when it
-        has none. Raises UnknownNode."""
-        self._ask("drain", node=node, on=True)
-        self._until(lambda: not self._node(node)["agents"])
+    def drain(self, node: str, *, undo: bool = False) -> None:
+        """Bring all agents of a node to others, and none there; returns when it has none. `undo`:
+        let agents come again. Raises UnknownNode, NoRoom where there is no other node."""
+        if not undo:
+            self._least(node, but=node)
+        self._ask("drain", node=node, on=not undo)
+        self._until(lambda: undo or not self._node(node)["agents"])
 
     def stats(self) -> dict[str, Any]:
         """How many agents and moves there are; of each node whether it is alive and drained, its

@@ -5,10 +5,12 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn, Unpack
 
+from kvactors.actors.agents.handle import TranscriptView
 from kvactors.actors.cluster.host.answers import read_reply
 from kvactors.actors.cluster.link import Link
 from kvactors.actors.cluster.requests import checked_ask, checked_observe
 from kvactors.actors.cluster.streams import AsyncClusterStream, ClusterStream, pieces
+from kvactors.actors.cluster.transcripts import read_transcript
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.options import AskOptions
@@ -73,6 +75,13 @@ class ClusterAgent:
     ) -> AsyncClusterStream:
         """`stream` under asyncio, with its options."""
         return AsyncClusterStream(self._link.loop, self._pieces(checked_ask(prompt, **options)))
+
+    def transcript(self) -> TranscriptView:
+        """What it remembers: finished turns, none missing that anyone was given. Waits for its
+        node. Raises InvalidInput where stores are encrypted, UnknownAgent, Unanswered."""
+        link = self._link
+        found = link.run(link.client.read(self.agent_id, 0, link.seconds))
+        return read_transcript(self.agent_id, found["records"])
 
     def _ask(self, request: dict[str, Any]) -> ReplyFuture[Reply]:
         return self._link.begin(self._turn(request))

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.errors import as_known
+from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply

@@ -91,7 +91,9 @@ def read_settings(seconds: float) -> Settings:
             return Settings(**answered(ray.get(actor.settings.remote(), timeout=left)))
         except (ValueError, RayError) as error:
             if time.monotonic() > until:
-                raise ClusterUnreachable("Ray runs there, and no directory: see to the head") from error
+                raise ClusterUnreachable(
+                    "Ray runs there, and no directory: see to the head"
+                ) from error
         time.sleep(0.1)
 
 

@@ -1,6 +1,7 @@
 """This process as a client of Ray. One cluster a process: Ray knows no more."""
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,6 +19,9 @@ from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 from kvactors.core.errors import InvalidInput
 
 __all__ = ["check_reachable", "connect", "open_link"]
+
+_open: dict[Link, bool] = {}
+"""The links of this process, and whether it was connected to Ray for one of them."""
 
 
 def check_reachable(address: str) -> None:
@@ -48,10 +52,20 @@ def connect(address: str) -> None:
         )
 
 
-def open_link(address: str, seconds: float) -> Link:
-    """What handles need of the cluster at `address`, tried for `seconds`. Raises as `connect`."""
+def open_link(address: str, seconds: float) -> tuple[Link, Callable[[], None]]:
+    """What handles need of the cluster at `address`, tried for `seconds`, and what leaves it: the
+    last that leaves disconnects from Ray, if it was connected here. Raises as `connect`."""
+    began = not ray.is_initialized()
     connect(address)
-    return Link(LoopThread("kvactors-cluster"), RayTransport(), read_settings(seconds), seconds)
+    link = Link(LoopThread("kvactors-cluster"), RayTransport(), read_settings(seconds), seconds)
+    _open[link] = began or any(_open.values())
+
+    def leave() -> None:
+        link.close()
+        if _open.pop(link, False) and not _open:
+            ray.shutdown()
+
+    return link, leave
 
 
 def _parse(address: str) -> tuple[str, int]:

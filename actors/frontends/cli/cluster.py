@@ -55,22 +55,25 @@ def show_status(address: str | None, *, as_json: bool) -> None:
         table.add_column(name, justify="left" if name in ("node", "state") else "right")
     for name, node in sorted(stats["nodes"].items()):
         counts = [f"{node[key]:,}" for key in ("agents", "replicas")]
-        table.add_row(printable(name), _state(node), *counts, f"{node['bytes']:,} B", f"{node['waiting']:,}")
+        table.add_row(
+            printable(name), _state(node), *counts, f"{node['bytes']:,} B", f"{node['waiting']:,}"
+        )
     out.print(table)
 
 
-def drain_node(node: str, address: str | None) -> None:
-    """Bring all agents of a `node` of the cluster at `address` to others."""
+def drain_node(node: str, address: str | None, *, undo: bool) -> None:
+    """Bring all agents of a `node` of the cluster at `address` to others; `undo`: take it back."""
     with Cluster.connect(address) as cluster:
-        cluster.drain(node)
-    err.print(f"{node} has no agents, and gets none.")
+        cluster.drain(node, undo=undo)
+    told = "takes agents again" if undo else "has no agents, and gets none"
+    err.print(f"{printable(node)} {told}.")
 
 
 def move_agent(agent: str, to: str | None, address: str | None) -> None:
     """Bring an `agent` of the cluster at `address` to the node `to`."""
     with Cluster.connect(address) as cluster:
         place = cluster.migrate(agent, to)
-    err.print(f"{agent} lives on {place.node}.")
+    err.print(f"{printable(agent)} lives on {printable(place.node)}.")
 
 
 def _state(node: dict[str, Any]) -> str:

@@ -79,12 +79,15 @@ def status(address: Address = None, *, json: Json = False) -> None:
 
 @care.command()
 def drain(
-    node: Annotated[str, typer.Argument(parser=text, help="Its name.")], address: Address = None
+    node: Annotated[str, typer.Argument(parser=text, help="Its name.")],
+    address: Address = None,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Let agents come again.")] = False,
 ) -> None:
     """Bring all agents of a node to others: before it is switched off."""
     from kvactors.actors.frontends.cli.cluster import drain_node
 
-    drain_node(node, address)
+    drain_node(node, address, undo=undo)
 
 
 @care.command()

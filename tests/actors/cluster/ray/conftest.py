@@ -1,0 +1,44 @@
+"""Real clusters of Ray on this host, started once for all tests of a module."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from nodes import Nodes
+
+if find_spec("ray") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def token() -> Iterator[str]:
+    """What the nodes and this process share."""
+    made = secrets.token_hex(16)
+    os.environ["RAY_AUTH_TOKEN"] = made
+    yield made
+    del os.environ["RAY_AUTH_TOKEN"]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Nodes]":
+    """A head and two more nodes; what is durable is on two of them."""
+    from nodes import Nodes
+
+    found = Nodes(tmp_path_factory.mktemp("three"), "one", "two", "three")
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="module")
+def carefree(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Nodes]":
+    """A head and another node; what is durable is on one of them."""
+    from nodes import Nodes
+
+    found = Nodes(tmp_path_factory.mktemp("carefree"), "one", "two", durable="one")
+    yield found
+    found.end()

@@ -1,0 +1,123 @@
+"""Nodes of real clusters on this host: `kvactors node`, each in a process of its own."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from kvactors.actors.cluster.cluster import Cluster
+from kvactors.actors.cluster.protocol.wire import answered
+from kvactors.actors.cluster.ray.errors import ClusterUnreachable
+from kvactors.actors.cluster.ray.transport import NAMESPACE
+
+__all__ = ["LEASE", "Nodes", "eventually"]
+
+LEASE = 2.0
+PATIENCE = 60.0
+_MAIN = "from kvactors.actors.cli import main; main()"
+
+
+class Nodes:
+    """Several nodes, by their names; the first is the head. Their stores are in a folder."""
+
+    def __init__(self, folder: Path, *names: str, durable: str = "two") -> None:
+        self.folder = folder
+        self.address = f"127.0.0.1:{_free_port()}"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        head, *others = names
+        port = self.address.rpartition(":")[2]
+        self._start(head, "--head", "--port", port, "--durable", durable, "--lease", str(LEASE))
+        self.cluster = self._connect()
+        for name in others:
+            self.join(name)
+        eventually(lambda: len(self.alive()) == len(names))
+
+    def alive(self) -> list[str]:
+        """Names of the nodes that hold a lease."""
+        return [name for name, node in self.cluster.stats()["nodes"].items() if node["alive"]]
+
+    def join(self, name: str) -> None:
+        """Start one more."""
+        self._start(name, "--join", self.address)
+
+    def pid(self, name: str) -> int:
+        """Of the process that has the model and the store; "directory": that one's."""
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+        return int(answered(ray.get(actor.ready.remote(), timeout=PATIENCE))["pid"])
+
+    def lose(self, name: str) -> None:
+        """The machine is gone: its processes, without warning, and its disk."""
+        os.kill(self.pid(name), signal.SIGKILL)
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+        shutil.rmtree(self.folder / name)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What became of `kvactors` with these arguments."""
+        return subprocess.run(
+            [sys.executable, "-c", _MAIN, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def read(self, *arguments: str) -> Any:
+        """What a command prints as JSON."""
+        done = self.command(*arguments, "--address", self.address, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def end(self) -> None:
+        """End all of them, as Ctrl-C does."""
+        self.cluster.close()
+        for process in reversed(self.running.values()):
+            process.send_signal(signal.SIGINT)
+        for name, process in self.running.items():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise AssertionError(f"{name} did not end") from None
+
+    def _start(self, name: str, *arguments: str) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        told = ["node", "--name", name, "--store", str(self.folder / name), "--reproducible"]
+        self.running[name] = subprocess.Popen(
+            [sys.executable, "-c", _MAIN, *told, *arguments], stdout=log, stderr=log
+        )
+        log.close()
+
+    def _connect(self) -> Cluster:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return Cluster.connect(self.address, patience=PATIENCE)
+            except ClusterUnreachable:
+                assert time.monotonic() < until, "no head"
+                time.sleep(0.2)
+
+
+def eventually(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    until = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < until, "it never was"
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
