@@ -47,7 +47,8 @@ async def serve(
 async def serve_stream(
     stream: Callable[[str, Record], AsyncIterator[Record]], method: str, data: bytes
 ) -> AsyncIterator[bytes]:
-    """The same for a `stream` by `method` with `data`: items packed one by one, an error as the last of them."""
+    """The same for a `stream` by `method` with `data`: items packed one by one, an error as the
+    last of them."""
     try:
         async for item in stream(method, unpack(data)):
             yield pack({"answer": item})

@@ -20,7 +20,8 @@ SAVED = 0.3
 
 class ModelHost:
     """Ledgers on a simulated disk; those of served agents in memory besides, as an AgentSystem has
-    them; it dies with its `process`, and `rng` draws how long turns take. That nobody writes below an agent that is served is asserted here."""
+    them; it dies with its `process`, and `rng` draws how long turns take. That nobody writes below
+    an agent that is served is asserted here."""
 
     def __init__(self, process: Process, disk: Disk, rng: Random) -> None:
         self._process, self._disk, self._rng = process, disk, rng

@@ -92,7 +92,8 @@ class Oracle:
             self._say(agent, f"orphans on {', '.join(orphans)}, at home on {sorted(home)}")
 
     def moved(self, agent: str, target: str, since: Sequence[Mapping[str, Any]]) -> None:
-        """A move of `agent` to `target` was promised; the directory has written all of `since` then."""
+        """A move of `agent` to `target` was promised; the directory has written all of `since`
+        then."""
         there = any(
             place["agent"] == agent and place["node"] == target
             for record in since

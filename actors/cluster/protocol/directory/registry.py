@@ -45,7 +45,8 @@ class Registry:
         moved: Iterable[str] = (),
         gone: Iterable[str] = (),
     ) -> None:
-        """All `places`, `members` and `moves` at once. `moved`: these moves are over; `gone`: forget these agents.
+        """All `places`, `members` and `moves` at once. `moved`: these moves are over; `gone`:
+        forget these agents.
 
         Raises Unreachable where the disk failed: the change may be on it or not, so from then on
         nothing is answered until a restart has read what is there.

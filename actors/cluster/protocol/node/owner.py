@@ -31,8 +31,8 @@ class Held:
 
 
 class Owner:
-    """What the node `name` claims from the directory, through `transport`, and notes in `notes`; its
-    agents are those of `host`, its leases and replicas as `settings` say, by its own `clock`.
+    """What the node `name` claims from the directory, through `transport`, and notes in `notes`;
+    its agents are those of `host`, its leases and replicas as `settings` say, by its own `clock`.
 
     All but `current` with the agent's lock held.
     """

@@ -30,9 +30,9 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 class Node:
-    """Called `name`, with the agents of `host`. `run` keeps its lease of `settings`, by its `clock`,
-    and notes it in `journal`; `handle` and `stream` answer calls, and others are called through
-    `transport`, all on one loop.
+    """Called `name`, with the agents of `host`. `run` keeps its lease of `settings`, by its
+    `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and others are called
+    through `transport`, all on one loop.
 
     Of one agent one thing is done at a time; different agents do not wait for each other.
     """
