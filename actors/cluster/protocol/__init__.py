@@ -1,5 +1,5 @@
-"""Who owns an agent, and what may be acknowledged: no threads, no clock, no disk, no Ray
-of its own. All of these are given (`interfaces.py`), so that a test decides what fails and when.
+"""Who owns an agent, and what may be acknowledged: no thread, clock, disk or Ray of its own. All of
+these are given (`interfaces.py`), so that a test decides what fails and when. One asyncio loop.
 
     directory/server.py  Directory(transport, clock, journal, settings)
     node/server.py       Node(name, transport, clock, journal, host, settings=settings)

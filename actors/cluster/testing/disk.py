@@ -26,7 +26,8 @@ class Disk:
         self.slow, self.full, self.failing = 1.0, False, 0.0
 
     async def write(self, process: Process, what: str, apply: Callable[[], object]) -> None:
-        """Do it durably. Raises OSError: then it was done or not."""
+        """Durably do what `apply` does, for `process`; `what` names the step. Raises OSError: then
+        it was done or not."""
         self.step(process, f"before {what}")
         key = object()
         process.at_death(key, lambda: self._rng.random() < 0.5 and apply())

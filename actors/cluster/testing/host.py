@@ -5,7 +5,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -20,7 +20,8 @@ SAVED = 0.3
 
 class ModelHost:
     """Ledgers on a simulated disk; those of served agents in memory besides, as an AgentSystem has
-    them. That nobody writes below an agent that is served is asserted here."""
+    them; it dies with its `process`, and `rng` draws how long turns take. That nobody writes below
+    an agent that is served is asserted here."""
 
     def __init__(self, process: Process, disk: Disk, rng: Random) -> None:
         self._process, self._disk, self._rng = process, disk, rng
@@ -51,7 +52,7 @@ class ModelHost:
         request: Record,
         on_tokens: Callable[[list[int], str], object] | None,
     ) -> Record:
-        """The answer is where in the ledger it stands."""
+        """`agent` answers `request` with where in the ledger it stands; `on_tokens` gets two."""
         memory = self._served[agent]
         known = [msgpack.unpackb(record)["id"] for record in memory]
         if request["id"] in known:
@@ -91,7 +92,7 @@ class ModelHost:
         return list(self._ledgers.get(agent, ())[start:])
 
     async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """Those that are new."""
+        """Those of `records` of `agent`, from the `start`-th on, that are new."""
         ledger = self._ledgers.setdefault(agent, [])
         self._not_served(agent)
         if start > len(ledger):

@@ -35,7 +35,7 @@ class Network:
         self.lost = self.late = self.twice = 0.0
 
     def serve(self, process: Process, handle: Handle, stream: Stream | None = None) -> None:
-        """Calls to its name go there from now on."""
+        """Calls to the name of `process` go to `handle` and `stream` from now on."""
         self._servers[process.name] = (process, handle, stream)
 
     def trip(self, sender: str, to: str) -> float | None:
@@ -45,7 +45,7 @@ class Network:
         return self.rng.uniform(*(LATE if self.rng.random() < self.late else TRIP))
 
     def send(self, channel: "Channel", method: str, data: bytes) -> None:
-        """Towards the server; whatever becomes of it is seen on `channel`."""
+        """`method` with `data` towards the server; what becomes of it is seen on `channel`."""
         self._launch(channel, method, data)
         if self.rng.random() < self.twice:
             # What the second one is answered nobody hears.
@@ -84,7 +84,8 @@ class Network:
 
 
 class Channel:
-    """One call: what comes back, in order."""
+    """One call by `caller` of the `method` of `to`, over `network`: what comes back, in order; one
+    item, or many if it `streams`."""
 
     def __init__(
         self, network: Network, caller: Process, to: str, method: str, *, streams: bool
@@ -128,7 +129,7 @@ class SimTransport:
     async def call(
         self, to: str, method: str, record: Record, *, within: float | None = None
     ) -> Record:
-        """See Transport."""
+        """The answer of `to` to `method` of `record`, if it comes `within` so long."""
         channel = self._open(to, method, record, streams=False)
         if within is not None:
             late = Unreachable(to=to, method=method)
@@ -136,7 +137,7 @@ class SimTransport:
         return _given(await channel.items.get())
 
     async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
-        """See Transport."""
+        """The items that `to` answers to `method` of `record`."""
         channel = self._open(to, method, record, streams=True)
         while (item := await channel.items.get()) is not None:
             yield _given(item)

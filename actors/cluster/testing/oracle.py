@@ -43,7 +43,8 @@ class Oracle:
         return Asked(agent, text, seen.epoch, 1 + max(seen.durable, default=-1))
 
     def answered(self, asked: Asked, epoch: int, node: str, index: int, text: str) -> None:
-        """A client was given the answer of a turn."""
+        """A client that `asked` was given an answer by `node` in `epoch`: that of `text`, which is
+        the turn `index`."""
         self.answers += 1
         self._acknowledged(asked, epoch, node)
         if text != asked.text:
@@ -59,19 +60,20 @@ class Oracle:
             self._say(asked.agent, f"{durable[index]} and {asked.text} are both turn {index}")
 
     def read(self, asked: Asked, epoch: int, node: str, ledger: list[str]) -> None:
-        """A client was shown the whole ledger."""
+        """A client that `asked` was shown the whole `ledger` by `node` in `epoch`."""
         self._acknowledged(asked, epoch, node)
         if len(ledger) < asked.durable:
             self._say(asked.agent, f"{node} shows {len(ledger)} of {asked.durable} durable turns")
 
     def unanswered(self, agent: str, text: str, reason: str) -> None:
-        """The faults are over, and still there is no answer."""
+        """The faults are over, and `agent` has not answered `text`; the `reason` is the last."""
         self._say(agent, f"{text} was never answered: {reason}")
 
     def ends(
         self, agent: str, ledgers: Mapping[str, list[str]], aside: list[str], home: set[str]
     ) -> None:
-        """All is quiet: `ledgers` by node, of which only those of `home` may have any."""
+        """All is quiet: `ledgers` of `agent` by node, of which only those of `home` may have any;
+        `aside` is what was set aside."""
         seen = self._agents.setdefault(agent, _Seen())
         for node in sorted(home):
             ledger = ledgers.get(node, [])
@@ -90,7 +92,8 @@ class Oracle:
             self._say(agent, f"orphans on {', '.join(orphans)}, at home on {sorted(home)}")
 
     def moved(self, agent: str, target: str, since: Sequence[Mapping[str, Any]]) -> None:
-        """A move to `target` was promised; the directory has written all of `since` then."""
+        """A move of `agent` to `target` was promised; the directory has written all of `since`
+        then."""
         there = any(
             place["agent"] == agent and place["node"] == target
             for record in since

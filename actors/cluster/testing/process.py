@@ -85,7 +85,7 @@ class Process:
 
 
 class SimClock:
-    """Goes a little too fast or too slow."""
+    """That of a `process`: it goes at its own `rate` from its own `offset`."""
 
     def __init__(self, process: Process, rate: float, offset: float) -> None:
         self._process, self._rate, self._offset = process, rate, offset
@@ -116,7 +116,7 @@ def new_loop() -> VirtualLoop:
                 task.cancel()
         return task
 
-    loop.set_task_factory(factory)
+    loop.set_task_factory(factory)  # type: ignore[arg-type]
     return loop
 
 

@@ -172,7 +172,9 @@ class _Story:
             self._oracle.moved(agent, target, self._journal()[written:])
 
     def _journal(self) -> list[Record]:
-        return self._world.machines[DIRECTORY].disk.files.setdefault("journal", [])
+        files = self._world.machines[DIRECTORY].disk.files
+        journal: list[Record] = files.setdefault("journal", [])
+        return journal
 
     def _home(self, agent: str) -> set[str]:
         place = self._world.machines[DIRECTORY].server.registry.places[agent]

@@ -44,7 +44,7 @@ class Machine:
 
 
 class World:
-    """Everything is drawn from `seed`."""
+    """A directory and so many `nodes` with `settings`; everything is drawn from `seed`."""
 
     def __init__(self, seed: int, nodes: int, settings: Settings) -> None:
         self.rng = Random(seed)

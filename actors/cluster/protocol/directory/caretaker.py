@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import islice
 
 from kvactors.actors.cluster.protocol.directory.members import Members
 from kvactors.actors.cluster.protocol.directory.moves import Moves
@@ -17,11 +18,14 @@ __all__ = ["Caretaker"]
 
 # A move that failed so often is given up.
 TRIES = 8
+# Agents that one round takes over, or makes a replica for; the next takes others.
+AT_ONCE = 256
 
 
 class Caretaker:
-    """Goes round. It changes nothing but through the directory's own compare-and-swap, and holds no
-    lock while it waits for a node."""
+    """Goes round: looks at `registry` and `members` by the `settings`, and calls nodes through
+    `transport`. It changes nothing but by `places` and `moves`, and holds no lock while it waits.
+    """
 
     def __init__(
         self,
@@ -57,11 +61,11 @@ class Caretaker:
 
     async def _over_all(self) -> bool:
         """Whether there is still something to do."""
-        places = list(self._registry.places.values())
+        places = self._registry.places.values()
         away = [place.agent for place in places if not self._registry.alive(place.node)]
-        waiting = await self._each(away, self._places.settled)
-        needy = [place.agent for place in places if self._needs_replica(place)]
-        waiting += await self._each(needy[: 8 * self._settings.moves], self._mend)
+        waiting = await self._each(away[:AT_ONCE], self._places.settled)
+        needy = self._needy()
+        waiting += await self._each(needy, self._mend)
         return await self._plan() or bool(waiting or needy)
 
     async def _each(self, agents: list[str], do: Callable[[str], Awaitable[object]]) -> int:
@@ -80,13 +84,20 @@ class Caretaker:
 
     # Replicas
 
+    def _needy(self) -> list[str]:
+        """Agents whose only copy is their owner's: as many as are seen to at once."""
+        room = set(self._members.room())
+        places = self._registry.places.values()
+        needy = (p.agent for p in places if room - {p.node} and self._needs_replica(p))
+        return list(islice(needy, AT_ONCE))
+
     def _needs_replica(self, place: Place) -> bool:
         registry = self._registry
         if self._settings.durable == "one" or not registry.alive(place.node):
             return False
         fresh = place.incarnation == 0 and place.replica is None and place.epoch == 1
         safe = registry.alive(place.replica) and registry.takes(place.replica or "")
-        return not fresh and not safe and bool(set(self._members.room()) - {place.node})
+        return not fresh and not safe
 
     async def _mend(self, agent: str) -> None:
         place = self._places.place(agent)

@@ -1,6 +1,5 @@
 """The nodes of a cluster: who has a lease, and whose time is over."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +14,8 @@ __all__ = ["Members"]
 
 
 class Members:
-    """`changed` is called when a node has come or gone."""
+    """In the `registry`, with leases of `settings` by the directory's `clock`. `changed` is called
+    when a node has come or gone."""
 
     def __init__(
         self, registry: Registry, clock: Clock, settings: Settings, changed: Callable[[], None]
@@ -93,6 +93,6 @@ class Members:
 
     def room(self) -> dict[str, Load]:
         """The nodes that take agents, and what they have."""
-        owned = Counter(place.node for place in self._registry.places.values())
+        owned = self._registry.owned
         taking = [node for node in self._registry.members if self._registry.takes(node)]
         return {n: replace(self.loads.get(n, Load()), agents=owned[n]) for n in taking}

@@ -15,7 +15,8 @@ __all__ = ["Moves"]
 
 
 class Moves:
-    """`changed` is called when there is a new one."""
+    """In the `registry`; `places` change with them, under their `locks`; owners and targets are
+    called through `transport`. `changed` is called when there is a new one."""
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
 """The places of agents: each change of one is a compare-and-swap, and a new epoch."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,8 @@ __all__ = ["Places"]
 
 
 class Places:
-    """`changed` is called when an agent may need another replica. Who holds the lock of an agent
-    in `locks` waits for the journal, and for nothing else."""
+    """In the `registry`, on nodes of `members`. `changed` is called when an agent may need another
+    replica. Who holds an agent's lock of `locks` waits for the journal, and for nothing else."""
 
     def __init__(
         self, registry: Registry, members: Members, locks: Locks, changed: Callable[[], None]
@@ -99,9 +98,7 @@ class Places:
 
     def _choose(self, agent: str, group: str | None) -> str:
         nodes = self._members.room()
-        together = Counter(
-            p.node for p in self._registry.places.values() if group and p.group == group
-        )
+        together = {} if group is None else self._registry.groups[group]
         if (node := choose(nodes, together)) is None:
             raise NoRoom(agent=agent, nodes=_names(*self._registry.members))
         return node
@@ -123,7 +120,7 @@ class Places:
     async def offer(self, record: Record) -> Record:
         """A node for another replica, or None: not the owner, not `lost`."""
         place = self.place(record["agent"])
-        kept = Counter(p.replica for p in self._registry.places.values() if p.replica)
+        kept = self._registry.kept
         nodes = {n: kept[n] for n in self._members.room() if n not in (place.node, record["lost"])}
         return {"node": min(nodes, key=lambda n: (nodes[n], n), default=None)}
 

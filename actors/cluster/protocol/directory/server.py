@@ -1,7 +1,6 @@
 """The directory: who owns which agent, which nodes have a lease, and what shall move where."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -20,7 +19,8 @@ __all__ = ["Directory"]
 
 
 class Directory:
-    """One for a cluster. It answers from memory, and writes to its journal before it acts.
+    """One for a cluster. It answers from memory, and writes to its `journal` before it acts. Nodes
+    are called through `transport`; `clock` says whose lease of `settings` has run out.
 
     After a failure of its disk `run` raises: start another one over the same journal.
     """
@@ -90,8 +90,7 @@ class Directory:
 
     async def _stats(self, _: Record) -> Record:
         """How many there are of all."""
-        owned = Counter(place.node for place in self.registry.places.values())
-        kept = Counter(p.replica for p in self.registry.places.values() if p.replica)
+        owned, kept = self.registry.owned, self.registry.kept
         return {
             "agents": len(self.registry.places),
             "moves": len(self.registry.moves),

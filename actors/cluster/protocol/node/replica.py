@@ -12,7 +12,8 @@ __all__ = ["Replica", "common", "digests"]
 
 
 class Replica:
-    """`locks` are the node's: one agent's matters are done one after the other."""
+    """It stores in `host`, and promises in `notes`. `locks` are the node's: one agent's matters are
+    done one after the other. `give_up` is called where the node was the owner before."""
 
     def __init__(
         self, host: Host, notes: Notes, locks: Locks, give_up: Callable[[str], Awaitable[None]]

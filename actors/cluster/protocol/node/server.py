@@ -30,7 +30,9 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 class Node:
-    """`run` keeps its lease; `handle` and `stream` answer calls, on the same loop.
+    """Called `name`, with the agents of `host`. `run` keeps its lease of `settings`, by its
+    `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and others are called
+    through `transport`, all on one loop.
 
     Of one agent one thing is done at a time; different agents do not wait for each other.
     """

@@ -15,7 +15,11 @@ BATCH = 500
 
 class Sweep:
     """An orphan is a copy of an epoch that is over, of an agent that two other nodes have. What its
-    owner never had is set aside first: nothing stored is lost."""
+    owner never had is set aside first: nothing stored is lost.
+
+    The node is `name`, with what `host` stores and `notes` says it promised; the directory and
+    owners are asked through `transport`. With an agent's lock of `locks`, `give_up` ends it here.
+    """
 
     def __init__(
         self,
