@@ -20,6 +20,7 @@ from kvactors.persistence.errors import (
 )
 from kvactors.persistence.files.encryption import Sealing
 from kvactors.persistence.files.naming import encode_agent_id
+from kvactors.persistence.files.packing import pack
 from kvactors.persistence.testing.doubles import (
     FailingFiles,
     PowerLossFiles,
@@ -210,7 +211,7 @@ def test_records_are_read_from_anywhere_whatever_happened_to_the_ledger_before(
     tmp_path: Path, key: bytes | None
 ) -> None:
     random, number = Random(7), 0
-    store, known = opened(tmp_path, key), list[dict[Any, Any]]()
+    store, known = opened(tmp_path, key), list[dict[str, int]]()
     for _ in range(300):
         match random.choice(["append"] * 4 + ["read"] * 4 + ["aside", "forget", "open"]):
             case "append":
@@ -231,6 +232,7 @@ def test_records_are_read_from_anywhere_whatever_happened_to_the_ledger_before(
         copies = store.records.read("alice", start)
         assert store.records.append("alice", start, copies) == len(known)
         assert len(copies) == len(known) - start
+        assert key is not None or copies == [pack(record) for record in known[start:]]
     assert store.read_ledger("alice") in (tuple(known), None)
 
 
