@@ -36,9 +36,11 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def read_file(path: Path, limit: int = -1) -> bytes:
-    """All bytes of a regular file, or its first `limit`. Raises NotAFile, OSError."""
+def read_file(path: Path, limit: int = -1, *, start: int = 0) -> bytes:
+    """All bytes of the regular file at `path` from `start` on, or `limit` of them. Raises NotAFile,
+    OSError."""
     with open_file(path) as file:
+        file.seek(start)
         return file.read(limit)
 
 

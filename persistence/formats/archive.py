@@ -42,12 +42,12 @@ from kvactors.persistence.files.segment import decode_segment, encode_segment
 from kvactors.persistence.kv.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from kvactors.persistence.ledger.frames import (
     Mark,
-    decode_records,
     encode_header,
     encode_records,
     payload_checksum,
     scan,
 )
+from kvactors.persistence.ledger.records import decode_records
 from kvactors.persistence.store.new_agent import add_agent
 from kvactors.persistence.store.store import Store
 

@@ -1,18 +1,14 @@
-"""All ledgers of a store: reading them, and the ledger part of a commit.
-
-Persistence thread only.
-"""
+"""All ledgers of a store. Persistence thread only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvactors.persistence.commit.steps import CommitPart, DirSyncs, WriteCounter
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.files.atomic import Files, replace_file, temp_path
 from kvactors.persistence.files.encryption import Sealing
@@ -21,7 +17,6 @@ from kvactors.persistence.files.reading import NotAFile, is_empty, read_file
 from kvactors.persistence.ledger.frames import (
     Mark,
     Scan,
-    decode_records,
     encode_header,
     encode_records,
     payload_checksum,
@@ -29,8 +24,9 @@ from kvactors.persistence.ledger.frames import (
     read_key_id,
     scan,
 )
+from kvactors.persistence.ledger.records import decode_records, decode_tail
 
-__all__ = ["LedgerPart", "LedgerState", "Ledgers"]
+__all__ = ["LedgerState", "Ledgers"]
 
 # More than frame 0 of any ledger takes.
 _FIRST = 1 << 20
@@ -43,6 +39,7 @@ class LedgerState:
     length: int = 0  # bytes
     frames: int = 0
     checksum: int = 0  # of the last frame's payload
+    records: int = 0
 
 
 class Ledgers:
@@ -63,6 +60,8 @@ class Ledgers:
         self.sealing = sealing
         self._marks = marks
         self._states: dict[str, LedgerState] = {}
+        # The ends that records were read to.
+        self._read_to: dict[str, LedgerState] = {}
         # Those whose names this process has made durable.
         self._named: set[str] = set()
 
@@ -97,11 +96,11 @@ class Ledgers:
             return None
         return scan(data[: known.length] if known else data, path, marks, self.sealing)
 
-    def _read(self, path: Path, limit: int = -1) -> bytes:
+    def _read(self, path: Path, limit: int = -1, start: int = 0) -> bytes:
         if path.parent.is_symlink():
             raise LedgerUnreadable(path, "its folder is a symbolic link")
         try:
-            return read_file(path, limit)
+            return read_file(path, limit, start=start)
         except NotAFile as error:
             raise LedgerUnreadable(path, str(error)) from error
 
@@ -117,6 +116,24 @@ class Ledgers:
     def records(self, found: Scan, path: Path) -> tuple[dict[str, Any], ...]:
         """All records of a ledger. Raises LedgerUnreadable."""
         return decode_records(found, path, self.sealing)
+
+    def records_from(self, agent_id: str, start: int) -> tuple[dict[str, Any], ...]:
+        """The records of `agent_id` from the `start`-th on. Of a ledger that was read to there the
+        frames since then are read alone. Raises LedgerUnreadable, NewerFormat, OSError."""
+        encoded = encode_agent_id(agent_id)
+        path, end = self.path(encoded), self.state(agent_id)
+        read = self._read_to.get(encoded, LedgerState())
+        if not end.frames:
+            return ()
+        if not read.frames or start < read.records:
+            found = self.load_of(agent_id)
+            records = () if found is None else self.records(found, path)
+            tail = records[start:]
+        else:
+            data = self._read(path, end.length - read.length, read.length)
+            tail = decode_tail(data, read.frames, path, self.sealing)[start - read.records :]
+        self._read_to[encoded] = end
+        return tail
 
     def key_ids(self) -> Iterator[bytes | None]:
         """Of each readable ledger, lazily: the key that sealed it, or None."""
@@ -161,8 +178,9 @@ class Ledgers:
         frame = encode_records(records, 1, agent_id, self.sealing)
         data = encode_header(agent_id, self.sealing) + frame
         self._states.pop(encoded, None)
+        self._read_to.pop(encoded, None)
         replace_file(self.files, self.path(encoded), data)
-        self.remember(agent_id, LedgerState(len(data), 2, payload_checksum(frame)))
+        self.remember(agent_id, LedgerState(len(data), 2, payload_checksum(frame), len(records)))
         return len(data)
 
     def remove(self, agent_id: str) -> None:
@@ -170,6 +188,7 @@ class Ledgers:
         encoded = encode_agent_id(agent_id)
         folder = self.root / encoded
         self._states.pop(encoded, None)
+        self._read_to.pop(encoded, None)
         self._named.discard(encoded)
         if folder.is_symlink():
             self.files.unlink(folder)
@@ -187,97 +206,5 @@ class Ledgers:
 
 
 def _state_of(found: Scan) -> LedgerState:
-    return LedgerState(found.length, len(found.frames), found.frames[-1].checksum)
-
-
-@dataclass(slots=True)
-class LedgerPart(CommitPart):
-    """Appends one save's records as one frame. STEPS are run in order."""
-
-    ledgers: Ledgers = field(kw_only=True)
-    parents: DirSyncs = field(kw_only=True)
-    counter: WriteCounter = field(kw_only=True)
-    before: LedgerState = field(init=False, default=LedgerState())
-    after: LedgerState = field(init=False, default=LedgerState())
-
-    @property
-    def _path(self) -> Path:
-        return self.ledgers.path(encode_agent_id(self.save.agent_id))
-
-    @property
-    def _is_new(self) -> bool:
-        return self.before.frames == 0
-
-    def write(self) -> None:
-        """Append the frame, or write a new ledger under a temporary name; unsynced."""
-        self.before = self.after = self.ledgers.state(self.save.agent_id)
-        if not self.save.records:
-            return
-        number = max(1, self.before.frames)
-        sealing, agent_id = self.ledgers.sealing, self.save.agent_id
-        data = frame = encode_records(self.save.records, number, agent_id, sealing)
-        if self._is_new:
-            data = encode_header(agent_id, sealing) + frame
-            self._write_new(data)
-        else:
-            self._append(data)
-        self.counter.written += len(data)
-        length = self.before.length + len(data)
-        self.after = LedgerState(length, number + 1, payload_checksum(frame))
-
-    def _write_new(self, data: bytes) -> None:
-        files, folder = self.ledgers.files, self._path.parent
-        self.undo_actions.append(lambda: files.rmdir(folder))
-        if not folder.is_dir():
-            files.mkdir(folder)
-        temp = temp_path(self._path)
-        self.undo_actions.append(lambda: files.unlink(temp))
-        files.write_temp(temp, [data])
-
-    def _append(self, frame: bytes) -> None:
-        files, path, length = self.ledgers.files, self._path, self.before.length
-        size = path.stat().st_size if path.exists() else 0
-        if size < length:
-            raise LedgerUnreadable(path, f"it has {size} of its {length} bytes: who cut it?")
-        if size > length:
-            # A torn frame of the last crash, or of a failure that could not be taken back.
-            files.truncate(path, length)
-
-        def take_back() -> None:
-            files.truncate(path, length)
-            files.sync(path)
-
-        self.undo_actions.append(take_back)
-        files.append(path, frame)
-
-    def sync(self) -> None:
-        """Put the frame on the medium."""
-        if self.save.records:
-            path = self._path
-            self.ledgers.files.sync(temp_path(path) if self._is_new else path)
-
-    def publish(self) -> None:
-        """Give a new ledger its name."""
-        if self.save.records and self._is_new:
-            files, path = self.ledgers.files, self._path
-            self.undo_actions.append(lambda: files.unlink(path))
-            files.rename(temp_path(path), path)
-
-    def sync_folders(self) -> None:
-        """Make the ledger's name durable.
-
-        Also at the first append since opening: the process that made the ledger may have
-        been killed between its rename and this.
-        """
-        if self.save.records and not self.ledgers.is_named(self.save.agent_id):
-            self.parents.sync(self._path.parent)
-            if self._is_new:
-                self.parents.sync(self.ledgers.root)
-
-    def finish(self) -> None:
-        """Remember the new length."""
-        self.undo_actions.clear()
-        if self.save.records:
-            self.ledgers.remember(self.save.agent_id, self.after)
-
-    STEPS = (write, sync, publish, sync_folders, finish)
+    frames = found.frames
+    return LedgerState(found.length, len(frames), frames[-1].checksum, found.records)

@@ -45,12 +45,13 @@ __all__ = [
     "Frame",
     "Mark",
     "Scan",
-    "decode_records",
     "encode_copy",
     "encode_header",
     "encode_records",
     "payload_checksum",
+    "payload_of",
     "read_agent_id",
+    "read_frame",
     "read_key_id",
     "scan",
 ]
@@ -145,13 +146,14 @@ def encode_copy(
     """
     copies = [encode_header(agent_id, sealing)]
     for number, frame in enumerate(frames[1:], start=1):
-        payload = _payload(frame, number, path, sealing)
+        payload = payload_of(frame, number, path, sealing)
         copies.append(_encode(RECORDS, frame.records, number, payload, agent_id, sealing))
     return b"".join(copies), list(accumulate(map(len, copies)))
 
 
-def _payload(frame: Frame, number: int, path: Path, sealing: Sealing | None) -> bytes:
-    """A frame's plain payload. Raises LedgerUnreadable."""
+def payload_of(frame: Frame, number: int, path: Path, sealing: Sealing | None) -> bytes:
+    """The plain payload of a `frame` with this `number` of the ledger at `path`, opened by
+    `sealing`. Raises LedgerUnreadable."""
     if frame.sealed != (sealing is not None):
         what = "sealed, and there is no key" if frame.sealed else "not sealed, as all others are"
         raise LedgerUnreadable(path, f"frame {number} is {what}")
@@ -184,7 +186,7 @@ def scan(
     frames: list[Frame] = []
     offset, torn = 0, None
     while offset < len(data) or not frames:
-        frame = _read_frame(data, offset, len(frames), path)
+        frame = read_frame(data, offset, len(frames), path)
         if isinstance(frame, str):
             torn = f"frame {len(frames)} at byte {offset}: {frame}"
             _check_torn(data, offset, len(frames), torn, path, marks)
@@ -203,8 +205,9 @@ def _header(data: bytes, offset: int) -> tuple[Any, ...] | None:
     return _FIELDS.unpack(fields)
 
 
-def _read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | str:
-    """The frame at `offset`, or why it is bad; raises for what a torn write cannot be."""
+def read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | str:
+    """The frame at `offset` of `data`, number `sequence` of the ledger at `path`, or why it is bad;
+    raises LedgerUnreadable or NewerFormat for what a torn write cannot be."""
     header = _header(data, offset)
     if header is None:
         cut = len(data) - offset < _SIZE
@@ -261,7 +264,7 @@ def _check_marks(frames: Sequence[Frame], path: Path, marks: Iterable[Mark]) -> 
 
 def read_key_id(data: bytes, path: Path) -> bytes | None:
     """The id of the key that sealed frame 0; None: it is plain. Raises LedgerUnreadable."""
-    first = _read_frame(data, 0, 0, path)
+    first = read_frame(data, 0, 0, path)
     if isinstance(first, str):
         raise LedgerUnreadable(path, f"frame 0: {first}")
     return key_id_of(first.payload) if first.sealed else None
@@ -270,30 +273,13 @@ def read_key_id(data: bytes, path: Path) -> bytes | None:
 def read_agent_id(data: bytes, path: Path, sealing: Sealing | None) -> str:
     """The agent's id from frame 0 of `data`, whatever follows it, opened by `sealing`; raises
     LedgerUnreadable, naming `path`."""
-    first = _read_frame(data, 0, 0, path)
+    first = read_frame(data, 0, 0, path)
     if isinstance(first, str):
         raise LedgerUnreadable(path, f"frame 0: {first}")
     try:
-        agent_id = unpack(_payload(first, 0, path, sealing))["agent_id"]
+        agent_id = unpack(payload_of(first, 0, path, sealing))["agent_id"]
     except (ValueError, TypeError, KeyError) as error:
         raise LedgerUnreadable(path, f"frame 0 names no agent: {error}") from error
     if not isinstance(agent_id, str):
         raise LedgerUnreadable(path, "frame 0 names no agent")
     return agent_id
-
-
-def decode_records(
-    found: Scan, path: Path, sealing: Sealing | None = None
-) -> tuple[dict[str, Any], ...]:
-    """All records that were `found`, in order, opened by `sealing`; tuples come back as lists.
-    Raises LedgerUnreadable, naming `path`."""
-    records: list[dict[str, Any]] = []
-    for number, frame in enumerate(found.frames[1:], start=1):
-        try:
-            batch = unpack(_payload(frame, number, path, sealing))
-        except ValueError as error:
-            raise LedgerUnreadable(path, f"frame {number}: {error}") from error
-        if not isinstance(batch, list) or not all(isinstance(item, dict) for item in batch):
-            raise LedgerUnreadable(path, f"frame {number} is no list of records")
-        records.extend(batch)
-    return tuple(records)

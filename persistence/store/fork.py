@@ -77,7 +77,7 @@ def _copy_ledger(store: StoreParts, parent: Scan, child_id: str) -> dict[int, tu
     store.counter.written += len(data)
     view = memoryview(data)
     sums = [payload_checksum(view[start:]) for start in (0, *ends[:-1])]
-    ledgers.remember(child_id, LedgerState(len(data), len(ends), sums[-1]))
+    ledgers.remember(child_id, LedgerState(len(data), len(ends), sums[-1], parent.records))
     places = zip(parent.frames, ends, sums, strict=True)
     return {0: (0, 0), **{frame.end: (end, checksum) for frame, end, checksum in places}}
 

@@ -15,7 +15,7 @@ from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.kv.disk_limit import Eviction
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.part import Claims, KvPart
-from kvactors.persistence.ledger.folder import LedgerPart
+from kvactors.persistence.ledger.part import LedgerPart
 from kvactors.persistence.store.parts import StoreParts
 
 __all__ = ["Done", "Failed", "OnEvicted", "Reports", "commit_group", "commit_one", "nobody"]

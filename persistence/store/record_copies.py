@@ -74,8 +74,7 @@ class RecordCopies:
     def read(self, agent_id: str, start: int = 0) -> list[bytes]:
         """Copies of the records of `agent_id` from the `start`-th on; none where there are no more.
         Raises LedgerUnreadable, NewerFormat, OSError."""
-        records = self._records(agent_id)
-        copies = enumerate(records[start:], start)
+        copies = enumerate(self._records(agent_id, start), start)
         return [self._sealed(agent_id, place, record) for place, record in copies]
 
     def append(self, agent_id: str, start: int, copies: Sequence[bytes]) -> int:
@@ -86,17 +85,19 @@ class RecordCopies:
         if one that is here already says something else, ImportRejected for what is no copy or was
         sealed with another key; LedgerUnreadable, NewerFormat, OSError.
         """
-        known = self._records(agent_id)
-        if start > len(known):
-            raise RecordGap(agent_id, len(known), start)
+        self._touch(encode_agent_id(agent_id))
+        have = self._store.ledgers.state(agent_id).records
+        if start > have:
+            raise RecordGap(agent_id, have, start)
         records = [self._opened(agent_id, place, copy) for place, copy in enumerate(copies, start)]
-        for place, (mine, theirs) in enumerate(zip(known[start:], records, strict=False), start):
+        known = self._records(agent_id, start) if start < have else ()
+        for place, (mine, theirs) in enumerate(zip(known, records, strict=False), start):
             if pack(mine) != pack(theirs):
                 raise RecordsPart(agent_id, place)
-        fresh = records[len(known) - start :]
+        fresh = records[len(known) :]
         if fresh:
             commit_one(self._store, Save(agent_id, tuple(fresh), None, ()))
-        return len(known) + len(fresh)
+        return have + len(fresh)
 
     def set_aside(self, agent_id: str, keep: int) -> Path | None:
         """Let the ledger of `agent_id` end behind its first `keep` records, and delete its KV. The
@@ -124,12 +125,9 @@ class RecordCopies:
         _log.warning("%d records of %r are set aside, in %s", lost, agent_id, folder)
         return folder
 
-    def _records(self, agent_id: str) -> tuple[dict[str, Any], ...]:
-        encoded = self._touch(encode_agent_id(agent_id))
-        found = self._store.ledgers.load_of(agent_id)
-        if found is None:
-            return ()
-        return self._store.ledgers.records(found, self._store.ledgers.path(encoded))
+    def _records(self, agent_id: str, start: int) -> tuple[dict[str, Any], ...]:
+        self._touch(encode_agent_id(agent_id))
+        return self._store.ledgers.records_from(agent_id, start)
 
     def _copy_aside(self, encoded: str, path: Path, found: Scan) -> Path:
         files, above = self._store.ledgers.files, self._store.ledgers.root.parent / ASIDE / encoded

@@ -18,7 +18,8 @@ from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders
 from kvactors.persistence.kv.manifest import Manifest, read_manifest
 from kvactors.persistence.ledger.folder import Ledgers
-from kvactors.persistence.ledger.frames import Mark, decode_records, scan
+from kvactors.persistence.ledger.frames import Mark, scan
+from kvactors.persistence.ledger.records import decode_records
 
 __all__ = ["Problem", "verify_agent"]
 

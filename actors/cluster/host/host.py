@@ -28,6 +28,7 @@ from kvactors.core.errors import (
     SystemStopped,
 )
 from kvactors.persistence.errors import RecordGap
+from kvactors.persistence.store.piece_copies import PIECE_BYTES
 from kvactors.persistence.store.store import Store
 
 __all__ = ["SystemHost"]
@@ -35,12 +36,14 @@ __all__ = ["SystemHost"]
 
 class SystemHost:
     """A Host (`kvactors.actors.cluster.protocol.interfaces`) over a `system` that runs, with a
-    store. All methods belong to one asyncio loop. What an agent's own methods raise passes.
+    store. All methods belong to one asyncio loop. `piece_bytes`: of KV in one piece, unless a
+    segment has more. What an agent's own methods raise passes.
 
     Raises InvalidConfig for a system without a store, or a deterministic one.
     """
 
-    def __init__(self, system: AgentSystem) -> None:
+    def __init__(self, system: AgentSystem, *, piece_bytes: int = PIECE_BYTES) -> None:
+        self._piece_bytes = piece_bytes
         self._system = system
         self._lifecycle = system.parts.lifecycle
         self._saved = SavedKV()
@@ -133,11 +136,11 @@ class SystemHost:
         await self._with_store(lambda store: store.records.set_aside(agent, keep))
 
     async def pieces(self, agent: str, have: list[str]) -> AsyncIterator[Record]:
-        """Its KV, a few MB at a time; what is written meanwhile comes too."""
+        """Its KV, piece by piece; what is written meanwhile comes too."""
         known = set(have)
         while True:
             # By value: the set grows while the other thread may still look at it.
-            work = partial(_read_piece, agent, frozenset(known))
+            work = partial(_read_piece, agent, frozenset(known), self._piece_bytes)
             piece = await self._with_store(work, agent)
             if piece is None:
                 return
@@ -195,6 +198,6 @@ def _knows(agent: str, request: str, store: Store) -> bool:
     return any(record.get("request") == request for record in store.read_ledger(agent) or ())
 
 
-def _read_piece(agent: str, have: frozenset[str], store: Store) -> dict[str, Any] | None:
-    piece = store.pieces.read(agent, have)
+def _read_piece(agent: str, have: frozenset[str], most: int, store: Store) -> dict[str, Any] | None:
+    piece = store.pieces.read(agent, have, most)
     return piece and {**piece, "names": store.pieces.names_of(piece)}

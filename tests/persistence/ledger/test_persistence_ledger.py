@@ -14,11 +14,11 @@ from kvactors.persistence import LedgerUnreadable, Save, Store
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.ledger.frames import (
     Mark,
-    decode_records,
     encode_header,
     encode_records,
     scan,
 )
+from kvactors.persistence.ledger.records import decode_records
 from kvactors.persistence.testing.doubles import Outcomes, example_segment
 
 F = "ab" * 16

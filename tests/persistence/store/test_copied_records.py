@@ -20,6 +20,7 @@ from kvactors.persistence.errors import (
 )
 from kvactors.persistence.files.encryption import Sealing
 from kvactors.persistence.files.naming import encode_agent_id
+from kvactors.persistence.files.packing import pack
 from kvactors.persistence.testing.doubles import (
     FailingFiles,
     PowerLossFiles,
@@ -204,6 +205,47 @@ def test_setting_aside_that_fails_or_is_cut_off_anywhere_loses_no_record(tmp_pat
         assert again.read_ledger("alice") == RECORDS[:2]
         again.close()
     pytest.fail("it has more than 100 operations")
+
+
+def test_records_are_read_from_anywhere_whatever_happened_to_the_ledger_before(
+    tmp_path: Path, key: bytes | None
+) -> None:
+    random, number = Random(7), 0
+    store, known = opened(tmp_path, key), list[dict[str, int]]()
+    for _ in range(300):
+        match random.choice(["append"] * 4 + ["read"] * 4 + ["aside", "forget", "open"]):
+            case "append":
+                records = [{"n": number + n} for n in range(random.randint(1, 3))]
+                put(store, Save("alice", tuple(records), None, ()))
+                known, number = known + records, number + 3
+            case "aside":
+                keep = random.randint(0, len(known))
+                store.records.set_aside("alice", keep)
+                known = known[:keep]
+            case "forget":
+                store.forget("alice")
+                known = []
+            case "open":
+                store.close()
+                store = opened(tmp_path, key)
+        start = random.choice([0, len(known) // 2, max(0, len(known) - 1), len(known)])
+        copies = store.records.read("alice", start)
+        assert store.records.append("alice", start, copies) == len(known)
+        assert len(copies) == len(known) - start
+        assert key is not None or copies == [pack(record) for record in known[start:]]
+    assert store.read_ledger("alice") in (tuple(known), None)
+
+
+def test_what_was_damaged_since_it_was_read_is_not_copied(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    store.records.read("alice")
+    put(store, Save("alice", ({"n": 5},), None, ()))
+    path = next(tmp_path.rglob("ledger.log"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    with pytest.raises(LedgerUnreadable, match="frame 4"):
+        store.records.read("alice", 5)
 
 
 def test_a_ledger_that_is_damaged_is_neither_copied_nor_appended_to(tmp_path: Path) -> None:

@@ -27,16 +27,16 @@ async def asked(
     return across(await host.turn(agent, across(request), None))
 
 
-async def copied(source: SystemHost, target: SystemHost, agent: str) -> int:
+async def copied(source: SystemHost, target: SystemHost, agent: str) -> tuple[int, int]:
     """Bring `target` all that `source` has of an agent; how many records and pieces that were."""
     start = (await target.stored()).get(agent, 0)
     records = await source.records(agent, start)
     await target.store(agent, start, across({"records": records})["records"])
-    count = len(records)
+    pieces = 0
     async for piece in source.pieces(agent, await target.digests(agent)):
         await target.store_piece(agent, across(piece))
-        count += 1
-    return count
+        pieces += 1
+    return len(records), pieces
 
 
 def said(answer: dict[str, Any]) -> tuple[Any, ...]:
