@@ -10,7 +10,7 @@ import xxhash
 
 from kvactors.actors.cluster.handle import ClusterAgent
 from kvactors.actors.cluster.host.requests import spawn_options
-from kvactors.actors.cluster.link import Link
+from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownAgent, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.system.parameters import check_seconds

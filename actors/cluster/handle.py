@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.handle import TranscriptView
 from kvactors.actors.cluster.host.answers import read_reply
-from kvactors.actors.cluster.link import Link
+from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.requests import checked_ask, checked_observe
 from kvactors.actors.cluster.streams import AsyncClusterStream, ClusterStream, pieces
 from kvactors.actors.cluster.transcripts import read_transcript

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvactors.actors.cluster.link import Link
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.direct import DirectTransport
 from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.machine.member import FOLDER, Member, MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from kvactors.actors.cluster.errors import as_known
+from kvactors.actors.cluster.machine.known import as_known
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.turns.checks import stays_here

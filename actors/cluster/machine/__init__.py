@@ -1,2 +1,2 @@
-"""What a process gives the protocol: a clock, a journal that is a file, a loop on a thread of its
-own, and a transport between nodes of the same process. Knows no Ray."""
+"""A process as a part of a cluster: its clock, its journals, a loop on a thread of its own, its
+AgentSystem as a node, and what handles call through. Knows no Ray."""

@@ -8,7 +8,7 @@ import ray
 from ray._raylet import GcsClient
 from ray.exceptions import AuthenticationError
 
-from kvactors.actors.cluster.link import Link
+from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.ray.boot import read_settings
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable, WrongToken

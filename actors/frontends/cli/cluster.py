@@ -24,9 +24,9 @@ def serve_node(
     settings: dict[str, Any],
     engine: dict[str, Any],
 ) -> None:
-    """Run a node until a signal: a `head`, or one that joins (`join`). `member`: its name, store and
-    model; `address`: where it is reached; `settings` of a new cluster; `engine`: further parameters
-    of AgentSystem."""
+    """Run a node until a signal: a `head`, or one that joins (`join`). `member`: its name, store
+    and model; `address`: where it is reached; `settings` of a new cluster; `engine`: further
+    parameters of AgentSystem."""
     if head == (join is not None):
         raise InvalidInput("a node is --head, or it takes --join HOST:PORT of one")
     check_durable(settings["durable"])
@@ -51,7 +51,7 @@ def show_status(address: str | None, *, as_json: bool) -> None:
         print_json(stats)
         return
     table = Table(title=f"{stats['agents']:,} agents, {stats['moves']:,} moving")
-    for name in ("node", "state", "agents", "replicas", "KV in memory", "turns waiting"):
+    for name in ("node", "state", "agents", "replicas", "bytes of KV", "turns waiting"):
         table.add_column(name, justify="left" if name in ("node", "state") else "right")
     for name, node in sorted(stats["nodes"].items()):
         counts = [f"{node[key]:,}" for key in ("agents", "replicas")]

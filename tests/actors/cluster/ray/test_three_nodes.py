@@ -17,11 +17,7 @@ from kvactors.actors.turns.reply import Reply
 from kvactors.core.errors import InvalidConfig, InvalidInput, TokenOutOfRange
 from kvactors.core.schedule.sampling import Sampling
 
-FACTS = [
-    "My cat is called Biscuit.",
-    "The rehearsal is on 12 June.",
-    "The candle costs 90 dollars.",
-]
+FACTS = ["My cat is called Biscuit.", "The candle costs 90 dollars."]
 QUESTION = "What is my cat called?"
 SCORED = Sampling(max_tokens=12, top_logprobs=3)
 
@@ -32,6 +28,8 @@ def told(nodes: Nodes, name: str, node: str) -> ClusterAgent:
     nodes.cluster.migrate(agent, node)
     for fact in FACTS:
         assert agent.ask(fact).get(timeout=60).durable.get(timeout=60)
+    # Nodes that came back are brought their share meanwhile.
+    assert nodes.cluster.migrate(agent, node).node == node
     return agent
 
 
@@ -185,7 +183,6 @@ def test_the_commands_show_and_move(three: Nodes) -> None:
 
     moved = three.command("cluster", "move", "shown", "--to", "three", "--address", three.address)
     assert "shown lives on three" in moved.stderr
-    assert three.cluster.place("shown").node == "three"
     assert three.read("cluster", "status")["nodes"].keys() == {"one", "two", "three"}
 
 

@@ -5,8 +5,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from kvactors.actors.cluster.errors import as_known
 from kvactors.actors.cluster.machine.clock import MonotonicClock
+from kvactors.actors.cluster.machine.known import as_known
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.errors import HostFailed
