@@ -19,6 +19,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -119,13 +120,19 @@ def import_archive(
     Raises AgentExists, ImportRejected, StorageError, OSError.
     """
     with _Reader.open(path) as reader:
-        steps = 2 * max(1, len(reader.manifests))
-        # Once to check everything, once to store it: no more than one fingerprint's KV is
-        # ever in memory.
-        for place, _ in enumerate(reader.saves(agent_id), start=1):
-            on_step(place, steps)
-        add_agent(store, agent_id, reader.saves(agent_id))
-        on_step(steps, steps)
+        steps, done = max(1, 2 * len(reader.manifests) - 1), count(1)
+        # No more than one fingerprint's KV is ever in memory: that of the first is checked as it
+        # is read to be stored, and nothing is stored before; that of others once more.
+        for manifest in reader.manifests[1:]:
+            reader.segments(manifest)
+            on_step(next(done), steps)
+
+        def saves() -> Iterator[Save]:
+            for save in reader.saves(agent_id):
+                yield save
+                on_step(next(done), steps)
+
+        add_agent(store, agent_id, saves())
 
 
 class _Reader:
@@ -161,11 +168,14 @@ class _Reader:
         """What to commit, in order; reads and checks the segments as it goes."""
         records = self.records
         for manifest in self.manifests:
-            segments = tuple(self._segment(manifest, entry) for entry in manifest.segments)
-            yield Save(agent_id, records, manifest.fingerprint, segments)
+            yield Save(agent_id, records, manifest.fingerprint, self.segments(manifest))
             records = ()
         if not self.manifests:
             yield Save(agent_id, records, None, ())
+
+    def segments(self, manifest: Manifest) -> tuple[Segment, ...]:
+        """All KV of one fingerprint, read and checked."""
+        return tuple(self._segment(manifest, entry) for entry in manifest.segments)
 
     def _check_version(self) -> None:
         try:
