@@ -187,7 +187,8 @@ class Cluster:
         }
         if not nodes:
             raise NoRoom(agent=agent_id, nodes=but)
-        return min(nodes, key=lambda n: (nodes[n]["bytes"], nodes[n]["waiting"], n))
+        least: str = min(nodes, key=lambda n: (nodes[n]["bytes"], nodes[n]["waiting"], n))
+        return least
 
     def _until(self, done: Callable[[], bool]) -> None:
         while not done():

@@ -2,14 +2,14 @@
 thread."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.handle import TranscriptView
 from kvactors.actors.cluster.host.answers import read_reply
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.requests import checked_ask, checked_observe
-from kvactors.actors.cluster.streams import AsyncClusterStream, ClusterStream, pieces
+from kvactors.actors.cluster.streams import AsyncClusterStream, ClusterStream, Pieces, pieces
 from kvactors.actors.cluster.transcripts import read_transcript
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
@@ -92,7 +92,7 @@ class ClusterAgent:
             given = await self._link.client.turn(self.agent_id, request, seconds)
         return self._reply(request, given)
 
-    async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+    async def _pieces(self, request: dict[str, Any]) -> Pieces:
         async with self._order:
             seconds = self._link.patience(request)
             items = self._link.client.stream(self.agent_id, request, seconds)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
-from kvactors.actors.cluster.machine.direct import DirectTransport
+from kvactors.actors.cluster.machine.direct import Answers, DirectTransport
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
@@ -59,7 +59,8 @@ class _Local:
         self._member: Member = await open_member(self._options, self.settings, self.transport)
         journal = FileJournal(Path(self._options.store) / FOLDER / "directory.journal", "directory")
         directory = Directory(self.transport, MonotonicClock(), journal, self.settings)
-        self.transport.places |= {"directory": directory, NAME: self._member.node}
+        places: dict[str, Answers] = {"directory": directory, NAME: self._member.node}
+        self.transport.places |= places
         loop = asyncio.get_running_loop()
         self._running = [loop.create_task(place.run()) for place in (directory, self._member.node)]
 

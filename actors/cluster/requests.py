@@ -39,7 +39,8 @@ def checked_ask(
         raise EmptyPrompt("the prompt is empty")
     else:
         check_text("the prompt", prompt)
-    return ask_request(prompt, **{"request_id": _new_id(), **options})
+    options.setdefault("request_id", _new_id())
+    return ask_request(prompt, **options)
 
 
 def checked_observe(text: str, role: str) -> dict[str, Any]:

@@ -7,12 +7,8 @@ from pathlib import Path
 
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.persistence.files.atomic import Files, temp_path
-from kvactors.persistence.ledger.frames import (
-    decode_records,
-    encode_header,
-    encode_records,
-    scan,
-)
+from kvactors.persistence.ledger.frames import encode_header, encode_records, scan
+from kvactors.persistence.ledger.records import decode_records
 
 __all__ = ["FileJournal"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from kvactors.actors.cluster.machine.direct import Answers
+from kvactors.actors.cluster.machine.direct import Answers, streaming
 from kvactors.actors.cluster.protocol.wire import pack, serve, serve_stream
 
 __all__ = ["CONCURRENT", "Shell"]
@@ -54,7 +54,7 @@ class Shell(ABC):
 
     async def stream(self, method: str, payload: bytes) -> AsyncIterator[bytes]:
         """The answers to one, item by item."""
-        async for item in serve_stream((await self._begun()).stream, method, payload):
+        async for item in serve_stream(streaming(await self._begun()), method, payload):
             yield item
 
     async def _begun(self) -> Answers:
