@@ -76,6 +76,8 @@ def pytest_report_header() -> list[str]:
     header = ["all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"]
     if find_spec("torch") is None or find_spec("executorch") is None:
         header.append("no torch here: `.ci/run export` runs tests/core/attention/export")
+    if find_spec("ray") is None:
+        header.append("no ray here: `.ci/run cluster` runs tests/actors/cluster/ray")
     return header
 
 

@@ -80,7 +80,8 @@ actors/cluster: actors/agents actors/cluster/host actors/cluster/machine actors/
     actors/cluster/protocol/directory actors/cluster/ray actors/runtime actors/system actors/turns
     core/conversation core/errors core/numbers core/schedule persistence/files
 actors: actors/agents actors/behaviours actors/cluster actors/errors actors/runtime actors/system
-    actors/turns actors/workers core/conversation core/errors core/schedule core/schedule/speculation
+    actors/turns actors/workers core/conversation core/errors core/schedule
+    core/schedule/speculation
 actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
     actors/system actors/turns core/conversation core/errors core/numbers core/schedule
     persistence/errors persistence/store
@@ -128,9 +129,9 @@ actors/frontends/server/web: actors/frontends/console actors/frontends/server/ag
     actors/frontends/server/answering actors/frontends/server/identity actors/frontends/server/page
     actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
     persistence/files
-actors/frontends/cli: actors/agents actors/cluster actors/cluster/machine
-    actors/cluster/protocol actors/cluster/ray actors/errors actors/frontends/console
-    actors/frontends/demo actors/frontends/server/web actors/frontends/stress actors/system/observe actors/scenarios
+actors/frontends/cli: actors/agents actors/cluster actors/cluster/machine actors/cluster/protocol
+    actors/cluster/ray actors/errors actors/frontends/console actors/frontends/demo
+    actors/frontends/server/web actors/frontends/stress actors/system/observe actors/scenarios
     actors/scenarios/journal actors/scenarios/results actors/system actors/turns bench bench/check
     bench/table core/blas core/cache core/errors core/model core/schedule persistence/errors
     persistence/files persistence/formats persistence/store

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -66,4 +67,4 @@ class Shell(ABC):
 def _end_if_failed(running: "asyncio.Task[None]") -> None:
     if not running.cancelled() and (error := running.exception()) is not None:
         logger.critical("this process ends, and another one begins: %s", error, exc_info=error)
-        os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -33,6 +33,8 @@ class Nodes:
         self.folder = folder
         self.address = f"127.0.0.1:{_free_port()}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        # Actors of tests are found by those that run them.
+        os.environ["PYTHONPATH"] = str(Path(__file__).parent)
         head, *others = names
         port = self.address.rpartition(":")[2]
         self._start(head, "--head", "--port", port, "--durable", durable, "--lease", str(LEASE))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,13 +21,13 @@ class Echo:
         if method == "never":
             await asyncio.Event().wait()
         if method == "die":
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return {**record, "pid": os.getpid()}
 
     async def stream(self, method: str, record: Any) -> AsyncIterator[Any]:
         for number in range(record["count"]):
             if method == "die" and number == 2:
-                os._exit(1)
+                os.kill(os.getpid(), signal.SIGKILL)
             yield {"number": number}
         if method == "gap":
             raise LedgerGap(agent="a", have=3)

@@ -1,4 +1,5 @@
-"""Real clusters of Ray on this host, started once for all tests of a module."""
+"""Real clusters of Ray on this host. A process is in one at a time: that of the control ends with
+its module, which is the first."""
 
 import os
 import secrets
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from nodes import Nodes
 
 if find_spec("ray") is None:
+    # Said in the header of a run: `.ci/run cluster` has it.
     collect_ignore_glob = ["test_*.py"]
 
 
@@ -24,7 +26,7 @@ def token() -> Iterator[str]:
     del os.environ["RAY_AUTH_TOKEN"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def three(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Nodes]":
     """A head and two more nodes; what is durable is on two of them."""
     from nodes import Nodes

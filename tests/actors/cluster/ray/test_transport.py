@@ -1,0 +1,81 @@
+"""Calls over Ray's actors: what comes back, and what becomes of one whose actor dies."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import ray
+from nodes import Nodes, eventually
+from shells import EchoShell
+
+from kvactors.actors.cluster.protocol.errors import (
+    ClusterError,
+    HostFailed,
+    LedgerGap,
+    Unreachable,
+)
+from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
+
+
+@pytest.fixture(scope="module")
+def echo(three: Nodes) -> Any:
+    """An actor that says again what it is told."""
+    options = {"name": "echo", "namespace": NAMESPACE, "num_cpus": 0, "max_restarts": -1}
+    actor = ray.remote(EchoShell).options(**options, max_concurrency=100).remote()
+    ray.get(actor.ready.remote())
+    return actor
+
+
+def call(method: str, to: str = "echo", **record: Any) -> dict[str, Any]:
+    return asyncio.run(RayTransport().call(to, method, record, within=1))
+
+
+async def items(method: str, count: int) -> list[int]:
+    found = RayTransport().stream("echo", method, {"count": count})
+    return [item["number"] async for item in found]
+
+
+def test_a_record_comes_back_as_it_was(echo: Any) -> None:
+    assert call("say", a=b"1", b=[1, None, {"c": 2.5}])["b"] == [1, None, {"c": 2.5}]
+
+
+def test_errors_cross_as_records(echo: Any) -> None:
+    with pytest.raises(LedgerGap) as gap:
+        call("gap", agent="ada")
+    assert gap.value.fields == {"agent": "ada", "have": 3}
+    with pytest.raises(HostFailed, match="ZeroDivisionError: a bug"):
+        call("bug")
+
+
+def test_who_does_not_answer_in_time_is_unreachable(echo: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="never"):
+        call("never")
+    assert time.monotonic() - began < 10
+    with pytest.raises(Unreachable, match="nobody"):
+        call("say", to="nobody")
+
+
+def test_a_stream_comes_item_by_item_and_in_order(echo: Any) -> None:
+    assert asyncio.run(items("say", 200)) == list(range(200))
+
+
+def test_an_error_ends_a_stream(echo: Any) -> None:
+    with pytest.raises(LedgerGap):
+        asyncio.run(items("gap", 3))
+
+
+def test_the_successor_of_a_dead_actor_is_reached_by_its_name(echo: Any) -> None:
+    first = call("say")["pid"]
+
+    with pytest.raises(Unreachable):
+        asyncio.run(items("die", 5))
+
+    def answers() -> bool:
+        try:
+            return bool(call("say")["pid"] != first)
+        except ClusterError:
+            return False
+
+    eventually(answers)
