@@ -12,6 +12,7 @@ import ray
 
 from kvactors.actors.cluster.machine.direct import Answers, streaming
 from kvactors.actors.cluster.protocol.wire import pack, serve, serve_stream
+from kvactors.actors.cluster.ray.gathering import gathered
 
 __all__ = ["CONCURRENT", "Shell"]
 
@@ -54,9 +55,10 @@ class Shell(ABC):
         return await serve((await self._begun()).handle, method, payload)
 
     async def stream(self, method: str, payload: bytes) -> AsyncIterator[bytes]:
-        """The answers to one, item by item."""
-        async for item in serve_stream(streaming(await self._begun()), method, payload):
-            yield item
+        """The answers to one, several in a piece."""
+        items = serve_stream(streaming(await self._begun()), method, payload)
+        async for piece in gathered(items):
+            yield piece
 
     async def _begun(self) -> Answers:
         if self._beginning is None:

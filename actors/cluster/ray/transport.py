@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.wire import answered, pack
+from kvactors.actors.cluster.ray.gathering import scattered
 
 __all__ = ["NAMESPACE", "RayTransport"]
 
@@ -40,9 +41,10 @@ class RayTransport:
         """The items that `to` answers with to `method` of `record`. Raises as `call` does."""
         try:
             actor = await self._actor(to)
-            items = actor.stream.options(num_returns="streaming").remote(method, pack(record))
-            async for item in items:
-                yield answered(await item)
+            pieces = actor.stream.options(num_returns="streaming").remote(method, pack(record))
+            async for piece in pieces:
+                for item in scattered(await piece):
+                    yield answered(item)
         except (RayError, ValueError) as error:
             raise self._lost(to, method) from error
 
