@@ -45,6 +45,11 @@ persistence: core/cache persistence/commit persistence/errors persistence/files 
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger persistence/store
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
+actors/cluster/protocol: core/errors
+actors/cluster/protocol/directory: actors/cluster/protocol
+actors/cluster/protocol/node: actors/cluster/protocol
+actors/cluster/testing: actors/cluster/protocol actors/cluster/protocol/directory
+    actors/cluster/protocol/node
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
 core/testing: core/arena core/cache core/cache/family core/conversation core/engine core/model

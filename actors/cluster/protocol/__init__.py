@@ -1,14 +1,14 @@
-"""Who owns an agent, and what may be acknowledged: no threads, no clock, no disk, no Ray
-of its own. All of these are given (`interfaces.py`), so that a test decides what fails and when.
+"""Who owns an agent, and what may be acknowledged: no thread, clock, disk or Ray of its own. All of
+these are given (`interfaces.py`), so that a test decides what fails and when. One asyncio loop.
 
     directory/server.py  Directory(transport, clock, journal, settings)
     node/server.py       Node(name, transport, clock, journal, host, settings=settings)
     client.py            Client(transport, clock, settings)
 
-Both servers have `async run()` (their rounds, until it is cancelled; the directory's raises when its
-disk failed: start another) and `async handle(method, record) -> record`; a node has `stream(method,
-record)` for turns besides. An adapter carries `wire.pack(record)` there, and back what `wire.serve`
-makes of it, for `wire.answered`. A Transport's name for the directory is "directory".
+Both servers have `async run()`: rounds, until it is cancelled (the directory's raises when its
+disk failed: start another), and `async handle(method, record) -> record`; a node has `stream` for
+turns besides. An adapter carries `wire.pack(record)` there, and back what `wire.serve` makes of it,
+for `wire.answered`. A Transport's name for the directory is "directory".
 
 A client has, `seconds` being for how long it tries again by itself:
 

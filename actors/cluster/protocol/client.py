@@ -41,8 +41,9 @@ LONGEST_WAIT = 1.0
 
 
 class Client:
-    """Any number of calls at once, on one loop. A request is taken once however often it is sent,
-    as its "id" is in its ledger record."""
+    """Any number of calls at once over `transport`, on one loop; `settings` are the cluster's, and
+    `clock` measures for how many seconds a call tries again. A request is taken once however often
+    it is sent, as its "id" is in its ledger record."""
 
     def __init__(self, transport: Transport, clock: Clock, settings: Settings) -> None:
         self._transport, self._clock, self._settings = transport, clock, settings
@@ -55,15 +56,16 @@ class Client:
         return Place.from_record(await self.ask("spawn", record, seconds))
 
     async def turn(self, agent: str, request: Record, seconds: float) -> dict[str, Any]:
-        """One turn of `agent`: its "answer", whether it is "durable", "epoch" and "node"."""
+        """One turn of `agent` for `request`: its "answer", whether it is "durable", "epoch" and
+        "node". Raises HostFailed, Unanswered after `seconds`."""
         record = {"agent": agent, "request": request}
         return await self._of_owner(agent, "turn", record, seconds)
 
     async def stream(
         self, agent: str, request: Record, seconds: float
     ) -> AsyncIterator[dict[str, Any]]:
-        """The same in items, as `Node.stream` gives them. Where the first try broke off, the tokens
-        of the next may begin again: those of an item with "again" are the first of the answer."""
+        """The same turn of `agent` for `request` in items, as `Node.stream` gives them, tried for
+        `seconds`. After an item {"again": True} the tokens begin anew."""
         record = {"agent": agent, "request": request}
         trying = _Tries(self._clock, agent, seconds)
         given = False
@@ -82,7 +84,8 @@ class Client:
         yield {"durable": await self.confirm(agent, request["id"], trying.left())}
 
     async def confirm(self, agent: str, request: str, seconds: float) -> bool:
-        """Whether a turn that was answered is durable by now. Raises TurnLost if it never will."""
+        """Whether a turn that `agent` answered to the `request` of this id is durable by now.
+        Raises TurnLost if it never will, Unanswered after `seconds`."""
         record = {"agent": agent, "request": request}
         answer = await self._of_owner(agent, "confirm", record, seconds)
         if not answer["known"]:
@@ -90,12 +93,12 @@ class Client:
         return bool(answer["durable"])
 
     async def read(self, agent: str, start: int, seconds: float) -> dict[str, Any]:
-        """The "records" of its ledger from the `start`-th on, and the "epoch": no turn is missing
-        that was acknowledged to anyone before this was called."""
+        """The "records" of the ledger of `agent` from the `start`-th on, and the "epoch": no turn
+        is missing that was called durable to anyone before this. Unanswered after `seconds`."""
         return await self._of_owner(agent, "read", {"agent": agent, "start": start}, seconds)
 
     async def ask(self, method: str, record: Record, seconds: float) -> dict[str, Any]:
-        """What the directory answers."""
+        """What the directory answers to a `method` of `record`. Unanswered after `seconds`."""
         trying = _Tries(self._clock, "the directory", seconds)
         while True:
             try:
@@ -136,7 +139,8 @@ class Client:
     async def _done_soon(self, call: asyncio.Future[Record]) -> bool:
         waiting = asyncio.ensure_future(self._clock.sleep(self._settings.lease))
         try:
-            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            both: list[asyncio.Future[Any]] = [call, waiting]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
         return call.done()

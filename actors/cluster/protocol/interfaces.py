@@ -23,8 +23,9 @@ class Transport(Protocol):
         ...
 
     def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
-        """The items that `to` answers with, in order, until it is done. Raises as `call` does, at
-        any item. Closing it early ends what is done for it, or not: nobody relies on that."""
+        """The items that `to` answers to `method` of `record`, in order, until it is done. Raises
+        as `call` does, at any item. Closing it early ends what is done for it, or not: nobody
+        relies on that."""
         ...
 
 
@@ -83,10 +84,10 @@ class Host(Protocol):
         request: Record,
         on_tokens: Callable[[list[int], str], object] | None,
     ) -> Record:
-        """Take one turn, `request["id"]` in its ledger record, or give the answer of the one with
-        that id that is in the ledger. Returns when the answer is there and its record is synced
-        here; `on_tokens` is called on the loop with tokens and their text as they come. What else
-        stands in `request` (an ask, an observation, a message) is the host's own business."""
+        """Take one turn of `agent`, `request["id"]` in its ledger record, or give the answer of the
+        one with that id that is in the ledger. Returns when the answer is there and its record is
+        synced here; `on_tokens` is called on the loop with tokens and their text as they come. What
+        else stands in `request` (an ask, an observation, a message) is the host's own business."""
         ...
 
     async def records(self, agent: str, start: int) -> list[bytes]:
@@ -94,9 +95,9 @@ class Host(Protocol):
         ...
 
     async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """Append those of `records`, the first of which is the `start`-th, that are not here yet;
-        synced on return: how many it has. Raises LedgerGap (with how many it has) where `start`
-        is beyond, OSError."""
+        """Append those of `records` of `agent`, the first being the `start`-th, that are not here
+        yet; synced on return: how many it has. Raises LedgerGap (with how many it has) where
+        `start` is beyond, OSError."""
         ...
 
     async def set_aside(self, agent: str, keep: int) -> None:
@@ -118,7 +119,7 @@ class Host(Protocol):
         ...
 
     async def forget(self, agent: str) -> None:
-        """Delete all of it. Idempotent. Raises OSError."""
+        """Delete all of it but what was set aside. Idempotent. Raises OSError."""
         ...
 
     async def knows(self, agent: str, request: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed, WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -15,13 +15,14 @@ VERSION = 1
 
 def pack(record: Record) -> bytes:
     """A record as it crosses."""
-    return bytes(msgpack.packb({"version": VERSION, "record": record}))
+    whole = {"version": VERSION, "record": record}
+    return bytes(msgpack.packb(whole, unicode_errors="surrogatepass"))
 
 
 def unpack(data: bytes) -> dict[str, Any]:
     """The record again. Raises WrongRecord where a newer or older kvactors packed it."""
     try:
-        whole = msgpack.unpackb(data)
+        whole = msgpack.unpackb(data, unicode_errors="surrogatepass")
         version, record = whole["version"], whole["record"]
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise WrongRecord(reason=f"not a record of a cluster: {error}") from error
@@ -35,8 +36,8 @@ def unpack(data: bytes) -> dict[str, Any]:
 async def serve(
     handle: Callable[[str, Record], Awaitable[Record]], method: str, data: bytes
 ) -> bytes:
-    """What to send back for a call: an answer or an error, packed. `handle` is a Node's or a
-    Directory's."""
+    """What to send back for a call of `method` with `data`: an answer or an error, packed.
+    `handle` is a Node's or a Directory's."""
     try:
         return pack({"answer": await handle(method, unpack(data))})
     except Exception as error:
@@ -46,7 +47,8 @@ async def serve(
 async def serve_stream(
     stream: Callable[[str, Record], AsyncIterator[Record]], method: str, data: bytes
 ) -> AsyncIterator[bytes]:
-    """The same for a stream: items packed one by one, an error as the last of them."""
+    """The same for a `stream` by `method` with `data`: items packed one by one, an error as the
+    last of them."""
     try:
         async for item in stream(method, unpack(data)):
             yield pack({"answer": item})

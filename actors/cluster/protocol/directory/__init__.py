@@ -1,1 +1,1 @@
-"""The directory of a cluster: it writes a change down, and then acts upon it."""
+"""The directory of a cluster, on the thread of one loop: it writes a change down, and then acts."""

@@ -3,38 +3,43 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol
+from itertools import islice
 
-from kvactors.actors.cluster.protocol.directory.placement import Load, choose, levelling
+from kvactors.actors.cluster.protocol.directory.members import Members
+from kvactors.actors.cluster.protocol.directory.moves import Moves
+from kvactors.actors.cluster.protocol.directory.placement import choose, levelling
+from kvactors.actors.cluster.protocol.directory.places import Places
 from kvactors.actors.cluster.protocol.directory.registry import Registry
 from kvactors.actors.cluster.protocol.errors import ClusterError
-from kvactors.actors.cluster.protocol.interfaces import Record, Transport
+from kvactors.actors.cluster.protocol.interfaces import Transport
 from kvactors.actors.cluster.protocol.records import Place, Settings
 
 __all__ = ["Caretaker"]
 
 # A move that failed so often is given up.
 TRIES = 8
-
-
-class _Directory(Protocol):
-    registry: Registry
-    moving: set[str]
-
-    def place(self, agent: str) -> Place: ...
-    async def settled(self, agent: str) -> Place: ...
-    async def commit(self, place: Place, target: str) -> None: ...
-    async def give_up(self, agent: str) -> None: ...
-    async def move(self, record: Record) -> Record: ...
-    def room(self) -> dict[str, Load]: ...
+# Agents that one round takes over, or makes a replica for; the next takes others.
+AT_ONCE = 256
 
 
 class Caretaker:
-    """Goes round. It changes nothing but through the directory's own compare-and-swap, and holds no
-    lock while it waits for a node."""
+    """Goes round: looks at `registry` and `members` by the `settings`, and calls nodes through
+    `transport`. It changes nothing but by `places` and `moves`, and holds no lock while it waits.
+    """
 
-    def __init__(self, directory: _Directory, transport: Transport, settings: Settings) -> None:
-        self._directory, self._transport, self._settings = directory, transport, settings
+    def __init__(
+        self,
+        registry: Registry,
+        members: Members,
+        places: Places,
+        moves: Moves,
+        transport: Transport,
+        *,
+        settings: Settings,
+    ) -> None:
+        self._registry, self._members = registry, members
+        self._places, self._moves = places, moves
+        self._transport, self._settings = transport, settings
         self._look = True
         self._failed: dict[str, int] = {}
 
@@ -47,21 +52,20 @@ class Caretaker:
         if self._look:
             self._look = False
             # Something may change while it is looked at.
-            more = await self._over_all()
-            self._look = self._look or more
+            more = True
+            try:
+                more = await self._over_all()
+            finally:
+                self._look = self._look or more
         await self._each(list(self._registry.moves), self._drive)
-
-    @property
-    def _registry(self) -> Registry:
-        return self._directory.registry
 
     async def _over_all(self) -> bool:
         """Whether there is still something to do."""
-        places = list(self._registry.places.values())
+        places = self._registry.places.values()
         away = [place.agent for place in places if not self._registry.alive(place.node)]
-        waiting = await self._each(away, self._directory.settled)
-        needy = [place.agent for place in places if self._needs_replica(place)]
-        waiting += await self._each(needy[: 8 * self._settings.moves], self._mend)
+        waiting = await self._each(away[:AT_ONCE], self._places.settled)
+        needy = self._needy()
+        waiting += await self._each(needy, self._mend)
         return await self._plan() or bool(waiting or needy)
 
     async def _each(self, agents: list[str], do: Callable[[str], Awaitable[object]]) -> int:
@@ -80,16 +84,23 @@ class Caretaker:
 
     # Replicas
 
+    def _needy(self) -> list[str]:
+        """Agents whose only copy is their owner's: as many as are seen to at once."""
+        room = set(self._members.room())
+        places = self._registry.places.values()
+        needy = (p.agent for p in places if room - {p.node} and self._needs_replica(p))
+        return list(islice(needy, AT_ONCE))
+
     def _needs_replica(self, place: Place) -> bool:
         registry = self._registry
         if self._settings.durable == "one" or not registry.alive(place.node):
             return False
         fresh = place.incarnation == 0 and place.replica is None and place.epoch == 1
         safe = registry.alive(place.replica) and registry.takes(place.replica or "")
-        return not fresh and not safe and bool(set(self._directory.room()) - {place.node})
+        return not fresh and not safe
 
     async def _mend(self, agent: str) -> None:
-        place = self._directory.place(agent)
+        place = self._places.place(agent)
         record = {"agent": agent, "lost": place.replica}
         await self._transport.call(place.node, "mend", record, within=4 * self._settings.call)
 
@@ -104,43 +115,39 @@ class Caretaker:
             if place.agent not in self._registry.moves:
                 agents.setdefault(place.node, []).append(place.agent)
         moves = self._draining(agents)[:free]
-        moves += levelling(self._directory.room(), agents, free - len(moves))
+        moves += levelling(self._members.room(), agents, free - len(moves))
         for agent, target in moves:
-            await self._directory.move({"agent": agent, "target": target})
-        return bool(moves)
+            await self._moves.move({"agent": agent, "target": target})
+        return bool(moves or self._registry.moves or self._leaving(agents))
 
     def _draining(self, agents: dict[str, list[str]]) -> list[tuple[str, str]]:
-        drained = [m.node for m in self._registry.members.values() if m.draining]
-        leaving = [agent for node in drained for agent in agents.get(node, ())]
-        room = self._directory.room()
+        room = self._members.room()
         moves = []
-        for agent in leaving if room else ():
+        for agent in self._leaving(agents) if room else ():
             moves.append((agent, target := choose(room, {}) or ""))
             room[target] = replace(room[target], agents=room[target].agents + 1)
         return moves
 
+    def _leaving(self, agents: dict[str, list[str]]) -> list[str]:
+        drained = [m.node for m in self._registry.members.values() if m.draining]
+        return [agent for node in drained for agent in agents.get(node, ())]
+
     async def _drive(self, agent: str) -> None:
-        """One try. A crash anywhere leaves the move in the journal, and the agent with its owner
-        or, after the commit, with its target."""
+        """One try. A crash anywhere leaves the move in the journal: it is tried again."""
         target = self._registry.moves[agent].target
-        place = await self._directory.settled(agent)
+        place = await self._places.settled(agent)
         if place.node == target or not self._registry.takes(target):
-            await self._directory.give_up(agent)
+            await self._moves.give_up(agent)
             return
-        self._directory.moving.add(agent)
         try:
-            record = {"agent": agent, "epoch": place.epoch, "target": target}
-            await self._transport.call(place.node, "release", record)
-            await self._directory.commit(place, target)
+            await self._moves.bring(place, target)
             self._failed.pop(agent, None)
         except ClusterError:
             await self._failed_once(agent)
             raise
-        finally:
-            self._directory.moving.discard(agent)
 
     async def _failed_once(self, agent: str) -> None:
         self._failed[agent] = self._failed.get(agent, 0) + 1
         if self._failed[agent] >= TRIES:
             del self._failed[agent]
-            await self._directory.give_up(agent)
+            await self._moves.give_up(agent)

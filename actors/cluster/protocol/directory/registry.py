@@ -1,5 +1,6 @@
 """What the directory must not forget, over its journal."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,10 @@ class Registry:
         self.members: dict[str, Member] = {}
         self.moves: dict[str, Move] = {}
         self.gone: dict[str, int] = {}
+        # How many agents a node owns, how many it is replica of, and where a group's agents are.
+        self.owned: Counter[str] = Counter()
+        self.kept: Counter[str | None] = Counter()
+        self.groups: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
         self.broken: OSError | None = None
         self._length = 0
         for record in journal.load():
@@ -40,7 +45,8 @@ class Registry:
         moved: Iterable[str] = (),
         gone: Iterable[str] = (),
     ) -> None:
-        """All of these at once. `moved`: these moves are over; `gone`: forget these agents.
+        """All `places`, `members` and `moves` at once. `moved`: these moves are over; `gone`:
+        forget these agents.
 
         Raises Unreachable where the disk failed: the change may be on it or not, so from then on
         nothing is answered until a restart has read what is there.
@@ -96,17 +102,26 @@ class Registry:
     def _make(self, change: Record) -> None:
         self.gone.update(change.get("epochs", {}))
         for agent, epoch in change.get("gone", ()):
-            self.places.pop(agent, None)
+            self._put(agent, None)
             self.moves.pop(agent, None)
             self.gone[agent] = epoch
         for place in _each(change, "places", Place):
-            self.places[place.agent] = place
+            self._put(place.agent, place)
         for member in _each(change, "members", Member):
             self.members[member.node] = member
         for move in _each(change, "moves", Move):
             self.moves[move.agent] = move
         for agent in change.get("moved", ()):
             self.moves.pop(agent, None)
+
+    def _put(self, agent: str, place: Place | None) -> None:
+        for counted, by in ((self.places.pop(agent, None), -1), (place, 1)):
+            if counted is not None:
+                self.owned[counted.node] += by
+                self.kept[counted.replica] += by
+                self.groups[counted.group][counted.node] += by
+        if place is not None:
+            self.places[agent] = place
 
 
 def _each(change: Record, name: str, kind: Any) -> list[Any]:

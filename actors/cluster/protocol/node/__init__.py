@@ -1,1 +1,2 @@
-"""A node of a cluster: owner of some agents, under a lease, and replica of others."""
+"""A node of a cluster, on the thread of one loop: owner of some agents, under a lease, and replica
+of others."""

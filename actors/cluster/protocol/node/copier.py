@@ -28,7 +28,8 @@ class Peer:
 
 
 class Copier:
-    """Sends records and pieces of KV. Raises what the calls raise: StaleEpoch above all."""
+    """Sends records and pieces of KV of `host` through `transport`, a call for as long as
+    `settings` say. Raises what the calls raise: StaleEpoch above all."""
 
     def __init__(self, transport: Transport, host: Host, settings: Settings) -> None:
         self._transport, self._host, self._settings = transport, host, settings

@@ -9,7 +9,7 @@ __all__ = ["Lease"]
 
 class Lease:
     """Of one incarnation of a node. It counts from before the renewal was sent, on the node's own
-    clock, and ends sooner by as much as that clock may be slow."""
+    clock, and ends sooner, by the `settings`, as much as that clock may be slow."""
 
     def __init__(self, node: str, incarnation: int, clock: Clock, settings: Settings) -> None:
         self.node, self.incarnation = node, incarnation

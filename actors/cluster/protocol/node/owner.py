@@ -1,6 +1,7 @@
 """A node as owner: what it may answer for, and when a turn is durable."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import (
     HostFailed,
@@ -30,7 +31,11 @@ class Held:
 
 
 class Owner:
-    """All but `current` with the agent's lock held."""
+    """What the node `name` claims from the directory, through `transport`, and notes in `notes`;
+    its agents are those of `host`, its leases and replicas as `settings` say, by its own `clock`.
+
+    All but `current` with the agent's lock held.
+    """
 
     def __init__(
         self,
@@ -141,7 +146,7 @@ class Owner:
         self.drop(held.place.agent)
         return NotOwner(agent=held.place.agent, node=self._name)
 
-    async def _ask(self, method: str, record: dict[str, object]) -> dict[str, object]:
+    async def _ask(self, method: str, record: dict[str, object]) -> dict[str, Any]:
         answer = await self._transport.call("directory", method, record, within=self._settings.call)
         return dict(answer)
 

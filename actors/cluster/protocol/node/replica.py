@@ -12,7 +12,8 @@ __all__ = ["Replica", "common", "digests"]
 
 
 class Replica:
-    """`locks` are the node's: one agent's matters are done one after the other."""
+    """It stores in `host`, and promises in `notes`. `locks` are the node's: one agent's matters are
+    done one after the other. `give_up` is called where the node was the owner before."""
 
     def __init__(
         self, host: Host, notes: Notes, locks: Locks, give_up: Callable[[str], Awaitable[None]]
@@ -23,18 +24,22 @@ class Replica:
         self._aligned: dict[str, int] = {}
 
     async def align(self, record: Record) -> Record:
-        """Become a replica in this epoch: promise to listen to no lower one, and set aside what
-        the owner's ledger, known by `digests` of its records, does not begin with."""
+        """Become a replica in this epoch: set aside what the owner's ledger, known by `digests` of
+        its records, does not begin with, then promise to listen to no lower epoch.
+
+        In an epoch that was promised nothing is set aside: the ledger is a beginning of the
+        owner's, and where it is longer than `digests`, that is because they come late.
+        """
         agent, epoch, theirs = record["agent"], record["epoch"], record["digests"]
         self._refuse_older(agent, epoch)
         async with self._locks.of(agent):
             self._refuse_older(agent, epoch)
             await self._give_up(agent)
-            await self._notes.promise(agent, epoch)
             mine = digests(await self._host.records(agent, 0))
             keep = common(mine, theirs)
-            if keep < len(mine):
+            if keep < len(mine) and epoch > self._notes.promised(agent):
                 await self._host.set_aside(agent, keep)
+            await self._notes.promise(agent, epoch)
             self._aligned[agent] = epoch
         return {"have": keep}
 

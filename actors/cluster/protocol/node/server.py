@@ -30,7 +30,9 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 class Node:
-    """`run` keeps its lease; `handle` and `stream` answer calls, on the same loop.
+    """Called `name`, with the agents of `host`. `run` keeps its lease of `settings`, by its
+    `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and others are called
+    through `transport`, all on one loop.
 
     Of one agent one thing is done at a time; different agents do not wait for each other.
     """
@@ -53,7 +55,7 @@ class Node:
         self._owner = Owner(name, transport, clock, host, self._notes, settings)
         self._serving = Serving(host, self._locks, settings.served)
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
-        self._sweep = Sweep(name, transport, host, self._notes, self._locks)
+        self._sweep = Sweep(name, transport, host, self._notes, self._locks, give_up=self._give_up)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
@@ -169,7 +171,7 @@ class Node:
         held.lease.check()
         if self._owner.current(agent) is not held:
             raise NotOwner(agent=agent, node=self.name)
-        return {"records": records, "epoch": held.place.epoch}
+        return {"records": records, "epoch": held.place.epoch, "node": self.name}
 
     async def _confirm(self, record: Record) -> Record:
         agent = record["agent"]

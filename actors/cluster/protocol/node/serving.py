@@ -7,7 +7,8 @@ __all__ = ["Serving"]
 
 
 class Serving:
-    """At most `limit` of them, but for those that are busy; least recently used go first."""
+    """At most `limit` of those of `host`, but for the ones that are busy, as their `locks` say;
+    least recently used go first."""
 
     def __init__(self, host: Host, locks: Locks, limit: int) -> None:
         self._host, self._locks, self._limit = host, locks, limit

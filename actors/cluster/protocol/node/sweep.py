@@ -1,5 +1,7 @@
 """What a node stores and need not: copies of agents that are others' by now."""
 
+from collections.abc import Awaitable, Callable
+
 from kvactors.actors.cluster.protocol.interfaces import Host, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.notes import Notes
@@ -13,42 +15,69 @@ BATCH = 500
 
 class Sweep:
     """An orphan is a copy of an epoch that is over, of an agent that two other nodes have. What its
-    owner never had is set aside first: nothing stored is lost."""
+    owner never had is set aside first: nothing stored is lost.
+
+    The node is `name`, with what `host` stores and `notes` says it promised; the directory and
+    owners are asked through `transport`. With an agent's lock of `locks`, `give_up` ends it here.
+    """
 
     def __init__(
-        self, name: str, transport: Transport, host: Host, notes: Notes, locks: Locks
+        self,
+        name: str,
+        transport: Transport,
+        host: Host,
+        notes: Notes,
+        locks: Locks,
+        *,
+        give_up: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._name, self._transport = name, transport
+        self._name, self._transport, self._give_up = name, transport, give_up
         self._host, self._notes, self._locks = host, notes, locks
+        self._unnamed: dict[str, int] = {}
 
     async def round(self) -> None:
         """Look at all that is stored here."""
         stored = sorted(await self._host.stored())
+        unnamed, self._unnamed = self._unnamed, {}
         for start in range(0, len(stored), BATCH):
             record = {"agents": stored[start : start + BATCH]}
             places = await self._transport.call("directory", "whose", record)
             for agent, place in places.items():
                 if self._is_orphan(agent, place):
                     await self._remove(agent, place)
+                elif self._is_unnamed(agent, place):
+                    await self._outdate(agent, place, again=unnamed.get(agent) == place["epoch"])
 
     def _is_orphan(self, agent: str, place: Record) -> bool:
         # What was promised in this epoch, or since, may be about to be named.
-        if self._notes.promised(agent) >= place["epoch"]:
-            return False
-        if place["node"] is None:
-            return True
-        mine = self._name in (place["node"], place["replica"], place["target"])
-        return not mine and place["replica"] is not None
+        over = self._notes.promised(agent) < place["epoch"]
+        forgotten = place["node"] is None
+        return over and (forgotten or not (self._is_mine(place) or place["replica"] is None))
+
+    def _is_unnamed(self, agent: str, place: Record) -> bool:
+        return self._notes.promised(agent) >= place["epoch"] and not self._is_mine(place)
+
+    def _is_mine(self, place: Record) -> bool:
+        return self._name in (place["node"], place["replica"], place["target"])
+
+    async def _outdate(self, agent: str, place: Record, *, again: bool) -> None:
+        """A copy that was begun and not named, for two rounds: it never will be, in another epoch.
+        Then it is an orphan."""
+        self._unnamed[agent] = place["epoch"]
+        if again:
+            await self._transport.call(
+                "directory", "outdate", {"agent": agent, "epoch": place["epoch"]}
+            )
 
     async def _remove(self, agent: str, place: Record) -> None:
         async with self._locks.of(agent):
             if not self._is_orphan(agent, place):
                 return
+            await self._give_up(agent)
             if place["node"] is not None:
                 theirs = await self._transport.call(place["node"], "prefix", {"agent": agent})
                 mine = digests(await self._host.records(agent, 0))
                 keep = common(mine, theirs["digests"])
                 if keep < len(mine):
                     await self._host.set_aside(agent, keep)
-            await self._host.end(agent)
             await self._host.forget(agent)

@@ -1,0 +1,98 @@
+"""The nodes of a cluster: who has a lease, and whose time is over."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvactors.actors.cluster.protocol.directory.placement import Load
+from kvactors.actors.cluster.protocol.directory.registry import Registry
+from kvactors.actors.cluster.protocol.errors import Fenced, UnknownNode
+from kvactors.actors.cluster.protocol.interfaces import Clock, Record
+from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.records import Member, Settings
+
+__all__ = ["Members"]
+
+
+class Members:
+    """In the `registry`, with leases of `settings` by the directory's `clock`. `changed` is called
+    when a node has come or gone."""
+
+    def __init__(
+        self, registry: Registry, clock: Clock, settings: Settings, changed: Callable[[], None]
+    ) -> None:
+        self._registry, self._clock, self._settings = registry, clock, settings
+        self._changed = changed
+        self._locks = Locks()
+        self.loads: dict[str, Load] = {}
+        # When each was heard of last. After a restart that is not known: now is the latest.
+        self._seen = dict.fromkeys(registry.members, clock.now())
+
+    async def join(self, record: Record) -> Record:
+        """A new incarnation of a node; those before it are over. The node has seen to that."""
+        node, incarnation = record["node"], record["incarnation"]
+        async with self._locks.of(node):
+            member = self._registry.members.get(node)
+            if member is None:
+                await self._registry.note(members=[Member(node, incarnation)])
+            elif incarnation > member.incarnation:
+                again = replace(member, incarnation=incarnation, fenced=False)
+                await self._registry.note(members=[again])
+            self.last(node, incarnation)
+            self._seen[node] = self._clock.now()
+        self._changed()
+        return {"node": node, "incarnation": incarnation}
+
+    async def renew(self, record: Record) -> Record:
+        """Another lease from now on, unless the incarnation is over."""
+        node = record["node"]
+        async with self._locks.of(node):
+            self.last(node, record["incarnation"])
+            self._seen[node] = self._clock.now()
+            self.loads[node] = Load(**record["load"])
+        return {}
+
+    async def drain(self, record: Record) -> Record:
+        """All agents of a node go elsewhere, and none comes; or (not `on`) they may come again."""
+        node = record["node"]
+        async with self._locks.of(node):
+            if node not in self._registry.members:
+                raise UnknownNode(node=node)
+            member = replace(self._registry.members[node], draining=record["on"])
+            await self._registry.note(members=[member])
+        self._changed()
+        return {}
+
+    async def nodes(self, _: Record) -> Record:
+        """Of each node: what is known of it."""
+        return {name: member.to_record() for name, member in self._registry.members.items()}
+
+    async def fence_silent(self) -> None:
+        """Those whose lease has run out by every clock are over: written, then acted upon."""
+        for node in list(self._registry.members):
+            if self._silent(node):
+                async with self._locks.of(node):
+                    await self._fence(node)
+
+    async def _fence(self, node: str) -> None:
+        if self._silent(node):
+            await self._registry.note(members=[replace(self._registry.members[node], fenced=True)])
+            self._changed()
+
+    def _silent(self, node: str) -> bool:
+        longest = self._settings.lease * (1 + self._settings.skew)
+        return self._registry.alive(node) and self._clock.now() - self._seen[node] > longest
+
+    def last(self, node: str, incarnation: int) -> Member:
+        """The node, if this incarnation is its last. Raises Fenced, UnknownNode."""
+        member = self._registry.members.get(node)
+        if member is None:
+            raise UnknownNode(node=node)
+        if member.incarnation != incarnation or member.fenced:
+            raise Fenced(node=node, incarnation=incarnation, held=member.incarnation)
+        return member
+
+    def room(self) -> dict[str, Load]:
+        """The nodes that take agents, and what they have."""
+        owned = self._registry.owned
+        taking = [node for node in self._registry.members if self._registry.takes(node)]
+        return {n: replace(self.loads.get(n, Load()), agents=owned[n]) for n in taking}

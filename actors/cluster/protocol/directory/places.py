@@ -1,0 +1,149 @@
+"""The places of agents: each change of one is a compare-and-swap, and a new epoch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvactors.actors.cluster.protocol.directory.members import Members
+from kvactors.actors.cluster.protocol.directory.placement import choose
+from kvactors.actors.cluster.protocol.directory.registry import Registry, next_epoch
+from kvactors.actors.cluster.protocol.errors import (
+    AgentExists,
+    AgentMoving,
+    AgentUnavailable,
+    NoRoom,
+    NotOwner,
+    StaleEpoch,
+    UnknownAgent,
+)
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.records import Place
+
+__all__ = ["Places"]
+
+
+class Places:
+    """In the `registry`, on nodes of `members`. `changed` is called when an agent may need another
+    replica. Who holds an agent's lock of `locks` waits for the journal, and for nothing else."""
+
+    def __init__(
+        self, registry: Registry, members: Members, locks: Locks, changed: Callable[[], None]
+    ) -> None:
+        self._registry, self._members = registry, members
+        self._locks, self._changed = locks, changed
+        # Those that their owners let go of just now: nobody claims them.
+        self.moving: set[str] = set()
+
+    async def find(self, record: Record) -> Record:
+        """Where an agent lives, after a take-over if that is due."""
+        return (await self.settled(record["agent"])).to_record()
+
+    async def whose(self, record: Record) -> Record:
+        """The places of those of `agents` that there are, and where they are about to go. Of one
+        that was forgotten: nobody's, in the epoch that ended with it."""
+        known = {agent: self._known(agent) for agent in record["agents"]}
+        return {agent: place for agent, place in known.items() if place}
+
+    def _known(self, agent: str) -> dict[str, Any] | None:
+        if (place := self._registry.places.get(agent)) is not None:
+            move = self._registry.moves.get(agent)
+            return {**place.to_record(), "target": move and move.target}
+        if agent in self._registry.gone:
+            epoch = self._registry.gone[agent] + 1
+            return {"node": None, "replica": None, "target": None, "epoch": epoch}
+        return None
+
+    async def settled(self, agent: str) -> Place:
+        """Its place; its replica's, from now on, if its owner is fenced."""
+        if self._registry.alive((place := self.place(agent)).node):
+            return place
+        async with self._locks.of(agent):
+            return await self._settle(agent)
+
+    async def _settle(self, agent: str) -> Place:
+        place = self.place(agent)
+        if self._registry.alive(place.node):
+            return place
+        if not self._registry.alive(place.replica):
+            raise AgentUnavailable(agent=agent, nodes=_names(place.node, place.replica))
+        taken = next_epoch(place, node=place.replica, incarnation=0, replica=None)
+        await self._registry.note(places=[taken])
+        self._changed()
+        return taken
+
+    def place(self, agent: str) -> Place:
+        """As it is written. Raises UnknownAgent."""
+        if agent not in self._registry.places:
+            raise UnknownAgent(agent=agent)
+        return self._registry.places[agent]
+
+    def refuse_changed(self, place: Place) -> None:
+        """Raises StaleEpoch if it is not as it was."""
+        if (now := self.place(place.agent)) != place:
+            raise StaleEpoch(agent=place.agent, epoch=place.epoch, held=now.epoch)
+
+    async def spawn(self, record: Record) -> Record:
+        """A place for a new agent; that of one that was spawned in just this way."""
+        agent, group, options = record["agent"], record["group"], record["options"]
+        async with self._locks.of(agent):
+            place = self._registry.places.get(agent)
+            if place is None:
+                node = self._choose(agent, group)
+                epoch = self._registry.gone.get(agent, 0) + 1
+                place = Place(agent, node, 0, epoch, None, group, epoch, options)
+                await self._registry.note(places=[place])
+            elif (place.options, place.group) != (options, group):
+                raise AgentExists(agent=agent)
+        return place.to_record()
+
+    def _choose(self, agent: str, group: str | None) -> str:
+        nodes = self._members.room()
+        together = {} if group is None else self._registry.groups[group]
+        if (node := choose(nodes, together)) is None:
+            raise NoRoom(agent=agent, nodes=_names(*self._registry.members))
+        return node
+
+    async def claim(self, record: Record) -> Record:
+        """The owner's incarnation begins to serve the agent: an epoch of its own."""
+        agent, node, incarnation = record["agent"], record["node"], record["incarnation"]
+        async with self._locks.of(agent):
+            self._members.last(node, incarnation)
+            place = await self._settle(agent)
+            if place.node != node:
+                raise NotOwner(agent=agent, node=node)
+            if agent in self.moving:
+                raise AgentMoving(agent=agent)
+            claimed = next_epoch(place, incarnation=incarnation)
+            await self._registry.note(places=[claimed])
+        return claimed.to_record()
+
+    async def offer(self, record: Record) -> Record:
+        """A node for another replica, or None: not the owner, not `lost`."""
+        place = self.place(record["agent"])
+        kept = self._registry.kept
+        nodes = {n: kept[n] for n in self._members.room() if n not in (place.node, record["lost"])}
+        return {"node": min(nodes, key=lambda n: (nodes[n], n), default=None)}
+
+    async def name(self, record: Record) -> Record:
+        """`replica` has all records of the agent: it is the one that takes over from now on."""
+        agent, epoch = record["agent"], record["epoch"]
+        async with self._locks.of(agent):
+            place = self.place(agent)
+            owner = (place.node, place.incarnation, place.epoch)
+            if owner != (record["node"], record["incarnation"], epoch):
+                raise StaleEpoch(agent=agent, epoch=epoch, held=place.epoch)
+            named = next_epoch(place, replica=record["replica"])
+            await self._registry.note(places=[named])
+        return named.to_record()
+
+    async def outdate(self, record: Record) -> Record:
+        """The same place in another epoch: who was made ready in that `epoch` is not named."""
+        async with self._locks.of(record["agent"]):
+            place = self.place(record["agent"])
+            if place.epoch == record["epoch"]:
+                await self._registry.note(places=[next_epoch(place)])
+        return {}
+
+
+def _names(*nodes: str | None) -> str:
+    return ", ".join(node for node in nodes if node) or "no node"

@@ -1,0 +1,39 @@
+"""Simulate clusters: python -m kvactors.actors.cluster.testing --seeds 1..10000"""
+
+import argparse
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+from kvactors.actors.cluster.testing.workload import Outcome, run_seed
+
+
+def main() -> int:
+    """Status 1 if anything did not hold; `--log` shows what happened in each seed that broke."""
+    parser = argparse.ArgumentParser(prog="python -m kvactors.actors.cluster.testing")
+    parser.add_argument("--seeds", default="1..1000", help="first..last, or one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--log", action="store_true", help="the story of a seed that broke")
+    args = parser.parse_args()
+    first, _, last = args.seeds.partition("..")
+    seeds = range(int(first), int(last or first) + 1)
+    begin = time.monotonic()
+    outcomes = _run(seeds, args.jobs)
+    broken = [outcome for outcome in outcomes if outcome.broken]
+    for outcome in broken:
+        print(*(outcome.log if args.log else ()), sep="\n")
+        print(f"seed {outcome.seed}:", *outcome.broken, sep="\n    ")
+    answers, seconds = sum(o.answers for o in outcomes), time.monotonic() - begin
+    print(f"{len(outcomes)} seeds, {answers} answers, {len(broken)} broken, {seconds:.1f} s")
+    return 1 if broken else 0
+
+
+def _run(seeds: range, jobs: int) -> list[Outcome]:
+    if jobs == 1:
+        return list(map(run_seed, seeds))
+    with ProcessPoolExecutor(jobs) as pool:
+        return list(pool.map(run_seed, seeds, chunksize=50))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""What goes wrong, and when: drawn."""
+
+from collections.abc import Callable
+from functools import partial
+
+from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.world import DIRECTORY, Armed, World
+
+__all__ = ["STEPS", "plan"]
+
+# Where an armed fault may strike: before and after each call is answered, at each call that is
+# made, before and after each write.
+_NODE = "turn read confirm mend release retire prefix align replicate digests piece"
+_DIRECTORY = "join renew find whose claim spawn offer name move drain"
+_METHODS = f"{_NODE} {_DIRECTORY}".split()
+_WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget"]
+STEPS = [
+    *(f"{when} {what}" for when in ("before", "after") for what in [*_METHODS, *_WRITES]),
+    *(f"calling {method}" for method in _METHODS),
+]
+# Half of them strike where most is at stake.
+HOT = [
+    *("before turn", "after turn", "before store", "after store", "before set aside"),
+    *("calling replicate", "after replicate", "after align", "after claim", "after release"),
+    *("calling name", "after name", "after move", "before journal", "after journal"),
+]
+LONGEST = 9.0
+
+
+def plan(world: World, seconds: float) -> None:
+    """Some faults within so many seconds."""
+    rng = world.rng
+    world.network.late = rng.choice([0.0, 0.01, 0.1])
+    world.network.twice = rng.choice([0.0, 0.02])
+    for _ in range(rng.randint(1, 6)):
+        fault = rng.choice(_FAULTS)
+        world.loop.call_later(rng.uniform(0.5, seconds), partial(fault, world))
+    for _ in range(rng.randint(0, 4)):
+        do = rng.choice([_kill_here, _pause_here])
+        steps = rng.choice([STEPS, HOT])
+        armed = Armed(rng.choice(steps), partial(do, world), rng.randint(0, 6))
+        world.loop.call_later(rng.uniform(0.0, seconds / 2), world.armed.append, armed)
+
+
+def _for_a_while(world: World) -> float:
+    return world.rng.choice([world.rng.uniform(0.1, 1.5), world.rng.uniform(1.5, LONGEST)])
+
+
+def _node(world: World) -> str:
+    return world.rng.choice(world.nodes)
+
+
+def _kill_here(world: World, process: Process) -> None:
+    world.loop.call_later(_for_a_while(world), world.start, process.name)
+    world.kill(process.name)
+
+
+def _pause_here(world: World, process: Process) -> None:
+    world.loop.call_later(_for_a_while(world), world.resume, process.name)
+    world.pause(process.name)
+
+
+def _kill(world: World) -> None:
+    _kill_here(world, world.machines[_node(world)].process)
+
+
+def _kill_directory(world: World) -> None:
+    _kill_here(world, world.machines[DIRECTORY].process)
+
+
+def _kill_two(world: World) -> None:
+    _kill(world)
+    _kill(world)
+
+
+def _pause(world: World) -> None:
+    _pause_here(world, world.machines[_node(world)].process)
+
+
+def _zombie(world: World) -> None:
+    """Stands still past its lease, and the directory has been restarted when it goes on."""
+    name, lease = _node(world), world.settings.lease
+    world.pause(name)
+    world.loop.call_later(1.5 * lease, world.kill, DIRECTORY)
+    world.loop.call_later(1.6 * lease, world.start, DIRECTORY)
+    world.loop.call_later(world.rng.uniform(1.7, 2.4) * lease, world.resume, name)
+
+
+def _cut(world: World, pairs: list[tuple[str, str]]) -> None:
+    world.say(f"cut {pairs}")
+    world.network.cut.update(pairs)
+    world.loop.call_later(_for_a_while(world), world.network.cut.difference_update, pairs)
+
+
+def _isolate(world: World) -> None:
+    """A node hears no other machine, but clients reach it: or one way only."""
+    name = _node(world)
+    others = [other for other in world.machines if other != name]
+    away = [(name, other) for other in others]
+    back = [(other, name) for other in others]
+    _cut(world, world.rng.choice([away, back, away + back]))
+
+
+def _part(world: World) -> None:
+    names = list(world.machines)
+    world.rng.shuffle(names)
+    half = world.rng.randint(1, len(names) - 1)
+    one, other = names[:half], names[half:]
+    _cut(world, [pair for a in one for b in other for pair in ((a, b), (b, a))])
+
+
+def _part_two(world: World) -> None:
+    one, other = world.rng.sample(list(world.machines), 2)
+    _cut(world, [(one, other), (other, one)])
+
+
+def _lossy(world: World) -> None:
+    world.say("lossy")
+    world.network.lost = world.rng.choice([0.05, 0.3])
+    world.loop.call_later(_for_a_while(world), setattr, world.network, "lost", 0.0)
+
+
+def _bad_disk(world: World) -> None:
+    name = world.rng.choice(list(world.machines))
+    disk = world.machines[name].disk
+    what, value, good = world.rng.choice(
+        [("slow", 100.0, 1.0), ("full", True, False), ("failing", 0.4, 0.0)]
+    )
+    world.say(f"disk of {name} {what}")
+    setattr(disk, what, value)
+    world.loop.call_later(_for_a_while(world), setattr, disk, what, good)
+
+
+_FAULTS: list[Callable[[World], None]] = [
+    _kill,
+    _kill,
+    _kill_directory,
+    _kill_two,
+    _pause,
+    _pause,
+    _zombie,
+    _zombie,
+    _isolate,
+    _isolate,
+    _part,
+    _part_two,
+    _lossy,
+    _bad_disk,
+]

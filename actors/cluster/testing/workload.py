@@ -1,0 +1,196 @@
+"""What clients do meanwhile, and the end of it: everything is answered, and all is in its place."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from kvactors.actors.cluster.protocol.client import Client
+from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed, TurnLost, Unanswered
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.testing.faults import plan
+from kvactors.actors.cluster.testing.host import texts
+from kvactors.actors.cluster.testing.oracle import Asked
+from kvactors.actors.cluster.testing.world import DIRECTORY, World
+
+__all__ = ["Outcome", "run_seed"]
+
+FAULTS = 16.0
+PATIENCE = 90.0
+QUIET = 60.0
+LEASE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one seed."""
+
+    seed: int
+    broken: list[str]
+    answers: int
+    log: list[str]
+
+
+def run_seed(seed: int, durable: str = "two") -> Outcome:
+    """The whole of a seed."""
+    settings = Settings(lease=LEASE, call=0.5, durable=durable, served=2)
+    world = World(seed, _nodes(seed), settings)
+    try:
+        world.loop.run_until_complete(_Story(world).told())
+    except RuntimeError as error:
+        world.oracle.broken.append(str(error))
+    finally:
+        world.close()
+    return Outcome(seed, world.oracle.broken, world.oracle.answers, world.log)
+
+
+def _nodes(seed: int) -> int:
+    return (2, 3, 3, 4)[seed % 4]
+
+
+class _Story:
+    def __init__(self, world: World) -> None:
+        self._world, self._rng, self._oracle = world, world.rng, world.oracle
+        self._agents = [f"a{index}" for index in range(self._rng.randint(1, 4))]
+        self._drained: set[str] = set()
+        self._moves: list[tuple[str, str, int]] = []
+
+    async def told(self) -> None:
+        """From the first spawn to the last check."""
+        self._world.loop.call_later(FAULTS, self._world.heal)
+        self._world.loop.call_later(0.5, plan, self._world, FAULTS - 1.5)
+        clients = [self._client(f"c{index}") for index in range(self._rng.randint(2, 4))]
+        await asyncio.gather(*clients, self._operator(self._world.client("operator")))
+        left = FAULTS - self._world.loop.time()
+        await asyncio.sleep(max(0.0, left))
+        await self._quiet()
+
+    async def _client(self, name: str) -> None:
+        client = self._world.client(name)
+        for agent in self._agents:
+            await self._until_done(lambda agent=agent: client.spawn(agent, {}, None, PATIENCE))
+        for number in range(self._rng.randint(4, 20)):
+            await asyncio.sleep(self._rng.choice([0.01, 0.3, 1.0, 3.0]) * self._rng.random())
+            agent = self._rng.choice(self._agents)
+            try:
+                if self._rng.random() < 0.3:
+                    await self._read(client, agent)
+                else:
+                    await self._turn(client, agent, f"{name}.{number}")
+            except Unanswered as error:
+                self._oracle.unanswered(agent, f"{name}.{number}", str(error))
+
+    async def _turn(self, client: Client, agent: str, text: str) -> None:
+        asked = self._oracle.asks(agent, text)
+        request = {"id": f"r-{text}", "text": text}
+        try:
+            if self._rng.random() < 0.4:
+                await self._until_done(lambda: self._streamed(client, asked, request))
+            else:
+                given = await self._until_done(lambda: client.turn(agent, request, PATIENCE))
+                self._answered(asked, given)
+                await self._made_durable(client, asked, given)
+        except TurnLost:
+            self._world.say(f"{text} lost before it was durable")
+
+    async def _streamed(self, client: Client, asked: Asked, request: dict[str, Any]) -> None:
+        given: dict[str, Any] = {}
+        async for item in client.stream(asked.agent, request, PATIENCE):
+            if "answer" in item:
+                given = item
+                self._answered(asked, item)
+            elif "durable" in item:
+                await self._made_durable(client, asked, {**given, **item})
+
+    def _answered(self, asked: Asked, given: dict[str, Any]) -> None:
+        answer = given["answer"]
+        self._world.say(f"{asked.agent} {asked.text}: {given}")
+        self._oracle.answered(asked, given["epoch"], given["node"], answer["index"], answer["text"])
+
+    async def _made_durable(self, client: Client, asked: Asked, given: dict[str, Any]) -> None:
+        durable = given["durable"]
+        while not durable:
+            await asyncio.sleep(0.5)
+            durable = await self._until_done(
+                lambda: client.confirm(asked.agent, f"r-{asked.text}", PATIENCE)
+            )
+        self._oracle.durable(asked, given["answer"]["index"])
+
+    async def _read(self, client: Client, agent: str) -> None:
+        asked = self._oracle.asks(agent, "a read")
+        given = await self._until_done(lambda: client.read(agent, 0, PATIENCE))
+        shown = texts(given["records"])
+        self._world.say(f"{agent} shows {len(shown)} in {given['epoch']} on {given['node']}")
+        self._oracle.read(asked, given["epoch"], given["node"], shown)
+
+    async def _until_done(self, do: Any) -> Any:
+        """A disk's error is the caller's to try again; it is the same request."""
+        while True:
+            try:
+                return await do()
+            except HostFailed as error:
+                if error.fields["kind"] != "OSError":
+                    self._oracle.broken.append(f"a client met {error}")
+                    return await asyncio.get_running_loop().create_future()
+                if self._world.loop.time() > FAULTS + PATIENCE:
+                    raise
+                await asyncio.sleep(0.3)
+
+    async def _operator(self, client: Client) -> None:
+        for _ in range(self._rng.choice([0, 1, 3])):
+            await asyncio.sleep(self._rng.uniform(0.3, 5.0))
+            try:
+                await self._operate(client)
+            except ClusterError as error:
+                self._world.say(f"operator: {error}")
+
+    async def _operate(self, client: Client) -> None:
+        node, agent = self._rng.choice(self._world.nodes), self._rng.choice(self._agents)
+        if self._rng.random() < 0.75:
+            self._world.say(f"move {agent} to {node}")
+            written = len(self._journal())
+            await client.ask("move", {"agent": agent, "target": node}, PATIENCE)
+            self._moves.append((agent, node, written))
+        elif len(self._world.nodes) > 2 and not self._drained:
+            self._world.say(f"drain {node}")
+            self._drained.add(node)
+            await client.ask("drain", {"node": node, "on": True}, PATIENCE)
+
+    async def _quiet(self) -> None:
+        """Wait until nothing is left to do, then ask the oracle."""
+        until = self._world.loop.time() + QUIET
+        while (odd := self._unsettled()) and self._world.loop.time() < until:
+            await asyncio.sleep(0.5)
+        if odd:
+            self._oracle.broken.append(f"never quiet: {odd}")
+        for agent in self._agents:
+            self._oracle.ends(
+                agent, self._world.ledgers(agent), self._world.aside(), self._home(agent)
+            )
+
+        for agent, target, written in self._moves:
+            self._oracle.moved(agent, target, self._journal()[written:])
+
+    def _journal(self) -> list[Record]:
+        files = self._world.machines[DIRECTORY].disk.files
+        journal: list[Record] = files.setdefault("journal", [])
+        return journal
+
+    def _home(self, agent: str) -> set[str]:
+        place = self._world.machines[DIRECTORY].server.registry.places[agent]
+        return {node for node in (place.node, place.replica) if node is not None}
+
+    def _unsettled(self) -> str:
+        registry = self._world.machines[DIRECTORY].server.registry
+        if registry.moves:
+            return f"moves {list(registry.moves)}"
+        for agent in self._agents:
+            place, home = registry.places[agent], self._home(agent)
+            used = bool(self._world.ledgers(agent))
+            if used and (len(home) < 2 or not all(map(registry.alive, home))):
+                return f"{place} has no replica"
+            if home & self._drained:
+                return f"{place} is on a drained node"
+            if used and set(self._world.ledgers(agent)) - home:
+                return f"{agent} has orphans on {sorted(set(self._world.ledgers(agent)) - home)}"
+        return ""

@@ -1,0 +1,188 @@
+"""The simulated cluster as a whole: machines that are started, killed, paused and healed."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from kvactors.actors.cluster.protocol.client import Client
+from kvactors.actors.cluster.protocol.directory.server import Directory
+from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.node.server import Node
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.testing.disk import Disk, SimJournal
+from kvactors.actors.cluster.testing.host import ModelHost, texts
+from kvactors.actors.cluster.testing.network import Network, SimTransport
+from kvactors.actors.cluster.testing.oracle import Oracle
+from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
+
+__all__ = ["DIRECTORY", "Armed", "World"]
+
+DIRECTORY = "directory"
+
+
+@dataclass(slots=True)
+class Armed:
+    """A fault that waits for a process to come to a step."""
+
+    step: str
+    do: Callable[[Process], None]
+    after: int = 0
+    """Not at the first times."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """A name, its disk, and the process that runs there now."""
+
+    disk: Disk
+    process: Process
+    rate: float
+    server: Any = None
+    down: list[float] = field(default_factory=list)
+
+
+class World:
+    """A directory and so many `nodes` with `settings`; everything is drawn from `seed`."""
+
+    def __init__(self, seed: int, nodes: int, settings: Settings) -> None:
+        self.rng = Random(seed)
+        self.loop = new_loop()
+        self.settings = settings
+        self.oracle = Oracle()
+        self.armed: list[Armed] = []
+        self.network = Network(self.rng, self.step)
+        self.nodes = [f"n{index}" for index in range(nodes)]
+        self.machines: dict[str, Machine] = {}
+        self.log: list[str] = []
+        for name in [DIRECTORY, *self.nodes]:
+            self.machines[name] = Machine(
+                Disk(self.rng, self.step), Process(name, self.loop), self._rate()
+            )
+            self._boot(name)
+
+    def say(self, what: str) -> None:
+        """For whoever looks at one seed."""
+        self.log.append(f"{self.loop.time():9.4f} {what}")
+
+    def step(self, process: Process, what: str) -> None:
+        """A process is at a step: an armed fault may strike there."""
+        for armed in self.armed:
+            if armed.step == what and process.name in self.machines:
+                if armed.after > 0:
+                    armed.after -= 1
+                    continue
+                self.armed.remove(armed)
+                self.say(f"armed at {what} of {process.name}")
+                armed.do(process)
+                return
+
+    def start(self, name: str) -> None:
+        """The machine's process again, if it is dead."""
+        machine = self.machines[name]
+        if not machine.process.alive:
+            machine.process = Process(name, self.loop)
+            self._boot(name)
+            self.say(f"start {name}")
+
+    def kill(self, name: str) -> None:
+        """Its process is gone."""
+        self.say(f"kill {name}")
+        self.machines[name].process.kill()
+
+    def pause(self, name: str) -> None:
+        """It stands still."""
+        self.say(f"pause {name}")
+        self.machines[name].process.pause()
+
+    def resume(self, name: str) -> None:
+        """It goes on."""
+        if self.machines[name].process.paused:
+            self.say(f"resume {name}")
+            self.machines[name].process.resume(self.rng)
+
+    def heal(self) -> None:
+        """No faults any more."""
+        self.say("heal")
+        self.armed.clear()
+        self.network.heal()
+        for name, machine in self.machines.items():
+            machine.disk.heal()
+            self.resume(name)
+            self.start(name)
+
+    def client(self, name: str) -> Client:
+        """Somebody who asks."""
+        process = Process(name, self.loop)
+        transport = SimTransport(self.network, process)
+        return Client(transport, SimClock(process, self._rate(), 0.0), self.settings)
+
+    def ledgers(self, agent: str) -> dict[str, list[str]]:
+        """What each node's disk has of it."""
+        found = {}
+        for name in self.nodes:
+            held = self.machines[name].disk.files["ledgers"]
+            if agent in held:
+                found[name] = texts(held[agent])
+        return found
+
+    def aside(self) -> list[str]:
+        """What was set aside anywhere."""
+        return [text for n in self.nodes for text in texts(self.machines[n].disk.files["aside"])]
+
+    def close(self) -> None:
+        """All of it ends."""
+        for machine in self.machines.values():
+            machine.process.kill()
+        self.loop.run_until_complete(_nothing())
+        self.loop.run_until_complete(_nothing())
+        self.loop.close()
+
+    def _rate(self) -> float:
+        skew = self.settings.skew
+        return self.rng.choice([1 - skew, 1 + skew, self.rng.uniform(1 - skew, 1 + skew)])
+
+    def _boot(self, name: str) -> None:
+        machine = self.machines[name]
+        process = machine.process
+        transport = SimTransport(self.network, process)
+        clock = SimClock(process, machine.rate, self.rng.uniform(0, 1000))
+        journal = SimJournal(process, machine.disk)
+        if name == DIRECTORY:
+            server: Any = Directory(transport, clock, journal, self.settings)
+            self.network.serve(process, self._watched(name, server))
+        else:
+            host = ModelHost(process, machine.disk, self.rng)
+            server = Node(name, transport, clock, journal, host, settings=self.settings)
+            self.network.serve(process, self._watched(name, server), server.stream)
+        machine.server = server
+        process.start(self._run(name, process, server))
+
+    def _watched(self, name: str, server: Any) -> Callable[[str, Record], Awaitable[Record]]:
+        """Its `handle`: what is neither a refusal nor a disk's fault is a bug."""
+
+        async def handle(method: str, record: Record) -> Record:
+            try:
+                return dict(await server.handle(method, record))
+            except (ClusterError, OSError):
+                raise
+            except Exception as error:
+                self.oracle.broken.append(f"{name} met {error!r} in {method}")
+                raise
+
+        return handle
+
+    async def _run(self, name: str, process: Process, server: Any) -> None:
+        try:
+            await server.run()
+        except OSError:
+            # Its disk failed under it: whoever runs it starts it again.
+            process.loop.call_later(0.3, self.start, name)
+            self.kill(name)
+        except Exception as error:
+            self.oracle.broken.append(f"{name} ended with {error!r}")
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,301 @@
+"""Parts of the protocol by themselves, where a whole cluster would meet the case too seldom."""
+
+from collections.abc import Coroutine, Iterator
+from random import Random
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from kvactors.actors.cluster.protocol.directory.server import Directory
+from kvactors.actors.cluster.protocol.errors import (
+    AgentExists,
+    AgentUnavailable,
+    Fenced,
+    LeaseLost,
+    LedgerGap,
+    NotOwner,
+    StaleEpoch,
+    UnknownAgent,
+    Unreachable,
+)
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.node.lease import Lease
+from kvactors.actors.cluster.protocol.node.notes import Notes
+from kvactors.actors.cluster.protocol.node.replica import Replica, digests
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.testing.disk import Disk, SimJournal
+from kvactors.actors.cluster.testing.host import ModelHost, texts
+from kvactors.actors.cluster.testing.network import Network, SimTransport
+from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
+
+SETTINGS = Settings(lease=2.0)
+
+
+def record(text: str) -> bytes:
+    return bytes(msgpack.packb({"id": f"r-{text}", "text": text}))
+
+
+class Machine:
+    """One machine without a network: its disk outlives `restart`."""
+
+    def __init__(self) -> None:
+        self.loop, self.rng = new_loop(), Random(1)
+        self.disk = Disk(self.rng, lambda *_: None)
+        self.restart()
+
+    def restart(self) -> None:
+        self.process = Process("n1", self.loop)
+        self.clock = SimClock(self.process, 1.0, 0.0)
+        self.journal = SimJournal(self.process, self.disk)
+        self.host = ModelHost(self.process, self.disk, self.rng)
+        self.replica = Replica(self.host, Notes(self.journal), Locks(), self.host.end)
+        transport = SimTransport(Network(self.rng, lambda *_: None), self.process)
+        self.directory = Directory(transport, self.clock, self.journal, SETTINGS)
+
+    def does(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(self.process.start(work))
+
+    def align(self, epoch: int, ledger: list[bytes]) -> int:
+        asked = {"agent": "alice", "epoch": epoch, "digests": digests(ledger)}
+        return int(self.does(self.replica.align(asked))["have"])
+
+    def replicate(self, epoch: int, start: int, *records: bytes) -> int:
+        asked = {"agent": "alice", "epoch": epoch, "start": start, "records": list(records)}
+        return int(self.does(self.replica.replicate(asked))["have"])
+
+    def ask(self, method: str, **asked: object) -> Record:
+        return dict(self.does(self.directory.handle(method, asked)))
+
+    def ledger(self) -> list[str]:
+        return texts(self.disk.files["ledgers"].get("alice", []))
+
+    def joins(self, *nodes: str) -> None:
+        for node in nodes:
+            self.ask("join", node=node, incarnation=1)
+
+    def spawns(self) -> Record:
+        return self.ask("spawn", agent="alice", group=None, options={})
+
+    def all_fall_silent(self, *, but: str | None = None) -> None:
+        """Two leases go by; then the directory has looked."""
+        rounds = self.process.start(self.directory.run())
+        for _ in range(8):
+            if but is not None:
+                self.ask("renew", node=but, incarnation=1, load={"bytes": 0, "waiting": 0})
+            self.does(self.process.wait(SETTINGS.lease / 4))
+        rounds.cancel()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = Machine()
+    yield machine
+    machine.process.kill()
+    machine.loop.run_until_complete(_nothing())
+    machine.loop.close()
+
+
+async def _nothing() -> None:
+    pass
+
+
+A, B, C, D = map(record, "abcd")
+
+
+# Replicas
+
+
+def test_a_tail_that_the_owner_never_had_is_set_aside(machine: Machine) -> None:
+    machine.align(1, [])
+    machine.replicate(1, 0, A, B, C)
+
+    assert machine.align(2, [A, D]) == 1
+    assert machine.replicate(2, 1, D) == 2
+
+    assert machine.ledger() == ["a", "d"]
+    assert texts(machine.disk.files["aside"]) == ["b", "c"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_alignment_that_comes_late_takes_nothing_away(machine: Machine, restarted: bool) -> None:
+    machine.align(1, [A])
+    machine.replicate(1, 0, A, B)
+    if restarted:
+        machine.restart()
+
+    machine.align(1, [A])
+
+    assert machine.ledger() == ["a", "b"]
+
+
+def test_a_lower_epoch_is_refused_for_ever(machine: Machine) -> None:
+    machine.align(3, [])
+    machine.restart()
+
+    with pytest.raises(StaleEpoch, match="epoch 2 of 'alice' is over: 3 has begun"):
+        machine.align(2, [])
+    with pytest.raises(StaleEpoch):
+        machine.replicate(2, 0, A)
+
+
+def test_records_are_taken_only_from_who_has_aligned(machine: Machine) -> None:
+    machine.align(1, [])
+    machine.restart()
+
+    with pytest.raises(LedgerGap):
+        machine.replicate(1, 0, A)
+
+
+# Leases
+
+
+def test_a_lease_counts_from_before_the_renewal_and_ends_early(machine: Machine) -> None:
+    lease = Lease("n1", 1, machine.clock, SETTINGS)
+    with pytest.raises(LeaseLost):
+        lease.check()
+
+    sent = machine.clock.now()
+    machine.does(machine.process.wait(1.0))
+    lease.renewed(sent)
+    machine.does(machine.process.wait(0.97))
+    lease.check()
+    machine.does(machine.process.wait(0.02))
+
+    with pytest.raises(LeaseLost, match="n1 holds no lease"):
+        lease.check()
+
+
+# The directory
+
+
+def test_a_silent_node_is_fenced_and_that_is_not_forgotten(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.all_fall_silent()
+    machine.restart()
+
+    with pytest.raises(Fenced, match="incarnation 1 of n1 is over"):
+        machine.ask("renew", node="n1", incarnation=1, load={"bytes": 0, "waiting": 0})
+
+
+def test_a_restarted_directory_waits_a_whole_lease(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.does(machine.process.wait(10 * SETTINGS.lease))
+    machine.restart()
+    rounds = machine.process.start(machine.directory.run())
+    machine.does(machine.process.wait(0.9 * SETTINGS.lease))
+
+    machine.ask("renew", node="n1", incarnation=1, load={"bytes": 0, "waiting": 0})
+    rounds.cancel()
+
+
+def test_the_replica_takes_over_in_a_new_epoch(machine: Machine) -> None:
+    machine.joins("n1", "n2")
+    owner = machine.spawns()["node"]
+    other = "n2" if owner == "n1" else "n1"
+    epoch = machine.ask("claim", agent="alice", node=owner, incarnation=1)["epoch"]
+    named = machine.ask(
+        "name", agent="alice", node=owner, incarnation=1, epoch=epoch, replica=other
+    )
+
+    machine.all_fall_silent(but=other)
+    taken = machine.ask("find", agent="alice")
+
+    assert (taken["node"], taken["replica"]) == (other, None)
+    assert taken["epoch"] > named["epoch"]
+
+
+def test_an_agent_with_no_replica_waits_for_its_node(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.spawns()
+    machine.all_fall_silent()
+
+    with pytest.raises(AgentUnavailable, match="'alice' is stored on n1"):
+        machine.ask("find", agent="alice")
+    machine.ask("join", node="n1", incarnation=2)
+
+    assert machine.ask("find", agent="alice")["node"] == "n1"
+
+
+def test_a_replica_is_named_only_in_the_epoch_it_was_synced_in(machine: Machine) -> None:
+    machine.joins("n1", "n2")
+    owner = machine.spawns()["node"]
+    epoch = machine.ask("claim", agent="alice", node=owner, incarnation=1)["epoch"]
+    asked = {"agent": "alice", "node": owner, "incarnation": 1, "epoch": epoch}
+    machine.ask("name", **asked, replica="n2")
+
+    with pytest.raises(StaleEpoch):
+        machine.ask("name", **asked, replica="n1")
+
+
+def test_only_the_owner_claims_and_only_its_last_incarnation(machine: Machine) -> None:
+    machine.joins("n1", "n2")
+    owner = machine.spawns()["node"]
+    other = "n2" if owner == "n1" else "n1"
+
+    with pytest.raises(NotOwner):
+        machine.ask("claim", agent="alice", node=other, incarnation=1)
+    machine.ask("join", node=owner, incarnation=2)
+    with pytest.raises(Fenced):
+        machine.ask("claim", agent="alice", node=owner, incarnation=1)
+
+
+def test_an_older_incarnation_that_joins_late_changes_nothing(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.ask("join", node="n1", incarnation=2)
+
+    with pytest.raises(Fenced):
+        machine.ask("join", node="n1", incarnation=1)
+    machine.ask("renew", node="n1", incarnation=2, load={"bytes": 0, "waiting": 0})
+
+
+def test_a_spawn_that_is_sent_again_is_the_same_and_another_is_refused(machine: Machine) -> None:
+    machine.joins("n1", "n2")
+
+    assert machine.spawns() == machine.spawns()
+    with pytest.raises(AgentExists):
+        machine.ask("spawn", agent="alice", group=None, options={"system_prompt": "other"})
+    with pytest.raises(UnknownAgent, match="there is no agent 'bob'"):
+        machine.ask("find", agent="bob")
+
+
+def test_a_move_is_not_forgotten(machine: Machine) -> None:
+    machine.joins("n1", "n2")
+    machine.spawns()
+    machine.ask("move", agent="alice", target="n2")
+
+    machine.restart()
+
+    assert machine.ask("moves") == {"alice": "n2"}
+
+
+def test_after_its_disk_failed_the_directory_answers_nothing(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.disk.full = True
+    with pytest.raises(Unreachable):
+        machine.spawns()
+    machine.disk.heal()
+
+    with pytest.raises(Unreachable, match="its journal"):
+        machine.ask("find", agent="alice")
+    with pytest.raises(OSError, match="no space left"):
+        machine.does(machine.directory.run())
+
+
+def test_a_journal_of_the_past_is_written_anew(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.spawns()
+    for _ in range(150):
+        machine.ask("claim", agent="alice", node="n1", incarnation=1)
+    before = machine.ask("agents", after="", count=10)
+    long = len(machine.disk.files["journal"])
+
+    machine.restart()
+    rounds = machine.process.start(machine.directory.run())
+    machine.does(machine.process.wait(0.1))
+    rounds.cancel()
+    machine.restart()
+
+    assert machine.ask("agents", after="", count=10) == before
+    assert len(machine.disk.files["journal"]) < 10 < long

@@ -1,0 +1,63 @@
+"""Where agents go: the least loaded, groups together within a bound, and level in a few moves."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvactors.actors.cluster.protocol.directory.placement import (
+    BOUND,
+    UNEVEN,
+    Load,
+    choose,
+    levelling,
+)
+
+GB = 2**30
+loads = st.builds(Load, bytes=st.integers(0, 8 * GB), agents=st.integers(0, 50))
+
+
+def test_the_least_loaded_node_is_chosen() -> None:
+    assert choose({"a": Load(2 * GB), "b": Load(GB), "c": Load(3 * GB)}, {}) == "b"
+
+
+def test_turns_that_wait_weigh_too() -> None:
+    assert choose({"a": Load(GB, waiting=100), "b": Load(2 * GB)}, {}) == "b"
+
+
+def test_a_group_stays_together_where_that_costs_little() -> None:
+    near, far = int(BOUND * GB) - 1, 2 * GB
+
+    assert choose({"a": Load(GB), "b": Load(near)}, {"b": 3}) == "b"
+    assert choose({"a": Load(GB), "b": Load(far)}, {"b": 3}) == "a"
+
+
+def test_without_nodes_there_is_no_place() -> None:
+    assert choose({}, {}) is None
+
+
+def test_an_empty_node_is_filled_from_the_fullest_until_all_are_even() -> None:
+    agents = {"a": [f"a{i}" for i in range(30)], "b": [f"b{i}" for i in range(30)], "new": []}
+    nodes = {n: Load(bytes=len(names) * GB // 10) for n, names in agents.items()}
+
+    moves = levelling(nodes, agents, 100)
+
+    held = Counter({name: len(names) for name, names in agents.items()})
+    for agent, target in moves:
+        held[agent[0]] -= 1
+        held[target] += 1
+    assert {target for _, target in moves} == {"new"}
+    assert max(held.values()) <= 20 * (1 + UNEVEN)
+    assert min(held.values()) >= 20 * (1 - UNEVEN)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), loads, min_size=1), st.integers(0, 8))
+def test_a_levelling_never_makes_it_worse_and_ends(nodes: dict[str, Load], most: int) -> None:
+    agents = {n: [f"{n}{i}" for i in range(load.agents)] for n, load in nodes.items()}
+
+    moves = levelling(nodes, agents, most)
+
+    assert len(moves) <= most
+    assert len({agent for agent, _ in moves}) == len(moves)
+    for agent, target in moves:
+        assert nodes[agent[0]].weight > nodes[target].weight

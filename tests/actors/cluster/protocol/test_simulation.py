@@ -1,0 +1,53 @@
+"""Clusters under seeds: whatever fails, the oracle finds nothing, and with a bug it finds it."""
+
+import pytest
+from samples import sample_of
+from seeded import bug, seeded
+
+from kvactors.actors.cluster.protocol.node.copier import Copier
+from kvactors.actors.cluster.testing.workload import run_seed
+
+# The same in each run, for the mutants; then those of the day, of the 10,000 of the long form.
+FIXED = [range(start, start + 100) for start in range(1, 601, 100)]
+OF_THE_DAY = sample_of(range(601, 10_001), 200, "clusters")
+
+
+def broken(seeds: range | list[int]) -> list[str]:
+    """What did not hold, up to the first seed in which something did not."""
+    for seed in seeds:
+        if found := run_seed(seed).broken:
+            return [f"seed {seed}", *found]
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", FIXED, ids=lambda seeds: f"from {seeds[0]}")
+def test_nothing_acknowledged_is_lost_taken_twice_or_owned_by_two(seeds: range) -> None:
+    assert broken(seeds) == []
+
+
+@pytest.mark.slow
+def test_nor_in_the_seeds_of_the_day() -> None:
+    assert broken(OF_THE_DAY) == []
+
+
+def test_a_seed_is_the_same_story_each_time() -> None:
+    first, second = run_seed(7), run_seed(7)
+
+    assert first.log == second.log
+    assert first.answers > 0
+
+
+@bug(Copier, "catch_up")
+def the_replica_gets_nothing(true):
+    async def catch_up(self, peer):
+        return None
+
+    return catch_up
+
+
+def test_with_replication_off_turns_are_lost_and_the_oracle_says_so() -> None:
+    with seeded(the_replica_gets_nothing):
+        found = broken(range(1, 20))
+
+    assert any("is lost on" in what for what in found), found
