@@ -1,7 +1,6 @@
 """Runs with a system of agents: their folders, journals, probes, forks, replays and restarts."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
