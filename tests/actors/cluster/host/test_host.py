@@ -22,6 +22,7 @@ from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.host.requests import ask_request, observe_request, spawn_options
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.testing import FailingFiles, FaultyModel
+from kvactors.persistence.store.piece_copies import PIECE_BYTES
 
 OpenHost = Callable[..., SystemHost]
 WAIT = 60
@@ -263,6 +264,32 @@ def test_who_listens_is_told_of_kv_that_was_written_one_call_at_a_time(
         assert await asyncio.wait_for(told.get(), WAIT) == "alice"
 
     asyncio.run(talk())
+
+
+def test_a_served_agent_whose_kv_makes_room_for_a_replicas_is_saved_again_whole(
+    open_host: OpenHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = open_host("1"), open_host("2", max_disk=220_000, piece_bytes=PIECE_BYTES)
+
+    async def talk() -> None:
+        written = asyncio.Queue[str]()
+        two.on_saved(written.put)
+        await two.begin("carol", {})
+        await asked(two, "carol", LONG, "c1")
+        await written.get()
+        await one.begin("alice", {})
+        await asked(one, "alice", LONG[::-1], "a1")
+        assert await copied(one, two, "alice") == (1, 1)
+        assert (await two.digests("carol"), len(await two.digests("alice"))) == ([], 2)
+
+        await two.forget("alice")
+        await asked(two, "carol", [5], "c2")
+
+        assert await written.get() == "carol"
+        assert len(await two.digests("carol")) == 2
+
+    asyncio.run(talk())
+    assert "saving 'carol' failed" not in caplog.text
 
 
 def test_a_forgotten_agent_is_gone_and_forgetting_it_again_is_nothing(

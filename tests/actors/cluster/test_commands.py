@@ -1,0 +1,40 @@
+"""The commands of a cluster, as far as they go without one."""
+
+from pathlib import Path
+
+import pytest
+from children import run_child
+
+NO_RAY = """
+import sys
+sys.modules["ray"] = None
+from kvactors.actors.cli import main
+sys.argv[0] = "kvactors"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--head", "--join", "127.0.0.1:1"], "a node is --head, or it takes --join HOST:PORT"),
+        ([], "a node is --head, or it takes --join HOST:PORT"),
+        (["--head", "--durable", "three"], 'durable is "one" or "two", not \'three\''),
+        (["--head"], "pip install 'kvactors[ray]'"),
+    ],
+)
+def test_a_node_that_cannot_begin_says_what_to_do(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    done = run_child(NO_RAY, "node", "--store", str(tmp_path / "store"), *arguments)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_state_of_a_cluster_needs_ray_too() -> None:
+    done = run_child(NO_RAY, "cluster", "status")
+
+    assert done.returncode == 2
+    assert "ray is missing: pip install 'kvactors[ray]'" in done.stderr
