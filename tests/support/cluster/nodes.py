@@ -56,6 +56,11 @@ class Nodes:
         actor = ray.get_actor(name, namespace=NAMESPACE)
         return int(answered(ray.get(actor.ready.remote(), timeout=PATIENCE))["pid"])
 
+    def raylet_pid(self, name: str) -> int:
+        """Of the process of Ray that started that one."""
+        asked = ["ps", "-o", "ppid=", "-p", str(self.pid(name))]
+        return int(subprocess.run(asked, capture_output=True, check=True).stdout)
+
     def lose(self, name: str) -> None:
         """The machine is gone: its processes, without warning, and its disk."""
         os.kill(self.pid(name), signal.SIGKILL)

@@ -55,5 +55,5 @@ def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_why_ray_did_not_start_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RayletFailed, match="ray.log"):
+    with pytest.raises(RayletFailed, match=r"ray\.log"):
         Raylet(Started("one", "127.0.0.1", tmp_path / "ray", port=-1))

@@ -149,6 +149,19 @@ def test_a_node_that_stood_still_past_its_lease_is_refused(three: Nodes) -> None
     eventually(lambda: "two" in three.alive())
 
 
+def test_a_node_whose_ray_died_ends_and_comes_back_over_its_store(three: Nodes) -> None:
+    agent = told(three, "uprooted", "three")
+    process = three.running.pop("three")
+
+    os.kill(three.raylet_pid("three"), signal.SIGKILL)
+
+    assert process.wait(60) == 2
+    assert agent.ask(QUESTION).get(timeout=60).text == "Your cat is called Biscuit."
+    assert turns(agent) == [*FACTS, QUESTION]
+    three.join("three")
+    eventually(lambda: "three" in three.alive())
+
+
 def test_a_directory_that_died_forgets_nothing(three: Nodes) -> None:
     agent = told(three, "known", "two")
     before = three.cluster.places()
