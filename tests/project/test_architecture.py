@@ -18,7 +18,7 @@ core/cache: core/errors core/numbers
 core/cache/family: core/cache core/errors core/numbers
 core/conversation: core/errors core/numbers
 actors/errors: core/errors persistence/errors
-persistence/files: core/cache persistence/errors
+persistence/files: core/cache core/errors persistence/errors
 actors/dispatcher: actors/runtime
 core/schedule: core/cache core/errors core/numbers
 core/quant: core/cache
@@ -109,7 +109,7 @@ bench/check: actors bench bench/table core/arena core/attention core/cache core/
     core/model core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
-actors/frontends/console: core/errors persistence/files
+actors/frontends/console: persistence/files
 actors/frontends/server/exchange: core/errors core/schedule
 actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
     core/schedule

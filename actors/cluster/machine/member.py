@@ -12,6 +12,7 @@ from kvactors.actors.cluster.protocol.interfaces import Transport
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.system import AgentSystem
+from kvactors.persistence.files.key_file import read_key
 
 __all__ = ["FOLDER", "Member", "MemberOptions", "open_member"]
 
@@ -21,13 +22,15 @@ FOLDER = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What a node is made of: its `name` in the cluster, a `store` of its own, its `model`, and
-    further parameters of AgentSystem (`engine`). Plain, for the wire."""
+    """What a node is made of: its `name` in the cluster, a `store` of its own, its `model`, further
+    parameters of AgentSystem (`engine`), and the file with the key of the store. Plain: it passes
+    through Ray, which the key itself does not."""
 
     name: str
     store: str
     model: str = "default"
     engine: dict[str, Any] = field(default_factory=dict)
+    key_file: str | None = None
 
 
 class Member:
@@ -45,7 +48,8 @@ class Member:
 async def open_member(options: MemberOptions, settings: Settings, transport: Transport) -> Member:
     """A node of `options`, in a cluster of these `settings`, that reaches others by `transport`.
     On the loop that it will run on. Raises what AgentSystem raises."""
-    system = AgentSystem(options.model, options.store, **options.engine)
+    key = options.key_file and read_key(Path(options.key_file), "the key of this node")
+    system = AgentSystem(options.model, options.store, encryption_key=key or None, **options.engine)
     await system.parts.start_async()
     folder = Path(options.store) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -2,17 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgpack  # type: ignore[import-untyped]
 
-__all__ = ["gathered", "scattered"]
+__all__ = ["BEAT", "gathered", "scattered"]
 
 WINDOW = 0.02
 """Seconds: what comes within them goes together. The first goes at once."""
+BEAT = 1.0
+"""Seconds of silence after which an empty piece says that there will be more."""
 
 
 async def gathered(items: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The `items`, in order, as many in a piece as have come since the last one. One loop."""
+    """The `items`, in order, as many in a piece as have come since the last one; of none, where
+    none comes for long. One loop."""
     fresh: list[bytes] = []
     more = asyncio.Event()
 
@@ -26,9 +30,10 @@ async def gathered(items: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         while fresh or not reading.done():
             if not fresh:
-                await more.wait()
-                more.clear()
-                continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(more.wait(), BEAT)
+                    more.clear()
+                    continue
             piece = msgpack.packb(fresh)
             fresh.clear()
             yield piece

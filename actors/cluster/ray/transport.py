@@ -10,12 +10,15 @@ from ray.exceptions import RayError
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.wire import answered, pack
-from kvactors.actors.cluster.ray.gathering import scattered
+from kvactors.actors.cluster.ray.gathering import BEAT, scattered
 
 __all__ = ["NAMESPACE", "RayTransport"]
 
 NAMESPACE = "kvactors"
 """Of the named actors of a cluster: "directory", and the nodes by their names."""
+
+SILENT = 5 * BEAT
+"""Seconds without a piece after which who sends them stands still."""
 
 
 class RayTransport:
@@ -42,10 +45,10 @@ class RayTransport:
         try:
             actor = await self._actor(to)
             pieces = actor.stream.options(num_returns="streaming").remote(method, pack(record))
-            async for piece in pieces:
-                for item in scattered(await piece):
+            while (piece := await _next(pieces)) is not None:
+                for item in scattered(piece):
                     yield answered(item)
-        except (RayError, ValueError) as error:
+        except (RayError, ValueError, TimeoutError) as error:
             raise self._lost(to, method) from error
 
     async def _actor(self, name: str) -> Any:
@@ -58,3 +61,10 @@ class RayTransport:
         """One of that name that was started since is another actor."""
         self._actors.pop(to, None)
         return Unreachable(to=to, method=method)
+
+
+async def _next(pieces: Any) -> bytes | None:
+    """The next piece, or None behind the last. Raises TimeoutError, RayError."""
+    async with asyncio.timeout(SILENT):
+        found = await anext(pieces, None)
+        return None if found is None else bytes(await found)

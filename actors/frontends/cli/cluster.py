@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kvactors.actors.cluster.cluster import Cluster, check_durable
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
+from kvactors.actors.frontends.console.key import key_file, stored_key
 from kvactors.core.errors import InvalidConfig, InvalidInput
 
 __all__ = ["drain_node", "move_agent", "serve_node", "show_status"]
@@ -38,7 +39,9 @@ def serve_node(
     from kvactors.actors.cluster.protocol.records import Settings
 
     name, store, model = member
-    options = MemberOptions(name or socket.gethostname(), str(store.absolute()), model, engine)
+    stored_key()  # A file that holds none is refused here.
+    key = None if (file := key_file()) is None else str(file.absolute())
+    options = MemberOptions(name or socket.gethostname(), str(store.absolute()), model, engine, key)
     command = NodeCommand(options, *address, join, Settings(**settings))
     run_node(command, _told_to_end().is_set, err.print)
 

@@ -3,33 +3,21 @@
 import os
 from pathlib import Path
 
-from kvactors.core.errors import InvalidConfig
-from kvactors.persistence.files.encryption import KEY_BYTES
+from kvactors.persistence.files.key_file import read_key
 
-__all__ = ["stored_key"]
+__all__ = ["VARIABLE", "key_file", "stored_key"]
 
 VARIABLE = "KVACTORS_KEY_FILE"
 
 
-def stored_key() -> bytes | None:
-    """The 32 bytes in the file, written as they are or as 64 hex digits; None without a file.
-
-    Raises InvalidConfig for a file with anything else, and OSError.
-    """
+def key_file() -> Path | None:
+    """Which it is, if there is one."""
     named = os.environ.get(VARIABLE)
-    if not named:
-        return None
-    path = Path(named).expanduser()
-    content = path.read_bytes()
-    if len(content) == KEY_BYTES:
-        return content
-    try:
-        key = bytes.fromhex(content.decode("ascii"))
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise InvalidConfig(
-            f"${VARIABLE}: {path} must hold {KEY_BYTES} bytes or {2 * KEY_BYTES} hex digits; it "
-            f"has {len(content)} bytes"
-        )
-    return key
+    return Path(named).expanduser() if named else None
+
+
+def stored_key() -> bytes | None:
+    """The key in it; None without a file. Raises InvalidConfig for a file that holds none, and
+    OSError."""
+    path = key_file()
+    return None if path is None else read_key(path, f"${VARIABLE}")

@@ -35,6 +35,15 @@ class Nodes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         # Actors of tests are found by those that run them.
         os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+        try:
+            self.cluster = self._begin(names, durable)
+        except BaseException:
+            for process in self.running.values():
+                process.kill()
+                process.wait()
+            raise
+
+    def _begin(self, names: tuple[str, ...], durable: str) -> Cluster:
         head, *others = names
         port = self.address.rpartition(":")[2]
         self._start(head, "--head", "--port", port, "--durable", durable, "--lease", str(LEASE))
@@ -42,6 +51,7 @@ class Nodes:
         for name in others:
             self.join(name)
         eventually(lambda: len(self.alive()) == len(names))
+        return self.cluster
 
     def alive(self) -> list[str]:
         """Names of the nodes that hold a lease."""

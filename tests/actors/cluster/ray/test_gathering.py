@@ -32,5 +32,14 @@ def test_a_slow_item_does_not_wait_for_the_next() -> None:
     assert scattered(asyncio.run(asyncio.wait_for(first(), 30))) == [b"0"]
 
 
+def test_silence_is_told_of_with_empty_pieces() -> None:
+    async def second() -> bytes:
+        found = gathered(numbers(2, seconds=3600))
+        await anext(found)
+        return await anext(found)
+
+    assert scattered(asyncio.run(asyncio.wait_for(second(), 30))) == []
+
+
 def test_nothing_is_no_piece() -> None:
     assert asyncio.run(pieces(numbers(0))) == []

@@ -136,7 +136,8 @@ def test_a_node_that_stood_still_past_its_lease_is_refused(three: Nodes) -> None
     stopped = three.pid("two")
     os.kill(stopped, signal.SIGSTOP)
     try:
-        reply = agent.ask(QUESTION).get(timeout=60)
+        with agent.stream(QUESTION) as stream:
+            reply = stream.reply
     finally:
         os.kill(stopped, signal.SIGCONT)
 
