@@ -33,7 +33,7 @@ class Directory:
         locks = Locks()
         self._members = Members(self.registry, clock, settings, self._changed)
         places = Places(self.registry, self._members, locks, self._changed)
-        moves = Moves(self.registry, places, locks, transport, self._changed)
+        moves = Moves(self.registry, places, locks, transport, self._changed, settings=settings)
         self._caretaker = Caretaker(
             self.registry, self._members, places, moves, transport, settings=settings
         )

@@ -14,8 +14,8 @@ BATCH = 500
 
 
 class Sweep:
-    """An orphan is a copy of an epoch that is over, of an agent that two other nodes have. What its
-    owner never had is set aside first: nothing stored is lost.
+    """An orphan is a copy of an epoch that is over, of an agent that other nodes have (`durable`:
+    on how many it should be). What its owner never had is set aside first: nothing stored is lost.
 
     The node is `name`, with what `host` stores and `notes` says it promised; the directory and
     owners are asked through `transport`. With an agent's lock of `locks`, `give_up` ends it here.
@@ -29,8 +29,10 @@ class Sweep:
         notes: Notes,
         locks: Locks,
         *,
+        durable: str,
         give_up: Callable[[str], Awaitable[None]],
     ) -> None:
+        self._durable = durable
         self._name, self._transport, self._give_up = name, transport, give_up
         self._host, self._notes, self._locks = host, notes, locks
         self._unnamed: dict[str, int] = {}
@@ -52,7 +54,11 @@ class Sweep:
         # What was promised in this epoch, or since, may be about to be named.
         over = self._notes.promised(agent) < place["epoch"]
         forgotten = place["node"] is None
-        return over and (forgotten or not (self._is_mine(place) or place["replica"] is None))
+        return over and (forgotten or (self._is_safe(place) and not self._is_mine(place)))
+
+    def _is_safe(self, place: Record) -> bool:
+        """As many nodes have it as should."""
+        return place["replica"] is not None or self._durable == "one"
 
     def _is_unnamed(self, agent: str, place: Record) -> bool:
         return self._notes.promised(agent) >= place["epoch"] and not self._is_mine(place)
