@@ -75,7 +75,8 @@ class Moves:
         self._places.moving.add(place.agent)
         try:
             record = {"agent": place.agent, "epoch": place.epoch, **fields}
-            await self._transport.call(place.node, method, record)
+            within = self._settings.bring
+            await self._transport.call(place.node, method, record, within=within)
             async with self._locks.of(place.agent):
                 self._places.refuse_changed(place)
                 yield

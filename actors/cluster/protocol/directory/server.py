@@ -67,11 +67,9 @@ class Directory:
         """Its rounds. Raises OSError when its journal failed."""
         with suppress(ClusterError):
             await self.registry.compact()
-        # Apart: a fence does not wait for a move.
-        await asyncio.gather(
-            self._again_and_again(self._members.fence_silent),
-            self._again_and_again(self._caretaker.round),
-        )
+        # Apart: a fence waits for nobody, and a take-over does not wait for a move.
+        rounds = (self._members.fence_silent, self._caretaker.round, self._caretaker.drive)
+        await asyncio.gather(*map(self._again_and_again, rounds))
         raise self.registry.broken or OSError("the directory's journal")
 
     async def _again_and_again(self, round: Callable[[], Awaitable[None]]) -> None:

@@ -61,7 +61,7 @@ class Node:
             host,
             self._notes,
             self._locks,
-            durable=settings.durable,
+            settings=settings,
             give_up=self._give_up,
         )
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
