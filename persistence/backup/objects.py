@@ -63,5 +63,13 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError, TypeError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise BackupFailed(f"{what}: {first or type(error).__name__}") from error
+        reason: BaseException = error
+    except BaseException as error:
+        # What obstore's Rust does about some options.
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = error
+    else:
+        return
+    first = str(reason).strip().partition("\n")[0]
+    raise BackupFailed(f"{what}: {first or type(reason).__name__}") from reason

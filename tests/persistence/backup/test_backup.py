@@ -209,6 +209,12 @@ def test_a_url_that_is_no_object_store_is_refused(url: str) -> None:
         snapshots(open_objects(url))
 
 
+@pytest.mark.parametrize("option", [{"nonsense": "x"}, {"allow_http": True}])
+def test_an_option_that_is_none_is_refused(option: dict[str, object]) -> None:
+    with pytest.raises(BackupFailed, match="s3://bucket: "):
+        open_objects("s3://bucket", option)
+
+
 def test_a_segment_that_left_is_told(store: Store, objects: Objects) -> None:
     put(store, Save("alice", (RECORD,), F1, SEGMENTS))
     held = store.files.of(store.agent_folders()[0])
