@@ -3,6 +3,7 @@
     scenario.json    the scenario as it was checked, and whose agents it begins with
     tables/          its CSV files, as they were
     runs/LABEL.journal
+    run.lock         who writes there now
     store/           what the agents remember; a run that began as another one has that one's
 
 One thread.
@@ -11,10 +12,13 @@ One thread.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from kvactors.actors.scenarios.files.checks import Checks
 from kvactors.actors.scenarios.files.problems import InvalidScenario
@@ -32,13 +36,14 @@ NAME = "scenario.json"
 class RunFolder:
     """A folder at `path` with the scenario of these `words`. Its agents are called `tag`LABEL/NAME
     in the store, those they began as `origin`LABEL/NAME; the tag of a fork is None until it first
-    runs."""
+    runs. Own metrics are looked for in `home`, too."""
 
     path: Path
     words: ScenarioWords
     store: Path
     tag: str | None = ""
     origin: str | None = None
+    home: Path | None = None
 
     @classmethod
     def create(
@@ -60,11 +65,9 @@ class RunFolder:
             )
         (path / "runs").mkdir(parents=True)
         kept = _with_tables(words, tables, path)
-        store, origin = path.resolve() / "store", None
-        tag: str | None = ""
+        folder = cls(path, kept, path.resolve() / "store", home=tables)
         if fork_of is not None:
-            store, tag, origin = fork_of.store, None, fork_of.tag
-        folder = cls(path, kept, store, tag, origin)
+            folder = cls(path, kept, fork_of.store, None, fork_of.tag, fork_of.home)
         folder.write()
         return folder
 
@@ -80,7 +83,8 @@ class RunFolder:
             raise InvalidScenario(f"{path / NAME} cannot be read: {error}") from error
         if found["version"] > VERSION:
             raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
-        return cls(path, words, (path / found["store"]).resolve(), found["tag"], found["origin"])
+        store, home = ((path / found.get(name, ".")).resolve() for name in ("store", "home"))
+        return cls(path, words, store, found["tag"], found["origin"], home)
 
     def named(self, known: Iterable[str]) -> "RunFolder":
         """With a tag that no agent in the store, whose `known` ids these are, has. Raises
@@ -96,10 +100,14 @@ class RunFolder:
 
     def write(self) -> None:
         """Write what it was begun with."""
-        store = os.path.relpath(self.store, self.path.resolve())
+        store, home = (
+            os.path.relpath(where, self.path.resolve())
+            for where in (self.store, (self.home or self.path).resolve())
+        )
         found = {
             "version": VERSION,
             "store": store,
+            "home": home,
             "tag": self.tag,
             "origin": self.origin,
             "scenario": self.source,
@@ -111,6 +119,21 @@ class RunFolder:
     def source(self) -> Mapping[str, Any]:
         """The scenario as it was checked: what is as by default is left out."""
         return source_of(self.words)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, nobody else writes there. Raises InvalidScenario if somebody does, OSError."""
+        lock = FileLock(self.path / "run.lock", blocking=False, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InvalidScenario(
+                f"{self.path} is being run by another process, or twice in this one"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def journal(self, label: str) -> Path:
         """The journal of a run."""

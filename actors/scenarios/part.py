@@ -48,6 +48,11 @@ def run_part(
     "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
     ended the last one. `watch` is told of each record. Raises InvalidScenario, KvactorsError,
     OSError; what was done until then is kept."""
+    with folder.held():
+        return _run_part(folder, system, watch, lockstep=lockstep)
+
+
+def _run_part(folder: RunFolder, system: AgentSystem, watch: Watch, *, lockstep: bool) -> str:
     folder = folder.named(known.agent_id for known in system.known_agents())
     scripts = folder.scripts()
     most = sum(script.most_turns() for script in scripts)

@@ -7,6 +7,7 @@ What a run may raise beside what is said: whatever AgentSystem raises. Any threa
 """
 
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,7 @@ class Scenario:
         """The scenario of the file at `path`, with `settings` such as "agents.trader.count=5" and
         another `model`. Everything that it will run is checked. Raises InvalidScenario, OSError."""
         path = Path(path)
+        _importable(path.parent)
         changed = [*settings, *([] if model is None else [f"model={model}"])]
         document = read_document(path).with_values(changed)
         words = document.check()
@@ -95,13 +97,13 @@ def resume_run(
 ) -> list[Run]:
     """Go on with the runs of the folder `out` from where they were cut off, and tell `watch`; with
     the `system` they were begun with, if they were. What has ended is not run again."""
-    return go_on(RunFolder.open(Path(out)), system, watch=watch)
+    return go_on(_open(out), system, watch=watch)
 
 
 def replay_run(run: str | Path, out: str | Path) -> list[Run]:
     """Run a folder's `run` again on what its journals have, into the new folder `out`: without a
     model, the same journals byte for byte. Raises InvalidScenario, OSError."""
-    source = RunFolder.open(Path(run))
+    source = _open(run)
     folder = RunFolder.create(Path(out), source.words, source.path)
     replay_runs(source, folder)
     return _results(folder)
@@ -120,7 +122,7 @@ def fork_run(
     `settings` that concern what comes then. The agents begin with the memory that they had, in the
     same store, and the first run's stay as they are. `system` and `watch` as in `Scenario.run`.
     Raises InvalidScenario, KvactorsError, OSError."""
-    source = RunFolder.open(Path(run))
+    source = _open(run)
     words = _changed(source, settings)
     folder = RunFolder.create(Path(out), words, source.path, fork_of=source)
     try:
@@ -183,9 +185,22 @@ def _check_own(words: ScenarioWords, system: AgentSystem | None) -> None:
 
 def part_in_folder(path: str, *, lockstep: bool) -> int:
     """What a process that takes up the runs of the folder at `path` does; its status."""
-    folder = RunFolder.open(Path(path))
+    folder = _open(path)
     with _system(folder) as system:
         return RESTART if run_part(folder, system, lockstep=lockstep) == "restart" else 0
+
+
+def _open(path: str | Path) -> RunFolder:
+    folder = RunFolder.open(Path(path))
+    _importable(folder.home or folder.path)
+    return folder
+
+
+def _importable(folder: Path) -> None:
+    """Let own metrics stand beside the file, as modules stand beside a program."""
+    where = str(folder.resolve())
+    if where not in sys.path:
+        sys.path.append(where)
 
 
 def _changed(source: RunFolder, settings: Iterable[str]) -> ScenarioWords:
@@ -210,7 +225,9 @@ def _changed(source: RunFolder, settings: Iterable[str]) -> ScenarioWords:
 def _in_another_process(folder: RunFolder, *, lockstep: bool) -> str:
     # -P: a directory named kvactors in the working directory is not this package.
     command = [sys.executable, "-P", "-c", _PART, str(folder.path)]
-    done = subprocess.run([*command, "lockstep" if lockstep else ""], check=False)
+    # Own metrics are found where this process finds them.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*command, "lockstep" if lockstep else ""], env=env, check=False)
     if done.returncode not in (0, RESTART):
         raise InvalidScenario(
             f"the process that went on with {folder.path} ended with status {done.returncode}; "

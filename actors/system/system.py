@@ -12,6 +12,7 @@ from kvactors.actors.runtime.deterministic import CountingClock
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.runtime.supervision import DeadLetter, Terminated
+from kvactors.actors.system.backups import StoreBackups
 from kvactors.actors.system.checks import check_system
 from kvactors.actors.system.exchange import AgentExchange
 from kvactors.actors.system.lifecycle import Lifecycle
@@ -236,6 +237,7 @@ class AgentSystem:
     # -- what one part does ------------------------------------------------------------
 
     agents = offered("agents", AgentRegistry.agents)
+    backup = offered("backups", StoreBackups.backup)
     export_agent = offered("exchange", AgentExchange.export_agent)
     find = offered("agents", AgentRegistry.find)
     forget = offered("agents", AgentRegistry.forget)

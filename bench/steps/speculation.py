@@ -111,21 +111,35 @@ class _Rows:
         config = EngineConfig(len(talks), BUDGET, stored=False, speculation=speculation)
         self._engine = Engine(setup.loaded, config)
         self._talks = talks
+        # Prompts are read one after the other: what the first says would be over before the last
+        # one speaks.
+        self._submit(1)
+        self._ends()
+
+    def _submit(self, tokens: int) -> None:
+        """Let each turn begin, of at most so many tokens."""
+        for row, (prompt, said) in enumerate(self._talks):
+            form = Sampling(max_tokens=min(tokens, len(said)))
+            request = make_request(f"{row:02}", [], prompt, form)
+            request.told = tuple(said)
+            self._engine.submit(request)
+
+    def _ends(self) -> list[Finished]:
+        """The ends of all turns, when they are there."""
+        ends = list[Finished]()
+        while len(ends) < len(self._talks):
+            ends += [event for event in self._engine.step() if isinstance(event, Finished)]
+        return ends
 
     def run(self) -> Side:
         """Tokens a second, from when all rows decode to the last one's end."""
         engine = self._engine
-        for row, (prompt, said) in enumerate(self._talks):
-            form = Sampling(max_tokens=len(said))
-            request = make_request(f"{row:02}", [], prompt, form)
-            request.told = tuple(said)
-            engine.submit(request)
+        self._submit(SAID)
         while engine.stats()["decoding"] < len(self._talks):
-            engine.step()
-        begin, ends = perf_counter(), list[Finished]()
-        before = engine.stats()["generated_tokens"]
-        while len(ends) < len(self._talks):
-            ends += [event for event in engine.step() if isinstance(event, Finished)]
+            if any(isinstance(event, Finished) for event in engine.step()):
+                raise RuntimeError("a turn was over before all of them decoded")
+        begin, before = perf_counter(), engine.stats()["generated_tokens"]
+        ends = self._ends()
         seconds = perf_counter() - begin
         decoded = engine.stats()["generated_tokens"] - before
         spoken = {end.request.agent_id: end.request.generated for end in ends}

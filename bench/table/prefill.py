@@ -7,8 +7,9 @@ from typing import Any
 
 from kvactors.bench import peers
 from kvactors.bench.peer_process import in_its_own_process
-from kvactors.bench.regime import FLOAT_THERE, Regime, Side, Sides
+from kvactors.bench.regime import FLOAT_THERE, NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.setup import Setup, answer
+from kvactors.bench.table.bounds import measure_rates, prefill_bound
 
 __all__ = ["REGIMES", "first_token"]
 
@@ -43,6 +44,20 @@ def against_quantized(setup: Setup) -> AbstractContextManager[Sides]:
     return _against(setup, quantize=True)
 
 
+@contextmanager
+def against_bound(setup: Setup) -> Iterator[Sides]:
+    """The same, against what its products of floats must take at the rate of a large product here,
+    measured beside each."""
+    tokens = setup.scale.tokens(4096)
+    prompt = setup.prompt(tokens)
+    with setup.system() as system:
+        first_token(system, prompt[:64])
+        yield (
+            lambda: first_token(system, prompt),
+            lambda: Side(prefill_bound(setup, measure_rates(setup), tokens)),
+        )
+
+
 REGIMES = (
     Regime("prefill-4k", "mlx-lm, float cache", 0.45, against_float, differ=FLOAT_THERE),
     Regime(
@@ -52,4 +67,5 @@ REGIMES = (
         against_quantized,
         differ=FLOAT_THERE,
     ),
+    Regime("prefill-4k-bound", "its products alone", 1.8, against_bound, differ=NOTHING_DECODED),
 )

@@ -16,6 +16,7 @@ from kvactors.bench.table import (
     footprint,
     gaps,
     latency,
+    launching,
     many_agents,
     prefill,
 )
@@ -29,6 +30,7 @@ __all__ = ["REGIMES", "choose", "run_suite"]
 REGIMES: tuple[Regime, ...] = (
     *prefill.REGIMES,
     *decoding.REGIMES,
+    *launching.REGIMES,
     *flat.REGIMES,
     *guided.REGIMES,
     *speculation.REGIMES,

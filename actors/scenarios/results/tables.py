@@ -110,16 +110,16 @@ def _which(runs: Sequence[Run]) -> list[Row]:
 
 
 def _parameters(runs: Sequence[Run]) -> list[Row]:
-    """Columns of what a sweep varies. A column has numbers alone or texts alone, and no name that
-    another column has."""
+    """Columns of what a sweep varies. A column has numbers alone, truth values alone or texts
+    alone, and no name that another column has."""
     names = dict.fromkeys(name for run in runs for name in run.header.parameters)
     rows: list[Row] = [{} for _ in runs]
     for name in names:
         values = [run.header.parameters.get(name) for run in runs]
-        numbers = all(value is None or isinstance(value, int | float) for value in values)
+        kinds = {float if type(value) is int else type(value) for value in values} - {type(None)}
         for row, value in zip(rows, values, strict=True):
             column = f"parameter {name}" if name in TAKEN else name
-            row[column] = value if numbers or value is None else str(value)
+            row[column] = value if len(kinds) < 2 or value is None else str(value)
     return rows
 
 

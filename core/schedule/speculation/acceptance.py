@@ -27,8 +27,11 @@ _WEIGHT, _MOST = 8.0, 512.0
 # A draft ends where the chance that it gets so far is less.
 LEAST_CHANCE = 0.1
 MOST_DRAFTED = 15
-# What a token more costs, and one of padding, of a step of one row, before it was measured.
-TOKEN_COST, PADDING_COST = 0.1, 0.027
+# What a token more costs, and one of padding, of a step of one row, before it was measured; and any
+# draft: who checks one launches no step ahead.
+TOKEN_COST, PADDING_COST, CHECK_COST = 0.1, 0.027, 0.2
+# Each end of that line counts as so many forwards that checked something; older ones fade.
+_SURE, _FADES = 2.0, 0.98
 # What a draft model's token costs, in plain steps, and of that one of a prompt that it is fed,
 # before they were measured.
 DRAFT_COST, FEED_COST = 0.35, 0.03
@@ -95,12 +98,45 @@ def _before(source: str) -> Sequence[float]:
 
 
 @dataclass(slots=True)
+class _Line:
+    """What a check costs more than a plain step: `fixed`, and `steep` times how it grows, of what
+    was seen lately (least squares)."""
+
+    fixed: float = CHECK_COST
+    steep: float = 1.0
+    # Sums of 1, x, y, x * x and x * y.
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def at(self, x: float) -> float:
+        """The cost where it has grown so far."""
+        return self.fixed + self.steep * x
+
+    def note(self, x: float, y: float) -> None:
+        """It was `y` there. A busy moment counts no more than twice what is known."""
+        y = min(y, 1.0 + 2.0 * self.at(x))
+        seen = zip(self._sums, (1.0, x, y, x * x, x * y), strict=True)
+        self._sums = [_FADES * total + one for total, one in seen]
+        self._fit()
+
+    def doubt(self) -> None:
+        """What was seen fades a little."""
+        self._sums = [0.99 * total for total in self._sums]
+        self._fit()
+
+    def _fit(self) -> None:
+        known = (2.0, 1.0, 2.0 * CHECK_COST + 1.0, 1.0, CHECK_COST + 1.0)
+        n, x, y, xx, xy = (t + _SURE * k for t, k in zip(self._sums, known, strict=True))
+        self.steep = max(0.0, (n * xy - x * y) / (n * xx - x * x))
+        self.fixed = max(0.0, (y - self.steep * x) / n)
+
+
+@dataclass(slots=True)
 class Costs:
     """What a forward that checks drafts takes, in plain steps of the same rows: how it grows is
-    known (bench/LOG.md), how steeply is measured on the device."""
+    known (bench/LOG.md), how steeply, and from where on, is measured on the device."""
 
     _plain: dict[int, float] = field(default_factory=dict)
-    _steepness: float = 1.0
+    _check: _Line = field(default_factory=_Line)
     # Seconds of a draft model for a token; and what one costs that it is fed, of that.
     _draft: float | None = None
     _feed: float = FEED_COST
@@ -134,7 +170,7 @@ class Costs:
     def of(self, rows: int, more: int, longest: int) -> float:
         """Of a forward of `rows` rows with so many tokens `more`, the longest draft being so
         long."""
-        return 1.0 + self._steepness * _growth(rows, more, longest)
+        return 1.0 + self._check.at(_growth(rows, more, longest)) if more else 1.0
 
     def note_plain(self, rows: int, seconds: float) -> None:
         """A plain step of `rows` rows took so long."""
@@ -142,7 +178,7 @@ class Costs:
         self._since[rows] = 0
         self._measured[rows] += 1
         # What was measured long ago is doubted: it may have been a busy moment.
-        self._steepness += 0.01 * (1.0 - self._steepness)
+        self._check.doubt()
         if self._draft is not None:
             usual = DRAFT_COST * self._plain[rows] / math.sqrt(rows)
             self._draft += 0.03 * (usual - self._draft)
@@ -153,8 +189,7 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is not None:
             self._since[rows] += 1
-            found = (seconds / plain - 1.0) / _growth(rows, more, longest)
-            self._steepness = _moved(self._steepness, max(0.0, found))
+            self._check.note(_growth(rows, more, longest), seconds / plain - 1.0)
 
 
 def _growth(rows: int, more: int, longest: int) -> float:
@@ -185,10 +220,6 @@ def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float)
         onward = place < min(len(draft.tokens), MOST_DRAFTED)
         heapreplace(heap, (-chance * draft.chances[place] if onward else 0.0, index))
     return best if gain >= least else [0] * len(drafts)
-
-
-def _moved(before: float, sample: float) -> float:
-    return 0.8 * before + 0.2 * sample
 
 
 def _undisturbed(before: float, sample: float) -> float:

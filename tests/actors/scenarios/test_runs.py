@@ -259,12 +259,19 @@ def test_a_memory_that_is_gone_is_said(write: Write, tmp_path: Path, system: Age
         resume_run(tmp_path / "out", system)
 
 
-def test_a_phase_that_restarts_runs_in_another_process(write: Write, tmp_path: Path) -> None:
+def test_a_phase_that_restarts_runs_in_another_process(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    (tmp_path / "beside").mkdir()
+    write("def nothing(run):\n    return []\n", "beside/own_beside.py")
     text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
-    scenario = Scenario.load(write(text), settings=["engine.context=512"])
+    file = write(f"{text}metrics: own_beside:nothing\n", "beside/talk.yaml")
+    scenario = Scenario.load(file, settings=["engine.context=512"])
 
     [run] = scenario.run(out=tmp_path / "out")
 
+    assert not run.failures
     assert [event.kind for event in run.events] == ["process", "restart", "process", "end"]
     second = [turn for turn in run.turns if turn.phase == "second" and turn.round == 1]
     assert {turn.cache for turn in second if turn.verb == "ask"} == {"warm"}

@@ -207,3 +207,21 @@ def test_an_own_metric_that_is_wrong_is_a_failure_in_the_report(
 
     assert run.failures[0].text.startswith(f"metric {name}:words: ")
     assert f"metric {name}:words" in (tmp_path / "out/report.html").read_text()
+
+
+def test_two_do_not_write_into_one_folder(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    refused = list[object]()
+
+    def watch(_most: int, _record: object) -> None:
+        if not refused:
+            with pytest.raises(InvalidScenario, match="is being run by another process") as error:
+                resume_run(tmp_path / "out", system)
+            refused.append(error)
+
+    [run] = Scenario.load(write(TALK)).run(system, out=tmp_path / "out", watch=watch)
+
+    assert refused
+    assert len(run.turns) == 4
+    assert resume_run(tmp_path / "out", system) == [run]

@@ -70,6 +70,15 @@ def test_what_a_sweep_varies_takes_no_other_columns_place(tmp_path: Path) -> Non
     ]
 
 
+def test_a_column_has_values_of_one_kind(tmp_path: Path) -> None:
+    varied = [make_run(make_turn(1), parameters={"open": value}) for value in (True, 2)]
+
+    write_results(varied, tmp_path)
+
+    assert [row["open"] for row in rows(tmp_path / "turns.csv")] == ["True", "2"]
+    assert (tmp_path / "turns.parquet").exists()
+
+
 def test_a_metric_of_one_run_has_the_interval_of_its_share(
     sweep: list[Run], tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from seeded import bug, seeded
 
 from kvactors import Sampling
 from kvactors.core.schedule.speculation.acceptance import (
+    LEAST_CHANCE,
     MEASURED,
     Acceptance,
     Costs,
@@ -167,12 +168,29 @@ def test_hardly_any_other_share_is_worth_more(chances: list[float], more: float)
             assert worth(taken) >= 0.95 * worth(fewer)
     assert worth(taken) >= worth([0] * len(drafts))
     if len(drafts) == 1:
-        assert worth(taken) >= max(worth([length]) for length in range(7)) - 1e-9
+        lengths = [n for n in range(7) if chances[0] ** n >= LEAST_CHANCE or not n]
+        assert worth(taken) >= max(worth([length]) for length in lengths) - 1e-9
 
 
-def test_a_busy_moment_does_not_turn_it_off_for_ever() -> None:
+def test_what_every_check_costs_is_told_from_what_each_token_costs() -> None:
+    costs = Costs()
+    costs.note_plain(1, 1.0)
+    for number in range(200):
+        more = 1 + number % 8
+        costs.note(1, more, more, 1.5 + 0.1 * more)
+
+    for more in (1, 4, 8):
+        assert costs.of(1, more, more) == pytest.approx(1.5 + 0.1 * more, abs=0.05)
+    assert costs.of(1, 0, 0) == 1.0
+    assert share_out([draft(0.95, 1)], 1, costs, least=1.05) == [1]
+    assert share_out([draft(0.95, 6)], 1, costs, least=1.05) == [6]
+
+
+def test_a_busy_time_does_not_turn_it_off_for_ever() -> None:
     costs = measured(0.1)
-    for _ in range(20):
+    costs.note(1, 1, 1, 100.0)
+    assert share_out([draft(GOOD)], 1, costs, least=1.05)[0] > 0
+    for _ in range(100):
         costs.note(1, 1, 1, 100.0)
     assert share_out([draft(GOOD)], 1, costs, least=1.05) == [0]
 
