@@ -22,6 +22,7 @@ Pure: any thread.
         ├── InvalidFingerprint   not 16 to 64 lower-case hex digits
         ├── SegmentUnreadable    one segment or manifest cannot be used (set aside by the store)
         ├── TensorFileUnreadable bytes that are no safetensors container
+        ├── BackupFailed         an object store, or what is in it, cannot be used
         ├── ExportRejected       an agent's KV has no form in a format, or the file is there
         └── ImportRejected       a file that cannot become an agent; `field` names what is wrong
             ├── ModelMismatch    its KV belongs to another model
@@ -41,6 +42,7 @@ from kvactors.core.errors import KvactorsError
 __all__ = [
     "AgentExists",
     "AgentNotStored",
+    "BackupFailed",
     "EncryptionError",
     "EncryptionMismatch",
     "ExportRejected",
@@ -267,6 +269,10 @@ class SegmentUnreadable(StorageError):
 
 class TensorFileUnreadable(StorageError):
     """Bytes that are no safetensors container; the message says where they stop being one."""
+
+
+class BackupFailed(StorageError):
+    """An object store cannot be reached, or what is in it is no backup that can be used."""
 
 
 class ExportRejected(StorageError):

@@ -78,7 +78,7 @@ class AgentActor(SystemActor):
         """Whether it runs no turn. Any thread."""
         return self._running is None
 
-    def on_stop(self, *_info: Any) -> None:
+    def on_stop(self, *_info: Any, **_named: Any) -> None:
         """Fail the turn that runs: its agent is gone, or this actor has a defect."""
         if self._running is not None:
             error = SystemStopped(f"agent {self.agent_id!r} was stopped during its turn")

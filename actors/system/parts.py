@@ -17,6 +17,7 @@ from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import check_outside_of_actors
 from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.system.backups import StoreBackups
 from kvactors.actors.system.exchange import AgentExchange
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
@@ -92,6 +93,7 @@ class Parts:
         self.agents = AgentRegistry(
             lifecycle, self.host, self.behaviours, isolated=isolated, lane=lane, log_text=log_text
         )
+        self.backups = StoreBackups(lifecycle)
         self.exchange = AgentExchange(lifecycle, self.host, self.agents)
         self.residency = Residency(lifecycle, self.host, self.agents, self.router)
         self.roster = AgentRoster(lifecycle, self.host, self.agents)

@@ -12,6 +12,7 @@ from kvactors.actors.runtime.deterministic import CountingClock
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import DEFAULT_LANE, LanePolicy
 from kvactors.actors.runtime.supervision import DeadLetter, Terminated
+from kvactors.actors.system.backups import StoreBackups
 from kvactors.actors.system.checks import check_system
 from kvactors.actors.system.exchange import AgentExchange
 from kvactors.actors.system.lifecycle import Lifecycle
@@ -227,16 +228,15 @@ class AgentSystem:
         self.parts.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Finish running and queued turns and pending saves, then end every thread.
-
-        After `timeout` seconds what still runs is cancelled. Idempotent. Raises BlockingCall
-        inside an actor or a callback.
-        """
+        """Finish running and queued turns and pending saves, then end every thread. After `timeout`
+        seconds what still runs is cancelled. Idempotent. Raises BlockingCall inside an actor or a
+        callback."""
         self.parts.stop(timeout, cancel=False)
 
     # -- what one part does ------------------------------------------------------------
 
     agents = offered("agents", AgentRegistry.agents)
+    backup = offered("backups", StoreBackups.backup)
     deactivate = offered("residency", Residency.deactivate)
     export_agent = offered("exchange", AgentExchange.export_agent)
     find = offered("agents", AgentRegistry.find)
@@ -269,10 +269,8 @@ class AgentSystem:
 
     def stats(self) -> dict[str, int]:
         """Counts of agents, tokens and bytes: active, hot, warm and cold, and of the engine's work.
-
-        Waits for the step, and for the group of saves, that run. The first call lists the
-        store. Raises SystemStopped, EngineDied.
-        """
+        Waits for the step, and for the group of saves, that run; the first call lists the store.
+        Raises SystemStopped, EngineDied."""
         return read_stats(self.parts.lifecycle, self.parts.host, self.parts.agents)
 
     def check(self) -> None:

@@ -57,14 +57,20 @@ def commit_group(store: StoreParts, saves: Sequence[Save], reports: Reports) -> 
     _commit_kv(store, [part for part in with_kv if part.save.segments], reports)
 
 
-def commit_one(store: StoreParts, save: Save) -> None:
-    """Commit one save to `store`, durable on return. Raises what it fails with."""
+def commit_one(
+    store: StoreParts,
+    save: Save,
+    evicted: OnEvicted = nobody,
+    busy: Callable[[], Iterable[str]] = tuple,
+) -> None:
+    """Commit one `save` to `store`, durable on return; `evicted` and `busy` as in `Store.commit`.
+    Raises what it fails with."""
     errors: list[BaseException] = []
 
     def failed(_save: Save, _part: str, error: BaseException) -> None:
         errors.append(error)
 
-    commit_group(store, [save], Reports(_done, _done, failed, nobody, tuple, bool))
+    commit_group(store, [save], Reports(_done, _done, failed, evicted, busy, bool))
     if errors:
         raise errors[0]
 

@@ -33,14 +33,15 @@ core/arena/compiled: core/arena
 core/batch: core/arena
 core/model: core/arena core/arena/compiled core/attention core/cache core/conversation core/errors
     core/numbers core/quant
-persistence/store: core/cache persistence/commit persistence/errors persistence/files
-    persistence/kv persistence/ledger
+persistence/store: core/cache persistence/commit persistence/errors persistence/files persistence/kv
+    persistence/ledger
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
 core/schedule/speculation: core/conversation core/schedule
 core/engine: core/arena core/arena/compiled core/blas core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
+persistence/backup: persistence/errors persistence/files persistence/store
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
 persistence/formats: core/cache persistence/commit persistence/errors persistence/files
     persistence/kv persistence/ledger persistence/store
@@ -59,8 +60,8 @@ actors/agents: actors/errors actors/runtime actors/turns core/cache core/convers
 actors/system/observe: actors/turns core/errors core/trace
 actors/workers: actors/errors actors/runtime actors/turns core/arena core/engine core/errors
     core/model core/schedule core/trace persistence/commit persistence/errors persistence/store
-actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors
-    core/numbers core/schedule core/trace
+actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/errors core/numbers
+    core/schedule core/trace
 actors/scenarios/journal: core/errors
 actors/scenarios/results: actors/scenarios/journal
 actors/scenarios/files: core/errors
@@ -68,10 +69,11 @@ actors/scenarios/running: actors/agents actors/errors actors/runtime actors/scen
     actors/scenarios/journal actors/system actors/turns core/errors core/schedule
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files
-actors/system: actors/agents actors/behaviours actors/errors actors/system/observe actors/runtime
+actors/system: actors/agents actors/behaviours actors/errors actors/runtime actors/system/observe
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
-    persistence/commit persistence/errors persistence/files persistence/formats persistence/store
+    persistence/backup persistence/commit persistence/errors persistence/files persistence/formats
+    persistence/store
 actors/cluster/machine: actors/cluster/host actors/cluster/protocol actors/cluster/protocol/node
     actors/runtime actors/system core/errors persistence/files persistence/ledger
 actors/cluster/ray: actors/cluster/machine actors/cluster/protocol
@@ -131,10 +133,10 @@ actors/frontends/server/web: actors/frontends/console actors/frontends/server/ag
     persistence/files
 actors/frontends/cli: actors/agents actors/cluster actors/cluster/machine actors/cluster/protocol
     actors/cluster/ray actors/errors actors/frontends/console actors/frontends/demo
-    actors/frontends/server/web actors/frontends/stress actors/system/observe actors/scenarios
-    actors/scenarios/journal actors/scenarios/results actors/system actors/turns bench bench/check
-    bench/table core/blas core/cache core/errors core/model core/schedule persistence/errors
-    persistence/files persistence/formats persistence/store
+    actors/frontends/server/web actors/frontends/stress actors/scenarios actors/scenarios/journal
+    actors/scenarios/results actors/system actors/system/observe actors/turns bench bench/check
+    bench/table core/blas core/cache core/errors core/model core/schedule persistence/backup
+    persistence/errors persistence/files persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

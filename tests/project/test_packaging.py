@@ -13,6 +13,10 @@ import kvactors.actors
 
 # Rooms and modules that must load neither MLX nor pykka, each in a process of its own.
 TENSOR_FREE = (
+    "actors/cluster/protocol",
+    "actors/cluster/protocol/directory",
+    "actors/cluster/protocol/node",
+    "actors/cluster/testing",
     "core/blas",
     "core/errors",
     "core/trace",

@@ -180,7 +180,7 @@ def test_the_versions_on_the_page_are_those_of_the_code() -> None:
         re.MULTILINE,
     )
 
-    assert len(rows) == 8
+    assert len(rows) == 9
     for writes, reads, name, path in rows:
         place = path if path.startswith("core/") else f"persistence/{path}"
         module = import_module("kvactors." + place.replace("/", "."))

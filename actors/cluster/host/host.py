@@ -153,9 +153,11 @@ class SystemHost:
         return found
 
     async def store_piece(self, agent: str, piece: Record) -> None:
-        """Store one of `pieces`, if it fits; of an agent that is not served. Raises OSError."""
+        """Store one of `pieces`, if it fits; of an agent that is not served. Where the disk is full
+        those that are served lose their KV last. Raises OSError."""
         self._turns.require_none(agent)
-        await self._with_store(lambda store: store.pieces.add(agent, piece))
+        evicted, served = self._turns.evicted, self._turns.ids
+        await self._with_store(lambda store: store.pieces.add(agent, piece, evicted, served))
 
     async def forget(self, agent: str) -> None:
         """Delete it from memory and disk. What was set aside of it stays."""

@@ -5,8 +5,10 @@ from typing import Any
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.system import AgentSystem
+from kvactors.actors.turns.messages_gpu import Saved
 from kvactors.actors.turns.options import check_options
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import AsyncReplyStream
@@ -29,6 +31,15 @@ class ServedTurns:
         """Raise InvalidInput if it is served: what is in memory would not be what is stored."""
         if self._system.find(agent) is not None:
             raise InvalidInput(f"agent {agent!r} is served here: end it before it is written below")
+
+    def ids(self) -> list[str]:
+        """Of all that are served. Any thread."""
+        return [agent.agent_id for agent in self._system.agents()]
+
+    def evicted(self, agent: str, fingerprint: str) -> None:
+        """The engine may think that this KV is on disk: its next save is of all. Any thread."""
+        if fingerprint == self._system.info.fingerprint:
+            send(self._system.parts.lifecycle.gpu, Saved(agent, 0, limit=0))
 
     def asked(self, agent: str, kind: str, given: dict[str, Any]) -> ReplyFuture[Reply]:
         """Put a turn of this `kind`, "ask" or "observe", into the lane of `agent`, with the

@@ -76,6 +76,9 @@ class Settings:
     """By which part a clock may go too fast or too slow."""
     call: float = 1.0
     """Seconds after which an answer of another node is waited for no more, a turn's apart."""
+    bring: float = 60.0
+    """Seconds after which an agent's memory has been on its way to another node for too long; what
+    has arrived stays there, for the next try."""
     durable: str = "two"
     """On how many nodes a turn is synced before it is called durable: "one" or "two"."""
     served: int = 10_000

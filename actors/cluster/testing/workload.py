@@ -32,7 +32,7 @@ class Outcome:
 
 
 def run_seed(seed: int, durable: str = "two") -> Outcome:
-    """The whole of a seed."""
+    """The whole story of a `seed`, with turns `durable` on "one" node or "two"."""
     settings = Settings(lease=LEASE, call=0.5, durable=durable, served=2)
     world = World(seed, _nodes(seed), settings)
     try:
@@ -187,7 +187,8 @@ class _Story:
         for agent in self._agents:
             place, home = registry.places[agent], self._home(agent)
             used = bool(self._world.ledgers(agent))
-            if used and (len(home) < 2 or not all(map(registry.alive, home))):
+            wanted = 2 if self._world.settings.durable == "two" else 1
+            if used and (len(home) < wanted or not all(map(registry.alive, home))):
                 return f"{place} has no replica"
             if home & self._drained:
                 return f"{place} is on a drained node"

@@ -1,16 +1,22 @@
-"""`kvactors store verify`, `gc` and `rm`: they need the store for themselves."""
+"""`kvactors store verify`, `gc`, `rm` and `backup`: they need the store for themselves."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.filesize import decimal
+from rich.progress import Progress
 from rich.text import Text
 
 from kvactors.actors.frontends.cli.store import no_agent, opened
-from kvactors.actors.frontends.console.console import out, print_json, printable
+from kvactors.actors.frontends.console.console import err, out, print_json, printable
+from kvactors.actors.system.backups import back_up
+from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.backup.backup import Backup
+from kvactors.persistence.backup.objects import open_objects
+from kvactors.persistence.backup.restore import restore
 
-__all__ = ["clean_store", "remove_agent", "verify_store"]
+__all__ = ["back_up_store", "clean_store", "remove_agent", "restore_store", "verify_store"]
 
 
 def verify_store(path: Path | None, *, as_json: bool = False) -> bool:
@@ -59,3 +65,28 @@ def remove_agent(agent_id: str, path: Path | None) -> None:
             raise no_agent(agent_id, path)
         store.forget(agent_id)
     out.print(f"{printable(agent_id)} is forgotten.", soft_wrap=True)
+
+
+def back_up_store(url: str, path: Path | None) -> None:
+    """Copy what is not at `url` yet. Raises BackupFailed, and InvalidConfig where nothing is
+    stored."""
+    with opened(path) as store, Progress(console=err, transient=True) as progress:
+        task = progress.add_task("agents")
+        report = back_up(
+            Backup(open_objects(url)),
+            store.agent_folders(),
+            store.files.of,
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    added, nbytes = decimal(report.added), decimal(report.nbytes)
+    out.print(
+        f"{report.agents:,} agents in {report.name}: {added} of {nbytes} were new", soft_wrap=True
+    )
+
+
+def restore_store(url: str, path: Path | None, snapshot: str | None) -> None:
+    """Make a store at `path` of a `snapshot` at `url`, or of the latest. Raises BackupFailed,
+    OSError."""
+    root = (path or default_store()).expanduser()
+    agents = restore(open_objects(url), root, snapshot)
+    out.print(f"{agents:,} agents restored into {root}", soft_wrap=True)

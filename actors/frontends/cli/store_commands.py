@@ -120,3 +120,26 @@ def rm(agent: AgentId, store: StoreDir = None) -> None:
     from kvactors.actors.frontends.cli.care import remove_agent
 
     remove_agent(agent, store)
+
+
+Where = Annotated[str, typer.Argument(help="Such as s3://bucket/folder or file:///folder.")]
+
+
+@care.command()
+def backup(where: Where, store: StoreDir = None) -> None:
+    """Copy what an object store lacks of this one there."""
+    from kvactors.actors.frontends.cli.care import back_up_store
+
+    back_up_store(where, store)
+
+
+@care.command()
+def restore(
+    where: Where,
+    store: StoreDir = None,
+    snapshot: Annotated[str | None, typer.Option(help="Which.", show_default="the latest")] = None,
+) -> None:
+    """Make a new store of a backup."""
+    from kvactors.actors.frontends.cli.care import restore_store
+
+    restore_store(where, store, snapshot)

@@ -176,3 +176,23 @@ def test_a_key_file_of_another_length_is_refused(sealed: Path, key_file: Path) -
 
     assert code == 2
     assert "32 bytes or 64 hex digits; it has 5 bytes" in " ".join(said.split())
+
+
+def test_a_store_is_backed_up_and_restored(tmp_path: Path) -> None:
+    root, url = tmp_path / "store", (tmp_path / "objects").as_uri()
+    store = Store(root)
+    put(store, kv_save("alice", example_segment(0, 40)))
+    store.close()
+
+    code, said, _ = run("store", "backup", url, "--store", root)
+    assert code == 0
+    assert said.startswith("1 agents in snapshots/")
+    assert run("store", "restore", url, "--store", tmp_path / "new")[:2] == (
+        0,
+        f"1 agents restored into {tmp_path / 'new'}\n",
+    )
+    assert run("store", "verify", "--store", tmp_path / "new")[0] == 0
+
+    code, _, error = run("store", "restore", url, "--store", root)
+    assert code == 2
+    assert "holds something" in error

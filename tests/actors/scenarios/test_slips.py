@@ -212,7 +212,7 @@ def test_an_own_metric_that_is_wrong_is_a_failure_in_the_report(
 def test_two_do_not_write_into_one_folder(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
-    refused = []
+    refused = list[object]()
 
     def watch(_most: int, _record: object) -> None:
         if not refused:

@@ -10,7 +10,17 @@ from kvactors.actors.system.registry import AgentRegistry
 
 WAIT = 60
 OFFERED = {
-    *("agents", "chat", "check", "dead_letters", "export_agent", "find", "forget", "health"),
+    *(
+        "agents",
+        "backup",
+        "chat",
+        "check",
+        "dead_letters",
+        "export_agent",
+        "find",
+        "forget",
+        "health",
+    ),
     *("import_agent", "info", "known_agents", "prefetch", "publish", "spawn", "spec", "start"),
     *("stats", "stop", "swap_model", "trace", "wait_idle", "watch", "deactivate"),
 }

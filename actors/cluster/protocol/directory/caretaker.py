@@ -48,7 +48,7 @@ class Caretaker:
         self._look = True
 
     async def round(self) -> None:
-        """Whatever is due."""
+        """Take-overs and new replicas that are due, and moves that are planned."""
         if self._look:
             self._look = False
             # Something may change while it is looked at.
@@ -57,6 +57,9 @@ class Caretaker:
                 more = await self._over_all()
             finally:
                 self._look = self._look or more
+
+    async def drive(self) -> None:
+        """Moves as far as they go."""
         await self._each(list(self._registry.moves), self._drive)
 
     async def _over_all(self) -> bool:

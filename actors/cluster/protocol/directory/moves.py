@@ -9,14 +9,14 @@ from kvactors.actors.cluster.protocol.directory.registry import Registry, next_e
 from kvactors.actors.cluster.protocol.errors import UnknownNode
 from kvactors.actors.cluster.protocol.interfaces import Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.records import Move, Place
+from kvactors.actors.cluster.protocol.records import Move, Place, Settings
 
 __all__ = ["Moves"]
 
 
 class Moves:
-    """In the `registry`; `places` change with them, under their `locks`; owners and targets are
-    called through `transport`. `changed` is called when there is a new one."""
+    """In the `registry`; `places` change with them, under their `locks`, as `settings` say; owners
+    and targets are called through `transport`. `changed` is called when there is a new one."""
 
     def __init__(
         self,
@@ -25,9 +25,11 @@ class Moves:
         locks: Locks,
         transport: Transport,
         changed: Callable[[], None],
+        *,
+        settings: Settings,
     ) -> None:
         self._registry, self._places, self._locks = registry, places, locks
-        self._transport, self._changed = transport, changed
+        self._transport, self._changed, self._settings = transport, changed, settings
 
     async def move(self, record: Record) -> Record:
         """The agent shall live on `target`. Returns once that is written; `moves` says until when
@@ -51,10 +53,14 @@ class Moves:
         async with self._let_go(place, "release", target=target):
             if not self._registry.takes(target):
                 raise UnknownNode(node=target)
-            # Who was the owner is the replica, where there is need of one.
-            kept = place.node if place.replica in (None, target) else place.replica
-            moved = next_epoch(place, node=target, incarnation=0, replica=kept)
+            moved = next_epoch(place, node=target, incarnation=0, replica=self._kept(place, target))
             await self._registry.note(places=[moved], moved=[place.agent])
+
+    def _kept(self, place: Place, target: str) -> str | None:
+        """Who was the owner is the replica, where there is need of one."""
+        if self._settings.durable == "one":
+            return None
+        return place.node if place.replica in (None, target) else place.replica
 
     async def forget(self, record: Record) -> Record:
         """The agent is no more, its owner knows; what nodes have of it goes with their sweeps."""
@@ -69,7 +75,8 @@ class Moves:
         self._places.moving.add(place.agent)
         try:
             record = {"agent": place.agent, "epoch": place.epoch, **fields}
-            await self._transport.call(place.node, method, record)
+            within = self._settings.bring
+            await self._transport.call(place.node, method, record, within=within)
             async with self._locks.of(place.agent):
                 self._places.refuse_changed(place)
                 yield

@@ -33,7 +33,7 @@ class Directory:
         locks = Locks()
         self._members = Members(self.registry, clock, settings, self._changed)
         places = Places(self.registry, self._members, locks, self._changed)
-        moves = Moves(self.registry, places, locks, transport, self._changed)
+        moves = Moves(self.registry, places, locks, transport, self._changed, settings=settings)
         self._caretaker = Caretaker(
             self.registry, self._members, places, moves, transport, settings=settings
         )
@@ -67,11 +67,9 @@ class Directory:
         """Its rounds. Raises OSError when its journal failed."""
         with suppress(ClusterError):
             await self.registry.compact()
-        # Apart: a fence does not wait for a move.
-        await asyncio.gather(
-            self._again_and_again(self._members.fence_silent),
-            self._again_and_again(self._caretaker.round),
-        )
+        # Apart: a fence waits for nobody, and a take-over does not wait for a move.
+        rounds = (self._members.fence_silent, self._caretaker.round, self._caretaker.drive)
+        await asyncio.gather(*map(self._again_and_again, rounds))
         raise self.registry.broken or OSError("the directory's journal")
 
     async def _again_and_again(self, round: Callable[[], Awaitable[None]]) -> None:

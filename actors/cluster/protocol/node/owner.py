@@ -62,7 +62,9 @@ class Owner:
         if self.lease is None:
             raise LeaseLost(node=self._name)
         self.lease.check()
-        return self._held.get(agent)
+        held = self._held.get(agent)
+        # A name that was under way when the last lease ended may have come back since.
+        return held if held is not None and held.lease is self.lease else None
 
     def drop(self, agent: str) -> None:
         """It is this node's no more, or nobody knows."""

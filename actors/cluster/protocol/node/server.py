@@ -55,7 +55,15 @@ class Node:
         self._owner = Owner(name, transport, clock, host, self._notes, settings)
         self._serving = Serving(host, self._locks, settings.served)
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
-        self._sweep = Sweep(name, transport, host, self._notes, self._locks, give_up=self._give_up)
+        self._sweep = Sweep(
+            name,
+            transport,
+            host,
+            self._notes,
+            self._locks,
+            settings=settings,
+            give_up=self._give_up,
+        )
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
@@ -96,14 +104,14 @@ class Node:
         """Join, renew, sweep, until cancelled."""
         with suppress(OSError):
             await self._notes.compact()
-        beats = 0
+        # Apart: a lease does not wait for a sweep, which waits for agents.
+        await asyncio.gather(self._often(self._beat, 1 / 4), self._often(self._sweep.round, 3 / 2))
+
+    async def _often(self, round: Callable[[], Awaitable[None]], leases: float) -> None:
         while True:
             with suppress(ClusterError, OSError):
-                await self._beat()
-                beats += 1
-                if beats % 6 == 2:
-                    await self._sweep.round()
-            await self._clock.sleep(self._settings.lease / 4)
+                await round()
+            await self._clock.sleep(leases * self._settings.lease)
 
     # The lease
 

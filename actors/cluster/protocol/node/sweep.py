@@ -1,11 +1,14 @@
 """What a node stores and need not: copies of agents that are others' by now."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
+from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Host, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.replica import common, digests
+from kvactors.actors.cluster.protocol.records import Settings
 
 __all__ = ["Sweep"]
 
@@ -14,8 +17,8 @@ BATCH = 500
 
 
 class Sweep:
-    """An orphan is a copy of an epoch that is over, of an agent that two other nodes have. What its
-    owner never had is set aside first: nothing stored is lost.
+    """An orphan is a copy of an epoch that is over, of an agent that as many other nodes have as
+    `settings` say. What its owner never had is set aside first: nothing stored is lost.
 
     The node is `name`, with what `host` stores and `notes` says it promised; the directory and
     owners are asked through `transport`. With an agent's lock of `locks`, `give_up` ends it here.
@@ -29,8 +32,10 @@ class Sweep:
         notes: Notes,
         locks: Locks,
         *,
+        settings: Settings,
         give_up: Callable[[str], Awaitable[None]],
     ) -> None:
+        self._settings = settings
         self._name, self._transport, self._give_up = name, transport, give_up
         self._host, self._notes, self._locks = host, notes, locks
         self._unnamed: dict[str, int] = {}
@@ -41,18 +46,27 @@ class Sweep:
         unnamed, self._unnamed = self._unnamed, {}
         for start in range(0, len(stored), BATCH):
             record = {"agents": stored[start : start + BATCH]}
-            places = await self._transport.call("directory", "whose", record)
+            places = await self._ask("directory", "whose", record)
             for agent, place in places.items():
-                if self._is_orphan(agent, place):
-                    await self._remove(agent, place)
-                elif self._is_unnamed(agent, place):
-                    await self._outdate(agent, place, again=unnamed.get(agent) == place["epoch"])
+                # What cannot be done now is for the next round.
+                with suppress(ClusterError, OSError):
+                    await self._look_at(agent, place, again=unnamed.get(agent) == place["epoch"])
+
+    async def _look_at(self, agent: str, place: Record, *, again: bool) -> None:
+        if self._is_orphan(agent, place):
+            await self._remove(agent, place)
+        elif self._is_unnamed(agent, place):
+            await self._outdate(agent, place, again=again)
 
     def _is_orphan(self, agent: str, place: Record) -> bool:
         # What was promised in this epoch, or since, may be about to be named.
         over = self._notes.promised(agent) < place["epoch"]
         forgotten = place["node"] is None
-        return over and (forgotten or not (self._is_mine(place) or place["replica"] is None))
+        return over and (forgotten or (self._is_safe(place) and not self._is_mine(place)))
+
+    def _is_safe(self, place: Record) -> bool:
+        """As many nodes have it as should."""
+        return place["replica"] is not None or self._settings.durable == "one"
 
     def _is_unnamed(self, agent: str, place: Record) -> bool:
         return self._notes.promised(agent) >= place["epoch"] and not self._is_mine(place)
@@ -65,9 +79,8 @@ class Sweep:
         Then it is an orphan."""
         self._unnamed[agent] = place["epoch"]
         if again:
-            await self._transport.call(
-                "directory", "outdate", {"agent": agent, "epoch": place["epoch"]}
-            )
+            record = {"agent": agent, "epoch": place["epoch"]}
+            await self._ask("directory", "outdate", record)
 
     async def _remove(self, agent: str, place: Record) -> None:
         async with self._locks.of(agent):
@@ -75,9 +88,12 @@ class Sweep:
                 return
             await self._give_up(agent)
             if place["node"] is not None:
-                theirs = await self._transport.call(place["node"], "prefix", {"agent": agent})
+                theirs = await self._ask(place["node"], "prefix", {"agent": agent})
                 mine = digests(await self._host.records(agent, 0))
                 keep = common(mine, theirs["digests"])
                 if keep < len(mine):
                     await self._host.set_aside(agent, keep)
             await self._host.forget(agent)
+
+    async def _ask(self, to: str, method: str, record: Record) -> Record:
+        return await self._transport.call(to, method, record, within=self._settings.call)

@@ -205,7 +205,9 @@ class Service:
                 lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)
             )
             sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
-            ticket = agent.open_turn(TurnOptions(said, sampling))
+            # Somebody waits for the main agent; its sub-agents give way.
+            priority = -1 if inquiry.client.helps else 0
+            ticket = agent.open_turn(TurnOptions(said, sampling, priority=priority))
         except BaseException:
             await self._let_go(plan)
             raise

@@ -12,10 +12,10 @@ FIXED = [range(start, start + 100) for start in range(1, 601, 100)]
 OF_THE_DAY = sample_of(range(601, 10_001), 200, "clusters")
 
 
-def broken(seeds: range | list[int]) -> list[str]:
+def broken(seeds: range | list[int], durable: str = "two") -> list[str]:
     """What did not hold, up to the first seed in which something did not."""
     for seed in seeds:
-        if found := run_seed(seed).broken:
+        if found := run_seed(seed, durable).broken:
             return [f"seed {seed}", *found]
     return []
 
@@ -29,6 +29,11 @@ def test_nothing_acknowledged_is_lost_taken_twice_or_owned_by_two(seeds: range) 
 @pytest.mark.slow
 def test_nor_in_the_seeds_of_the_day() -> None:
     assert broken(OF_THE_DAY) == []
+
+
+@pytest.mark.slow
+def test_on_one_node_turns_wait_for_it_and_are_not_lost_either() -> None:
+    assert broken(range(1, 101), "one") == []
 
 
 def test_a_seed_is_the_same_story_each_time() -> None:

@@ -1,0 +1,73 @@
+"""The whole store into an object store, while the system runs: `AgentSystem.backup`. Any thread."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvactors.actors.system.export import unwatched
+from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.turns.messages_store import WithStore
+from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.backup.backup import Backup, BackupReport
+from kvactors.persistence.backup.objects import open_objects
+from kvactors.persistence.formats.archive import OnStep
+from kvactors.persistence.store.agent_files import HeldFiles
+from kvactors.persistence.store.store import Store
+
+__all__ = ["StoreBackups", "back_up"]
+
+# Looks at an agent whose files leave (merged, evicted) while they are copied.
+LOOKS = 4
+
+
+Look = Callable[[str], HeldFiles | None]
+
+
+def back_up(backup: Backup, names: Sequence[str], look: Look, on_step: OnStep) -> BackupReport:
+    """Add the agents whose folders are `names` to a `backup` and finish it; `look` gives the files
+    of one as they stand, `on_step(done, steps)` is called behind each. KV that leaves again and
+    again is left out."""
+    for done, name in enumerate(names, 1):
+        _add(backup, name, look)
+        on_step(done, len(names))
+    return backup.finish()
+
+
+def _add(backup: Backup, name: str, look: Look) -> None:
+    for left in reversed(range(LOOKS)):
+        held = look(name)
+        if held is None:
+            return
+        try:
+            backup.add(held if left else replace(held, kv=()))
+        except FileNotFoundError:
+            continue
+        return
+
+
+class StoreBackups:
+    """Backups of one system's store; `lifecycle` has its actors."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def backup(
+        self, url: str, options: Mapping[str, Any] | None = None, on_step: OnStep = unwatched
+    ) -> BackupReport:
+        """Copy what the object store at `url` (s3://bucket/folder, file:///folder) lacks of all
+        finished turns and their KV there, and name it: a snapshot.
+
+        `options`: what obstore's `from_url` takes beside the environment. Agents go on meanwhile:
+        each is copied as its last save left it. `on_step(done, agents)` is called as it goes.
+        `kvactors store restore` makes a store of it. Encrypted stores stay encrypted. Raises
+        BackupFailed, LedgerUnreadable, InvalidConfig, SystemStopped, OSError.
+        """
+        self._lifecycle.require_running()
+        if self._lifecycle.persistence is None:
+            raise InvalidConfig("a backup needs a store, and this system has store=False")
+        backup = Backup(open_objects(url, options))
+        names = self._ask(lambda store: store.agent_folders())
+        return back_up(backup, names, lambda name: self._ask(lambda s: s.files.of(name)), on_step)
+
+    def _ask(self, work: Callable[[Store], Any]) -> Any:
+        return self._lifecycle.ask(self._lifecycle.persistence, WithStore(work))

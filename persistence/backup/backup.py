@@ -1,0 +1,117 @@
+"""A backup: what an object store lacks of a store goes there. Any thread, one at a time: it is
+given an agent's files as they stand, and reads segments, which never change.
+
+It is never relied on for who owns an agent: two that write at once leave two snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvactors.persistence.backup.objects import Objects
+from kvactors.persistence.backup.snapshot import (
+    BLOBS,
+    SNAPSHOTS,
+    AgentEntry,
+    KVEntry,
+    Snapshot,
+    blob_name,
+    digest_of,
+)
+from kvactors.persistence.store.agent_files import HeldFiles, HeldKV
+
+__all__ = ["Backup", "BackupReport", "snapshots"]
+
+# A ledger of more pieces is copied whole again: a restore asks for each.
+MOST_PIECES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    """The name of a snapshot, its agents, and bytes: all of it, and those that were new."""
+
+    name: str
+    agents: int
+    nbytes: int
+    added: int
+
+
+class Backup:
+    """One, into `objects`. Raises BackupFailed."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._there = {name.rpartition("/")[2] for name in objects.names(BLOBS)}
+        before = [
+            agent
+            for name in snapshots(objects)[-1:]
+            for agent in Snapshot.unpack(objects.get(name), name).agents
+        ]
+        self._ledgers = {agent.encoded: agent.ledger for agent in before}
+        # Digests of files that were read before: a name says what is in it.
+        self._files = {
+            (agent.encoded, kv.fingerprint, file): digest
+            for agent in before
+            for kv in agent.kv
+            for file, digest in kv.segments
+        }
+        self._agents: list[AgentEntry] = []
+        self._nbytes = self._added = 0
+
+    def add(self, held: HeldFiles) -> None:
+        """An agent. Raises FileNotFoundError where a segment has left since its files were looked
+        up: look again."""
+        kv = tuple(self._kv(held.encoded, one) for one in held.kv)
+        before = self._ledgers.get(held.encoded, ())
+        self._agents.append(AgentEntry(held.encoded, self._ledger(held.ledger, before), kv))
+
+    def finish(self) -> BackupReport:
+        """Name all that was added: from now on it can be restored."""
+        name = f"{SNAPSHOTS}/{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.msgpack"
+        self._objects.put(name, Snapshot(tuple(self._agents)).pack())
+        return BackupReport(name, len(self._agents), self._nbytes, self._added)
+
+    def _kv(self, encoded: str, held: HeldKV) -> KVEntry:
+        segments = []
+        for path in held.segments:
+            digest = self._files.get((encoded, held.fingerprint, path.name), "")
+            if digest in self._there:
+                self._nbytes += path.stat().st_size
+            else:
+                digest = self._put(path.read_bytes())
+            segments.append((path.name, digest))
+        return KVEntry(held.fingerprint, self._put(held.manifest), tuple(segments))
+
+    def _ledger(
+        self, data: bytes, before: Sequence[tuple[str, int]]
+    ) -> tuple[tuple[str, int], ...]:
+        """The pieces of a ledger, those of `before` among them if it begins with them."""
+        kept, begin = list[tuple[str, int]](), 0
+        for digest, size in before[: MOST_PIECES - 1]:
+            if digest_of(data[begin : begin + size]) != digest or digest not in self._there:
+                kept, begin = [], 0
+                break
+            kept.append((digest, size))
+            begin += size
+        if len(before) >= MOST_PIECES:
+            kept, begin = [], 0
+        self._nbytes += begin
+        if begin < len(data):
+            kept.append((self._put(data[begin:]), len(data) - begin))
+        return tuple(kept)
+
+    def _put(self, data: bytes) -> str:
+        digest = digest_of(data)
+        self._nbytes += len(data)
+        if digest not in self._there:
+            self._objects.put(blob_name(digest), data)
+            self._there.add(digest)
+            self._added += len(data)
+        return digest
+
+
+def snapshots(objects: Objects) -> list[str]:
+    """The names of those that are there, the latest last. Raises BackupFailed."""
+    return sorted(objects.names(SNAPSHOTS))

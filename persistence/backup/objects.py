@@ -1,0 +1,75 @@
+"""An object store as obstore has it: a folder, S3, GCS or Azure, by its URL. Any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kvactors.persistence.errors import BackupFailed
+
+__all__ = ["Objects", "open_objects"]
+
+
+class Objects:
+    """Objects by name. Whatever fails is a BackupFailed that names the object."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """Of all that begin with `prefix`, a folder's."""
+        import obstore
+
+        with _told(prefix):
+            for page in obstore.list(self._store, prefix=prefix):
+                yield from (found["path"] for found in page)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Make or replace an object."""
+        import obstore
+
+        with _told(name):
+            obstore.put(self._store, name, data)
+
+    def get(self, name: str) -> bytes:
+        """All of an object."""
+        import obstore
+
+        with _told(name):
+            return bytes(obstore.get(self._store, name).bytes())
+
+
+def open_objects(url: str, options: Mapping[str, Any] | None = None) -> Objects:
+    """Those below a `url` such as s3://bucket/folder or file:///folder; `options` as obstore's
+    `from_url` takes them, by default what the environment says. Raises BackupFailed."""
+    try:
+        import obstore.store
+    except ImportError:
+        raise BackupFailed(
+            "backups need the package obstore: pip install 'kvactors[backup]'"
+        ) from None
+    made = dict(options or {})
+    if str(url).startswith("file:"):
+        made.setdefault("mkdir", True)
+    with _told(str(url)):
+        return Objects(obstore.store.from_url(str(url), **made))
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError, TypeError, ValueError) as error:
+        reason: BaseException = error
+    except BaseException as error:
+        # What obstore's Rust does about some options.
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = error
+    else:
+        return
+    first = str(reason).strip().partition("\n")[0]
+    raise BackupFailed(f"{what}: {first or type(reason).__name__}") from reason

@@ -1,0 +1,98 @@
+"""A store made of a snapshot: whole under its name, or not there. Any thread."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvactors.persistence.backup.backup import snapshots
+from kvactors.persistence.backup.objects import Objects
+from kvactors.persistence.backup.snapshot import AgentEntry, Snapshot, blob_name, digest_of
+from kvactors.persistence.errors import BackupFailed
+from kvactors.persistence.files.atomic import NO_LINKS, Files
+from kvactors.persistence.files.naming import LEDGER_NAME, MANIFEST_NAME
+
+__all__ = ["restore"]
+
+
+def restore(objects: Objects, root: Path, name: str | None = None) -> int:
+    """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
+    default the latest; how many agents it has. Every object is checked against its digest. Raises
+    BackupFailed, OSError; then nothing is at `root`."""
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BackupFailed(f"{root} holds something: restore into a new directory")
+    found = snapshots(objects)
+    chosen = name or (found[-1] if found else "")
+    if chosen not in found:
+        what = f"there is no snapshot {name}" if name else "there is no snapshot"
+        raise BackupFailed(f"{what}; there are {', '.join(found) or 'none'}")
+    snapshot = Snapshot.unpack(objects.get(chosen), chosen)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    making = root.with_name(root.name + ".restoring")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        _Making(objects, making).run(snapshot)
+        Files().rename(making, root)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    Files().sync_dir(root.parent)
+    return len(snapshot.agents)
+
+
+class _Making:
+    """Writes a store's files below `root`, each synced before its folder."""
+
+    def __init__(self, objects: Objects, root: Path) -> None:
+        self._objects = objects
+        self._root = root
+        self._files = Files()
+        # Where the file of a digest is: what agents share is a hard link again.
+        self._made: dict[str, Path] = {}
+
+    def run(self, snapshot: Snapshot) -> None:
+        """All of it."""
+        for folder in ("", "agents", "kv"):
+            self._files.mkdir(self._root / folder)
+        for agent in snapshot.agents:
+            self._agent(agent)
+        for made in sorted(self._folders(), reverse=True):
+            self._files.sync_dir(made)
+
+    def _folders(self) -> Iterator[Path]:
+        yield self._root
+        yield from (path for path in self._root.rglob("*") if path.is_dir())
+
+    def _agent(self, agent: AgentEntry) -> None:
+        folder = self._root / "agents" / agent.encoded
+        self._files.mkdir(folder)
+        ledger = b"".join(self._blob(digest) for digest, _ in agent.ledger)
+        self._write(folder / LEDGER_NAME, ledger)
+        for kv in agent.kv:
+            folder = self._root / "kv" / kv.fingerprint / agent.encoded
+            folder.mkdir(0o700, parents=True)
+            for file, digest in kv.segments:
+                self._segment(folder / file, digest)
+            self._write(folder / MANIFEST_NAME, self._blob(kv.manifest))
+
+    def _segment(self, path: Path, digest: str) -> None:
+        if digest in self._made:
+            try:
+                self._files.link(self._made[digest], path)
+                return
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+        self._write(path, self._blob(digest))
+        self._made[digest] = path
+
+    def _blob(self, digest: str) -> bytes:
+        data = self._objects.get(blob_name(digest))
+        if digest_of(data) != digest:
+            raise BackupFailed(f"{blob_name(digest)} is damaged: it is not what its name says")
+        return data
+
+    def _write(self, path: Path, data: bytes) -> None:
+        self._files.write_temp(path, [data])
+        self._files.sync(path)

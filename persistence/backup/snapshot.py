@@ -1,0 +1,90 @@
+"""What one backup found: names of objects by their content. Pure: any thread.
+
+    blobs/<xxh3_128>            a piece of a ledger, a manifest, a segment
+    snapshots/<moment>.msgpack  {"version": 1, "agents": [[folder, ledger pieces, KV], ...]}
+
+A ledger only grows, so a backup adds what is new of it as one more piece. KV is a list of
+[fingerprint, manifest, [[file, digest], ...]]. What agents share is one object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import xxhash
+
+from kvactors.persistence.errors import BackupFailed
+from kvactors.persistence.files.naming import SEGMENT_NAME, check_fingerprint
+
+__all__ = ["BLOBS", "SNAPSHOTS", "AgentEntry", "KVEntry", "Snapshot", "blob_name", "digest_of"]
+
+VERSION = 1
+BLOBS, SNAPSHOTS = "blobs", "snapshots"
+
+
+@dataclass(frozen=True, slots=True)
+class KVEntry:
+    """KV under one fingerprint: the digest of its manifest; names and digests of its files."""
+
+    fingerprint: str
+    manifest: str
+    segments: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEntry:
+    """An agent's folder, pieces of its ledger with their lengths in bytes, and its KV."""
+
+    encoded: str
+    ledger: tuple[tuple[str, int], ...]
+    kv: tuple[KVEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All agents of a store, of one moment each."""
+
+    agents: tuple[AgentEntry, ...]
+
+    def pack(self) -> bytes:
+        """The object's bytes."""
+        agents = [
+            [one.encoded, one.ledger, [[kv.fingerprint, kv.manifest, kv.segments] for kv in one.kv]]
+            for one in self.agents
+        ]
+        packed: bytes = msgpack.packb({"version": VERSION, "agents": agents})
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes, name: str) -> Snapshot:
+        """What `pack` made; `name` is the object's. Raises BackupFailed."""
+        try:
+            found = msgpack.unpackb(data, use_list=False)
+            version = found["version"]
+            if version == VERSION:
+                return cls(tuple(_agent(*one) for one in found["agents"]))
+        except Exception as error:
+            raise BackupFailed(f"{name} is no snapshot: {error}") from error
+        raise BackupFailed(f"{name} is of version {version}, and this kvactors reads {VERSION}")
+
+
+def _agent(encoded: str, ledger: Any, kv: Any) -> AgentEntry:
+    if not encoded or encoded.startswith(".") or "/" in encoded or "\\" in encoded:
+        raise ValueError(f"{encoded!r} is no agent's folder")
+    entries = tuple(KVEntry(check_fingerprint(one[0]), *one[1:]) for one in kv)
+    for file, _ in (segment for entry in entries for segment in entry.segments):
+        if not SEGMENT_NAME.fullmatch(file):
+            raise ValueError(f"{file!r} is no segment's name")
+    return AgentEntry(encoded, tuple((str(piece), int(size)) for piece, size in ledger), entries)
+
+
+def digest_of(data: bytes) -> str:
+    """xxh3_128, as segments' names have it."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def blob_name(digest: str) -> str:
+    """The object of this content."""
+    return f"{BLOBS}/{digest}"
