@@ -1,4 +1,4 @@
-"""Cluster: agents on several machines, through one object."""
+"""Cluster: agents on several machines, through one object. Any thread."""
 
 import os
 from collections.abc import Callable
@@ -94,7 +94,7 @@ class Cluster:
     def spawn(
         self, agent_id: str, system_prompt: str | None = None, *, group: str | None = None
     ) -> ClusterAgent:
-        """The agent of this id, new or as it was spawned. Nothing is computed yet.
+        """The agent `agent_id`, new or as it was spawned. Nothing is computed yet.
 
         `group`: agents that are brought to one node where it is not much fuller than others; by
         default those with the same `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom,

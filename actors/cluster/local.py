@@ -1,4 +1,5 @@
-"""A cluster of one process: the same directory and the same node, without Ray."""
+"""A cluster of one process: the same directory and the same node, without Ray. Both on
+a thread of their own."""
 
 import asyncio
 from collections.abc import Callable

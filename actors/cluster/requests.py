@@ -1,4 +1,4 @@
-"""What an agent is asked, checked where it is asked: before anything is sent."""
+"""What an agent is asked, checked where it is asked: before anything is sent. Pure: any thread."""
 
 import uuid
 from collections.abc import Sequence

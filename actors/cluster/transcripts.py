@@ -1,4 +1,5 @@
-"""What an agent remembers, read off copies of its ledger records: without its model."""
+"""What an agent remembers, read off copies of its ledger records: without its model. Pure:
+any thread."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn

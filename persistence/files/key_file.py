@@ -1,4 +1,4 @@
-"""A file with the key of an encrypted store."""
+"""A file with the key of an encrypted store. Any thread."""
 
 from pathlib import Path
 

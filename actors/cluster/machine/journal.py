@@ -15,7 +15,7 @@ __all__ = ["FileJournal"]
 
 class FileJournal:
     """The journal of `name` at `path`, made with the first record. What a crash tore off its end is
-    cut; other damage raises LedgerUnreadable. One loop; the disk is waited for on threads."""
+    cut; other damage raises LedgerUnreadable. `files` writes. One loop; the disk has a thread."""
 
     def __init__(self, path: Path, name: str, files: Files | None = None) -> None:
         self._path = path

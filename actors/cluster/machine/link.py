@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 class Link:
-    """`loop` runs the calls of `client`; one that finds no owner is tried again for `seconds`."""
+    """`loop` runs the calls of `client`, over a `transport`, in a cluster of these `settings`; one
+    that finds no owner is tried again for `seconds`."""
 
     def __init__(
         self, loop: LoopThread, transport: Transport, settings: Settings, seconds: float
