@@ -1,7 +1,8 @@
-"""Every agent there is, spawned or only stored, and where its memory is. Any thread."""
+"""Every agent there is, spawned or only stored, and where its memory is; and how much that is in
+all. Any thread."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvactors.actors.agents.actor import AgentActor
@@ -10,10 +11,10 @@ from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
 from kvactors.actors.turns.messages_gpu import ReadStats
-from kvactors.actors.turns.messages_store import WithStore
+from kvactors.actors.turns.messages_store import CountStored, WithStore
 from kvactors.core.engine.status import HeldAgent
 from kvactors.core.errors import KvactorsError
-from kvactors.persistence.store.listing import Glance
+from kvactors.persistence.store.listing import Glance, StoreCounts
 from kvactors.persistence.store.store import Store
 
 __all__ = ["AgentRoster", "AgentState"]
@@ -66,6 +67,29 @@ class AgentRoster:
         self._agents = agents
         # By folder: the ledger's length when it was read, and what it said.
         self._read: dict[str, tuple[int, _Memory]] = {}
+
+    def stats(self) -> dict[str, int]:
+        """Counts of agents, tokens and bytes: active, hot, warm and cold, and of the engine's work.
+        Waits for the step, and for the group of saves, that run; the first call lists the store.
+        Raises SystemStopped, EngineDied."""
+        lifecycle = self._lifecycle
+        lifecycle.require_running()
+        engine, in_memory = lifecycle.ask(lifecycle.gpu, ReadStats())
+        counts = {
+            "agents": len(self._agents),
+            "outstanding_turns": len(lifecycle.outstanding.turns()),
+        }
+        return {**counts, **engine, **self._counts_stored(in_memory)}
+
+    def _counts_stored(self, in_memory: frozenset[str]) -> dict[str, int]:
+        """What the store holds; without one, every agent that is not in memory is cold."""
+        lifecycle = self._lifecycle
+        if lifecycle.persistence is None:
+            known = {actor.agent_id for actor in self._agents.actors() if actor.transcript.turns}
+            return asdict(StoreCounts(cold_agents=len(known - in_memory)))
+        message = CountStored(self._host.info.fingerprint, in_memory)
+        found: dict[str, int] = lifecycle.ask(lifecycle.persistence, message)
+        return found
 
     def known_agents(self, *agent_ids: str) -> list[AgentState]:
         """Every agent, spawned or only stored, or those of `agent_ids` that there are, in the order

@@ -38,7 +38,6 @@ from kvactors.actors.system.parameters import (
 )
 from kvactors.actors.system.parts import Parts, offered
 from kvactors.actors.system.registry import AgentRegistry
-from kvactors.actors.system.reports import read_stats
 from kvactors.actors.system.residency import Residency
 from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
@@ -246,6 +245,7 @@ class AgentSystem:
     known_agents = offered("roster", AgentRoster.known_agents)
     prefetch = offered("residency", Residency.prefetch)
     spawn = offered("agents", AgentRegistry.spawn)
+    stats = offered("roster", AgentRoster.stats)
     swap_model = offered("swap", ModelSwap.swap_model)
     trace = offered("watching", Watching.trace)
     wait_idle = offered("lifecycle", Lifecycle.wait_idle)
@@ -266,12 +266,6 @@ class AgentSystem:
         return tuple(self.parts.router.letters)
 
     # -- what is known of it -----------------------------------------------------------
-
-    def stats(self) -> dict[str, int]:
-        """Counts of agents, tokens and bytes: active, hot, warm and cold, and of the engine's work.
-        Waits for the step, and for the group of saves, that run; the first call lists the store.
-        Raises SystemStopped, EngineDied."""
-        return read_stats(self.parts.lifecycle, self.parts.host, self.parts.agents)
 
     def check(self) -> None:
         """Prove that nothing is leaked: blocks, rows, futures, threads. AssertionError is a bug
