@@ -13,10 +13,6 @@ import kvactors.actors
 
 # Rooms and modules that must load neither MLX nor pykka, each in a process of its own.
 TENSOR_FREE = (
-    "actors/cluster/protocol",
-    "actors/cluster/protocol/directory",
-    "actors/cluster/protocol/node",
-    "actors/cluster/testing",
     "core/blas",
     "core/errors",
     "core/trace",
@@ -34,6 +30,10 @@ TENSOR_FREE = (
 MLX_FREE = (
     "actors/agents",
     "actors/behaviours",
+    "actors/cluster/protocol",
+    "actors/cluster/protocol/directory",
+    "actors/cluster/protocol/node",
+    "actors/cluster/testing",
     "actors/frontends",
     "actors/system/observe",
     "actors/runtime",

@@ -104,9 +104,6 @@ async def _nothing() -> None:
 A, B, C, D = map(record, "abcd")
 
 
-# Replicas
-
-
 def test_a_tail_that_the_owner_never_had_is_set_aside(machine: Machine) -> None:
     machine.align(1, [])
     machine.replicate(1, 0, A, B, C)
@@ -148,9 +145,6 @@ def test_records_are_taken_only_from_who_has_aligned(machine: Machine) -> None:
         machine.replicate(1, 0, A)
 
 
-# Leases
-
-
 def test_a_lease_counts_from_before_the_renewal_and_ends_early(machine: Machine) -> None:
     lease = Lease("n1", 1, machine.clock, SETTINGS)
     with pytest.raises(LeaseLost):
@@ -165,9 +159,6 @@ def test_a_lease_counts_from_before_the_renewal_and_ends_early(machine: Machine)
 
     with pytest.raises(LeaseLost, match="n1 holds no lease"):
         lease.check()
-
-
-# The directory
 
 
 def test_a_silent_node_is_fenced_and_that_is_not_forgotten(machine: Machine) -> None:

@@ -1,10 +1,12 @@
 """Clusters under seeds: whatever fails, the oracle finds nothing, and with a bug it finds it."""
 
+from typing import Any
+
 import pytest
 from samples import sample_of
 from seeded import bug, seeded
 
-from kvactors.actors.cluster.protocol.node.copier import Copier
+from kvactors.actors.cluster.protocol.node.copier import Copier, Peer
 from kvactors.actors.cluster.testing.workload import run_seed
 
 # The same in each run, for the mutants; then those of the day, of the 10,000 of the long form.
@@ -44,8 +46,8 @@ def test_a_seed_is_the_same_story_each_time() -> None:
 
 
 @bug(Copier, "catch_up")
-def the_replica_gets_nothing(true):
-    async def catch_up(self, peer):
+def the_replica_gets_nothing(true: Any) -> Any:
+    async def catch_up(self: Copier, peer: Peer) -> None:
         return None
 
     return catch_up
