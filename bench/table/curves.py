@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvactors.actors import AgentSystem
+from kvactors.bench.cluster import directory
 from kvactors.bench.disk import fill, save_one, seconds_of
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.table.decoding import deep_llama
@@ -280,4 +281,6 @@ CURVES = (
     Curve("memory", "MB", "tokens", TOKENS, bytes_kept),
     Curve("spawn all", "ms", "agents", AGENTS, spawned),
     Curve("save one more", "ms", "agents", AGENTS, saved),
+    Curve("directory: a look-up", "ms", "known agents", directory.KNOWN, directory.look_up),
+    Curve("directory: bytes", "MB", "known agents", directory.KNOWN, directory.bytes_known),
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from kvactors.bench.cluster import crossing, directory
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import print_table
@@ -41,6 +42,8 @@ REGIMES: tuple[Regime, ...] = (
     *many_agents.REGIMES,
     *speed.REGIMES,
     *traces.REGIMES,
+    *crossing.REGIMES,
+    *directory.REGIMES,
 )
 COLUMNS = ("regime", "ours", "theirs", "unit", "ratio", "quartiles", "target", "met")
 
