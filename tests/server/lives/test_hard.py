@@ -11,8 +11,9 @@ import pytest
 from chats import WAIT, asked, post, url
 from seeded import bug, seeded
 
+from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.identity.index import Index
-from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
 
 
@@ -164,3 +165,30 @@ def test_what_fails_at_once_is_a_status_of_a_stream_and_leaves_no_agent(server: 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert server.service.system.agents() == []
+
+
+@pytest.mark.parametrize(
+    "header", ["x-claude-code-agent-id", "x-codex-parent-thread-id", "x-parent-session-id"]
+)
+def test_sub_agents_give_way_to_who_somebody_waits_for(model: FaultyModel, header: str) -> None:
+    async def asked_meanwhile(server: Server) -> tuple[bool, bool]:
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            long = asked("talk", max_tokens=3000)
+            talking = asyncio.create_task(client.post(url(server), json=long))
+            await counted(server, "kvactors_open_turns 1.0")
+            helper = {header: "helper"}
+            ask = client.post(url(server), json=asked("help"), headers=helper)
+            helping = asyncio.create_task(ask)
+            await counted(server, "kvactors_open_turns 2.0")
+            main = asyncio.create_task(client.post(url(server), json=asked("hello")))
+            await counted(server, "kvactors_open_turns 3.0")
+            talking.cancel()
+            answer = await main
+            first = not helping.done()
+            return answer.status_code == 200 and first, (await helping).status_code == 200
+
+    with (
+        AgentSystem(model, store=False, context=4096, max_batch=1) as system,
+        serve(system, port=0, any_model=True, grace=1) as server,
+    ):
+        assert asyncio.run(asked_meanwhile(server)) == (True, True)

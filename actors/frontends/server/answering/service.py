@@ -105,11 +105,10 @@ class Service:
         """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
 
         def work() -> bool:
-            if agent_id in self._busy:
-                return False
-            self.index.forget(agent_id)
-            self.system.forget(agent_id)
-            return True
+            if free := agent_id not in self._busy:
+                self.index.forget(agent_id)
+                self.system.forget(agent_id)
+            return free
 
         return await self.on_index(work)
 
@@ -200,12 +199,13 @@ class Service:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, new_call_id)
             said = continuation(self.dialect, inquiry, plan, agent)
-            # Long texts take their time: not that of the streams on the loop.
+            # Long texts take time: not that of the streams on the loop.
             sampling = await self._on_spawner(
                 lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)
             )
             sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
-            ticket = agent.open_turn(TurnOptions(said, sampling))
+            options = TurnOptions(said, sampling, priority=inquiry.client.priority)
+            ticket = agent.open_turn(options)
         except BaseException:
             await self._let_go(plan)
             raise

@@ -72,13 +72,19 @@ class Client:
     """Who asks, as far as the request says. `tenant` names the API key, "" without keys: no tenant
     learns of another. `agent` is the agent that it names itself, `thread` the conversation by the
     client's own header, `parent` the one that it came from, `cache_key` the body's
-    `prompt_cache_key`."""
+    `prompt_cache_key`. `helps`: it is a sub-agent."""
 
     tenant: str = ""
     agent: str = ""
     thread: str = ""
     parent: str = ""
     cache_key: str = ""
+    helps: bool = False
+
+    @property
+    def priority(self) -> int:
+        """Of its turns: somebody waits for a main agent, and sub-agents give way."""
+        return -1 if self.helps else 0
 
 
 @dataclass(frozen=True, slots=True)

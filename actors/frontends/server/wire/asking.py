@@ -94,7 +94,8 @@ def client_of(request: Request, cache_key: str | None = None) -> Client:
     if agent := header("x-claude-code-agent-id"):
         first = f"{first}/{agent}"
     parent = next((found for name in _PARENTS if (found := header(name))), "")
-    return Client(_tenant(request), _named(request), first, parent, cache_key or "")
+    helps = bool(agent or parent)
+    return Client(_tenant(request), _named(request), first, parent, cache_key or "", helps)
 
 
 # A client's own name for the conversation; the first that is there (Codex: never its session id).
