@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from kvactors.actors.cluster.testing.workload import Outcome, run_seed
@@ -17,22 +18,24 @@ def main() -> int:
     args = parser.parse_args()
     first, _, last = args.seeds.partition("..")
     seeds = range(int(first), int(last or first) + 1)
-    begin = time.monotonic()
-    outcomes = _run(seeds, args.jobs)
-    broken = [outcome for outcome in outcomes if outcome.broken]
-    for outcome in broken:
-        print(*(outcome.log if args.log else ()), sep="\n")
-        print(f"seed {outcome.seed}:", *outcome.broken, sep="\n    ")
-    answers, seconds = sum(o.answers for o in outcomes), time.monotonic() - begin
-    print(f"{len(outcomes)} seeds, {answers} answers, {len(broken)} broken, {seconds:.1f} s")
+    begin, answers, broken = time.monotonic(), 0, 0
+    for outcome in _run(seeds, args.jobs):
+        answers += outcome.answers
+        if outcome.broken:
+            broken += 1
+            print(*(outcome.log if args.log else ()), sep="\n")
+            print(f"seed {outcome.seed}:", *outcome.broken, sep="\n    ", flush=True)
+    seconds = time.monotonic() - begin
+    print(f"{len(seeds)} seeds, {answers} answers, {broken} broken, {seconds:.1f} s")
     return 1 if broken else 0
 
 
-def _run(seeds: range, jobs: int) -> list[Outcome]:
+def _run(seeds: range, jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
-        return list(map(run_seed, seeds))
+        yield from map(run_seed, seeds)
+        return
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(run_seed, seeds, chunksize=50))
+        yield from pool.map(run_seed, seeds, chunksize=50)
 
 
 if __name__ == "__main__":
