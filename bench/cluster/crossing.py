@@ -134,6 +134,7 @@ def _move(nodes: Nodes, agent: Any) -> Side:
     here = nodes.cluster.place(agent.agent_id).node
     target = "two" if here == "one" else "one"
     # What the last move left there is not to help the next.
+    assert nodes.ledgers(here)
     nodes.eventually(lambda: not nodes.ledgers(target), f"{target} to give up its copy")
     begin = perf_counter()
     nodes.cluster.migrate(agent, target)

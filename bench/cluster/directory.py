@@ -99,8 +99,8 @@ def bytes_known(_setup: Setup, sizes: Sequence[int]) -> Iterator[tuple[int, floa
 @contextmanager
 def look_ups(setup: Setup) -> Iterator[Sides]:
     """Look-ups a second in a directory of 1,000 nodes that knows 1,000,000 agents, each with
-    a replica, by random names over the transport of one process, against 1,000 agents: the target is
-    that the time of all grows by an order of 1.1."""
+    a replica, by random names over the transport of one process, against 1,000 agents: the target
+    is that the time of all grows by an order of 1.1."""
     many, few = (setup.scale.number(agents) for agents in (MANY, FEW))
     full, small = (asyncio.run(_directory(agents)) for agents in (many, few))
     yield lambda: Side(1 / _seconds(full, many)), lambda: Side(1 / _seconds(small, few))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,15 +44,15 @@ class Nodes:
         self._port = _free_port()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         write_model(folder / "model")
-        try:
+        with ExitStack() as ending:
+            ending.callback(self._end)
             for name in names:
                 self._start(name)
-            self.cluster = self._connect(names[0])
+            self.cluster = Cluster.connect(f"{HOST}:{self._port}", patience=PATIENCE)
+            ending.callback(self.cluster.close)
             for name in names:
                 self.wait_for(name)
-        except BaseException:
-            self._end()
-            raise
+            self._ending = ending.pop_all()
 
     def local(self) -> AgentSystem:
         """The same model with the same parameters in this process, over a store."""
@@ -96,9 +96,8 @@ class Nodes:
             time.sleep(AGAIN)
 
     def close(self) -> None:
-        """End all of them."""
-        self.cluster.close()
-        self._end()
+        """Leave the cluster, and end its nodes."""
+        self._ending.close()
 
     def _end(self) -> None:
         # The head is the first, and the last to end.
@@ -114,8 +113,9 @@ class Nodes:
     def _start(self, name: str) -> None:
         store = self._folder / name
         member = MemberOptions(name, str(store), str(self._folder / "model"), self._engine)
-        told = {"member": asdict(member), "settings": asdict(self._settings), "host": HOST}
-        told |= {"port": self._port, "joins": f"{HOST}:{self._port}" if self._running else None}
+        told: dict[str, Any] = {"member": asdict(member), "settings": asdict(self._settings)}
+        told |= {"host": HOST, "port": self._port}
+        told["joins"] = f"{HOST}:{self._port}" if self._running else None
         with (self._folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, json.dumps(told)],
@@ -129,10 +129,6 @@ class Nodes:
     def _said(self, name: str) -> str:
         assert self._running[name].poll() is None, f"{name} ended"
         return (self._folder / f"{name}.log").read_text()
-
-    def _connect(self, head: str) -> Cluster:
-        assert "is a node" in self._said(head)
-        return Cluster.connect(f"{HOST}:{self._port}", patience=PATIENCE)
 
     def _alive(self, name: str) -> bool:
         node = self.cluster.stats()["nodes"].get(name)

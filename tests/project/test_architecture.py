@@ -105,8 +105,8 @@ bench/cluster: actors actors/cluster actors/cluster/machine actors/cluster/proto
     actors/cluster/protocol/directory actors/cluster/ray bench
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
-bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve bench/steps core/arena
-    core/engine core/errors core/model core/schedule core/testing core/trace persistence
+bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve bench/steps
+    core/arena core/engine core/errors core/model core/schedule core/testing core/trace persistence
 bench/experiments: actors actors/scenarios actors/scenarios/journal bench bench/quality bench/table
     core/blas core/conversation core/model core/model/worlds core/testing
 bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors

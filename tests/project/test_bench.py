@@ -192,6 +192,19 @@ def test_a_step_is_measured_of_agents_that_share_their_beginning() -> None:
     assert all(seconds > 0 for _, seconds in found)
 
 
+def test_a_directory_is_measured_by_the_agents_that_it_knows() -> None:
+    curves = {curve.value: curve for curve in CURVES if curve.size == "known agents"}
+
+    seconds = list(curves["directory: a look-up"].measure(Setup(QUICK), (100, 1000)))
+    [empty, *held] = [
+        found for _, found in curves["directory: bytes"].measure(Setup(QUICK), (0, 1000, 2000))
+    ]
+
+    assert [size for size, _ in seconds] == [100, 1000]
+    assert all(each > 0 for _, each in seconds)
+    assert held[1] - empty == pytest.approx(2 * (held[0] - empty), rel=0.5)
+
+
 def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--quick"]
     command += ["--only", "tell-rate", "--only", "decode-overhead"]
