@@ -73,9 +73,8 @@ class Nodes:
         actor = ray.get_actor(name, namespace=NAMESPACE)
         pid = answered(ray.get(actor.ready.remote()))["pid"]
         os.kill(pid, signal.SIGKILL)
-        process = self._running.pop(name)
-        process.kill()
-        process.wait()
+        with self._running.pop(name) as process:
+            process.kill()
 
     def join(self, name: str) -> None:
         """Start a node, or one that was lost, over its store; returns when it takes agents."""
