@@ -6,6 +6,7 @@ ClusterError
 ├── StaleEpoch        what was asked for belongs to an epoch that is over
 ├── LeaseLost         the node may not answer for its agents until its lease is renewed
 ├── Fenced            this incarnation of a node is over: join again
+├── OtherDisk         a node has joined under this name with another disk
 ├── LedgerGap         records between those that are here and those that came are missing
 ├── AgentMoving       it will be elsewhere in a moment
 ├── AgentUnavailable  the nodes that have its ledger are all away
@@ -34,6 +35,7 @@ __all__ = [
     "LedgerGap",
     "NoRoom",
     "NotOwner",
+    "OtherDisk",
     "StaleEpoch",
     "TurnLost",
     "Unanswered",
@@ -105,6 +107,15 @@ class Fenced(ClusterError):
     """This incarnation of a node is over: join again."""
 
     rule = "incarnation {incarnation} of {node} is over, {held} is the last: join again"
+
+
+class OtherDisk(ClusterError):
+    """A node has joined under this name with another disk."""
+
+    rule = (
+        "a node called {node!r} has joined with another disk, and what that one kept is not on "
+        "this one: give this node another name, and the replicas of the lost one take over"
+    )
 
 
 class LedgerGap(ClusterError):

@@ -52,6 +52,8 @@ class Member(Plain):
 
     node: str
     incarnation: int
+    disk: str
+    """The name of its journal: another one does not have what this one kept."""
     fenced: bool = False
     """This incarnation is over."""
     draining: bool = False

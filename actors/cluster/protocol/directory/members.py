@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvactors.actors.cluster.protocol.directory.placement import Load
 from kvactors.actors.cluster.protocol.directory.registry import Registry
-from kvactors.actors.cluster.protocol.errors import Fenced, UnknownNode
+from kvactors.actors.cluster.protocol.errors import Fenced, OtherDisk, UnknownNode
 from kvactors.actors.cluster.protocol.interfaces import Clock, Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.records import Member, Settings
@@ -28,12 +28,15 @@ class Members:
         self._seen = dict.fromkeys(registry.members, clock.now())
 
     async def join(self, record: Record) -> Record:
-        """A new incarnation of a node; those before it are over. The node has seen to that."""
-        node, incarnation = record["node"], record["incarnation"]
+        """A new incarnation of a node; those before it are over. The node has seen to that. Raises
+        OtherDisk for one that has lost what it kept: nothing would be missed there."""
+        node, incarnation, disk = record["node"], record["incarnation"], record["disk"]
         async with self._locks.of(node):
             member = self._registry.members.get(node)
             if member is None:
-                await self._registry.note(members=[Member(node, incarnation)])
+                await self._registry.note(members=[Member(node, incarnation, disk)])
+            elif member.disk != disk:
+                raise OtherDisk(node=node)
             elif incarnation > member.incarnation:
                 again = replace(member, incarnation=incarnation, fenced=False)
                 await self._registry.note(members=[again])

@@ -1,4 +1,8 @@
-"""What a node must not forget: which incarnation it is, and the epochs it promised to heed."""
+"""What a node must not forget: which disk it has, which incarnation it is, and the epochs it
+promised to heed.
+"""
+
+from uuid import uuid4
 
 from kvactors.actors.cluster.protocol.interfaces import Journal
 
@@ -14,11 +18,12 @@ class Notes:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._promises: dict[str, int] = {}
-        self.incarnation = 0
+        self.incarnation, self.disk = 0, ""
         self._length = 0
         for record in journal.load():
             self._length += 1
             self.incarnation = max(self.incarnation, record.get("incarnation", 0))
+            self.disk = record.get("disk", self.disk)
             for agent, epoch in record.get("promises", {}).items():
                 self._promises[agent] = max(epoch, self.promised(agent))
 
@@ -35,13 +40,13 @@ class Notes:
 
     async def incarnate(self, above: int) -> None:
         """A new incarnation, above this one and the one given. Raises OSError."""
-        incarnation = max(self.incarnation, above) + 1
-        await self._journal.append({"incarnation": incarnation})
-        self.incarnation = incarnation
+        incarnation, disk = max(self.incarnation, above) + 1, self.disk or uuid4().hex
+        await self._journal.append({"incarnation": incarnation, "disk": disk})
+        self.incarnation, self.disk = incarnation, disk
 
     async def compact(self) -> None:
         """Write the journal anew if most of it is of the past. Raises OSError."""
         if self._length > WASTE * len(self._promises) + 100:
-            state = {"incarnation": self.incarnation, "promises": self._promises}
-            await self._journal.replace([state])
+            state = {"incarnation": self.incarnation, "disk": self.disk}
+            await self._journal.replace([{**state, "promises": self._promises}])
             self._length = 1

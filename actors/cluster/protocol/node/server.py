@@ -9,6 +9,7 @@ from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
     Fenced,
     NotOwner,
+    OtherDisk,
     StaleEpoch,
     UnknownNode,
     WrongRecord,
@@ -100,6 +101,15 @@ class Node:
             yield item
         yield {"durable": (await turn)["durable"]}
 
+    async def begin(self) -> None:
+        """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""
+        try:
+            await self._join()
+        except OtherDisk:
+            raise
+        except (ClusterError, OSError):
+            return
+
     async def run(self) -> None:
         """Join, renew, sweep, until cancelled."""
         with suppress(OSError):
@@ -138,7 +148,8 @@ class Node:
         """A new incarnation; what was claimed under the last is let go of first."""
         await self._notes.incarnate(self._notes.incarnation)
         while True:
-            record = {"node": self.name, "incarnation": self._notes.incarnation}
+            notes = self._notes
+            record = {"node": self.name, "incarnation": notes.incarnation, "disk": notes.disk}
             lease = Lease(self.name, self._notes.incarnation, self._clock, self._settings)
             sent = self._clock.now()
             try:

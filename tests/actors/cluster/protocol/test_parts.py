@@ -1,13 +1,8 @@
 """Parts of the protocol by themselves, where a whole cluster would meet the case too seldom."""
 
-from collections.abc import Coroutine, Iterator
-from random import Random
-from typing import Any
-
-import msgpack  # type: ignore[import-untyped]
 import pytest
+from machine import SETTINGS, Machine, record
 
-from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.errors import (
     AgentExists,
     AgentUnavailable,
@@ -15,91 +10,14 @@ from kvactors.actors.cluster.protocol.errors import (
     LeaseLost,
     LedgerGap,
     NotOwner,
+    OtherDisk,
     StaleEpoch,
     UnknownAgent,
     Unreachable,
 )
-from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
-from kvactors.actors.cluster.protocol.node.replica import Replica, digests
-from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.disk import Disk, SimJournal
-from kvactors.actors.cluster.testing.host import ModelHost, texts
-from kvactors.actors.cluster.testing.network import Network, SimTransport
-from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
-
-SETTINGS = Settings(lease=2.0)
-
-
-def record(text: str) -> bytes:
-    return bytes(msgpack.packb({"id": f"r-{text}", "text": text}))
-
-
-class Machine:
-    """One machine without a network: its disk outlives `restart`."""
-
-    def __init__(self) -> None:
-        self.loop, self.rng = new_loop(), Random(1)
-        self.disk = Disk(self.rng, lambda *_: None)
-        self.restart()
-
-    def restart(self) -> None:
-        self.process = Process("n1", self.loop)
-        self.clock = SimClock(self.process, 1.0, 0.0)
-        self.journal = SimJournal(self.process, self.disk)
-        self.host = ModelHost(self.process, self.disk, self.rng)
-        self.replica = Replica(self.host, Notes(self.journal), Locks(), self.host.end)
-        transport = SimTransport(Network(self.rng, lambda *_: None), self.process)
-        self.directory = Directory(transport, self.clock, self.journal, SETTINGS)
-
-    def does(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(self.process.start(work))
-
-    def align(self, epoch: int, ledger: list[bytes]) -> int:
-        asked = {"agent": "alice", "epoch": epoch, "digests": digests(ledger)}
-        return int(self.does(self.replica.align(asked))["have"])
-
-    def replicate(self, epoch: int, start: int, *records: bytes) -> int:
-        asked = {"agent": "alice", "epoch": epoch, "start": start, "records": list(records)}
-        return int(self.does(self.replica.replicate(asked))["have"])
-
-    def ask(self, method: str, **asked: object) -> Record:
-        return dict(self.does(self.directory.handle(method, asked)))
-
-    def ledger(self) -> list[str]:
-        return texts(self.disk.files["ledgers"].get("alice", []))
-
-    def joins(self, *nodes: str) -> None:
-        for node in nodes:
-            self.ask("join", node=node, incarnation=1)
-
-    def spawns(self) -> Record:
-        return self.ask("spawn", agent="alice", group=None, options={})
-
-    def all_fall_silent(self, *, but: str | None = None) -> None:
-        """Two leases go by; then the directory has looked."""
-        rounds = self.process.start(self.directory.run())
-        for _ in range(8):
-            if but is not None:
-                self.ask("renew", node=but, incarnation=1, load={"bytes": 0, "waiting": 0})
-            self.does(self.process.wait(SETTINGS.lease / 4))
-        rounds.cancel()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    machine = Machine()
-    yield machine
-    machine.process.kill()
-    machine.loop.run_until_complete(_nothing())
-    machine.loop.close()
-
-
-async def _nothing() -> None:
-    pass
-
+from kvactors.actors.cluster.testing.host import texts
 
 A, B, C, D = map(record, "abcd")
 
@@ -204,7 +122,7 @@ def test_an_agent_with_no_replica_waits_for_its_node(machine: Machine) -> None:
 
     with pytest.raises(AgentUnavailable, match="'alice' is stored on n1"):
         machine.ask("find", agent="alice")
-    machine.ask("join", node="n1", incarnation=2)
+    machine.ask("join", node="n1", incarnation=2, disk="d")
 
     assert machine.ask("find", agent="alice")["node"] == "n1"
 
@@ -227,18 +145,40 @@ def test_only_the_owner_claims_and_only_its_last_incarnation(machine: Machine) -
 
     with pytest.raises(NotOwner):
         machine.ask("claim", agent="alice", node=other, incarnation=1)
-    machine.ask("join", node=owner, incarnation=2)
+    machine.ask("join", node=owner, incarnation=2, disk="d")
     with pytest.raises(Fenced):
         machine.ask("claim", agent="alice", node=owner, incarnation=1)
 
 
 def test_an_older_incarnation_that_joins_late_changes_nothing(machine: Machine) -> None:
     machine.joins("n1")
-    machine.ask("join", node="n1", incarnation=2)
+    machine.ask("join", node="n1", incarnation=2, disk="d")
 
     with pytest.raises(Fenced):
-        machine.ask("join", node="n1", incarnation=1)
+        machine.ask("join", node="n1", incarnation=1, disk="d")
     machine.ask("renew", node="n1", incarnation=2, load={"bytes": 0, "waiting": 0})
+
+
+def test_a_node_that_has_lost_its_disk_is_not_taken_for_who_it_was(machine: Machine) -> None:
+    machine.ask("join", node="n1", incarnation=1, disk="d")
+
+    with pytest.raises(OtherDisk, match="'n1' has joined with another disk"):
+        machine.ask("join", node="n1", incarnation=7, disk="e")
+    machine.restart()
+    with pytest.raises(OtherDisk):
+        machine.ask("join", node="n1", incarnation=1, disk="e")
+    machine.ask("join", node="n1", incarnation=2, disk="d")
+
+
+def test_a_disk_keeps_its_name(machine: Machine) -> None:
+    notes = Notes(machine.journal)
+    machine.does(notes.incarnate(0))
+    machine.restart()
+    again = Notes(machine.journal)
+    machine.does(again.incarnate(0))
+
+    assert (again.disk, again.incarnation) == (notes.disk, 2)
+    assert notes.disk
 
 
 def test_a_spawn_that_is_sent_again_is_the_same_and_another_is_refused(machine: Machine) -> None:

@@ -36,7 +36,7 @@ def test_a_prompt_may_have_half_a_character() -> None:
 
 @pytest.mark.parametrize("change", [{"more": 1}, {"node": None}])
 def test_a_record_with_other_fields_is_refused(change: Record) -> None:
-    record = {**Member("n0", 1).to_record(), **change}
+    record = {**Member("n0", 1, "d").to_record(), **change}
     if record["node"] is None:
         del record["node"]
 

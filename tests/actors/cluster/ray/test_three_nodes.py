@@ -97,23 +97,6 @@ def test_a_moved_agent_says_what_an_unmoved_one_says_bit_for_bit(three: Nodes) -
         assert said(found) == said(expected)
 
 
-def test_a_node_that_is_lost_takes_no_durable_turn_with_it(three: Nodes) -> None:
-    agents = [told(three, f"bereft-{number}", "three") for number in range(3)]
-    followed = [agent.agent_id for agent in agents]
-    eventually(lambda: all(_kv_followed(three, agent_id) for agent_id in followed))
-
-    three.lose("three")
-
-    for agent in agents:
-        reply = agent.ask(QUESTION).get(timeout=60)
-        assert reply.text == "Your cat is called Biscuit."
-        assert reply.cache == "warm"
-        assert turns(agent) == [*FACTS, QUESTION]
-        assert three.cluster.place(agent.agent_id).node != "three"
-    three.join("three")
-    eventually(lambda: "three" in three.alive())
-
-
 def _kv_followed(nodes: Nodes, agent_id: str) -> bool:
     place = nodes.cluster.place(agent_id)
     assert place.replica is not None
@@ -219,3 +202,24 @@ def test_another_cluster_than_this_process_has_is_refused(three: Nodes) -> None:
         Cluster.connect("127.0.0.1:1")
     with pytest.raises(InvalidConfig, match="--durable two"):
         Cluster.connect(three.address, durable="one")
+
+
+def test_a_node_that_is_lost_takes_no_durable_turn_with_it(three: Nodes) -> None:
+    agents = [told(three, f"bereft-{number}", "three") for number in range(3)]
+    followed = [agent.agent_id for agent in agents]
+    eventually(lambda: all(_kv_followed(three, agent_id) for agent_id in followed))
+
+    three.lose("three")
+
+    for agent in agents:
+        reply = agent.ask(QUESTION).get(timeout=60)
+        assert reply.text == "Your cat is called Biscuit."
+        assert reply.cache == "warm"
+        assert turns(agent) == [*FACTS, QUESTION]
+        assert three.cluster.place(agent.agent_id).node != "three"
+    # Another disk has nothing of what was kept there, and is not taken for it.
+    three.join("three")
+    assert three.running.pop("three").wait(60) == 2
+    assert "has joined with another disk" in (three.folder / "three.log").read_text()
+    three.join("four")
+    eventually(lambda: "four" in three.alive())
