@@ -45,7 +45,9 @@ async def _directory(agents: int) -> Directory:
     """Of 1,000 nodes, with so many agents, each with a replica and one of 100 groups."""
     directory = Directory(DirectTransport({}), MonotonicClock(), _Unwritten(), Settings())
     nodes = [f"node-{number}" for number in range(NODES)]
-    await directory.registry.note(members=[Member(node, 1, f"the disk of {node}") for node in nodes])
+    await directory.registry.note(
+        members=[Member(node, 1, f"the disk of {node}") for node in nodes]
+    )
     for start in range(0, agents, AT_ONCE):
         numbers = range(start, min(start + AT_ONCE, agents))
         await directory.registry.note(places=[_place(number, nodes) for number in numbers])
