@@ -1,6 +1,6 @@
 """One agent's long life: 40 turns over four processes, with memory for only some of its company.
 
-    python examples/long_life.py [--budget 3MB] [--store DIR]
+    python examples/long_life.py [--budget 4MB] [--store DIR]
 
 Each process restores alice, tells her things, and talks to two others in between. As they grow,
 the memory budget no longer holds all three: who was idle longest is evicted, and comes back from
@@ -65,7 +65,7 @@ def live(number: int, store: str, budget: str, said: list[str]) -> None:
 def main() -> None:
     """Four lives, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", default="3MB", help="memory for all agents [3MB]")
+    parser.add_argument("--budget", default="4MB", help="memory for all agents [4MB]")
     parser.add_argument("--store", help="a directory to keep; default: a temporary one")
     options = parser.parse_args()
     said = [*FACTS[: PROCESSES * TURNS - 1], QUESTION]
