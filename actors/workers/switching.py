@@ -1,9 +1,9 @@
 """How often Python's threads take turns, while the MLX thread has work. Any thread.
 
 A thread that computes keeps the GIL for 5 ms, so a step that asks for it a few times waits longer
-than it computes: one of 30 ms took 85 beside four such threads with half a millisecond, and 43 with
-a tenth. The interval is the interpreter's, and so the whole program's: it is shorter as long as a
-step takes, and the program's own behind it.
+than it computes: one of 7 ms took 16 beside one such thread, and 10 with half a millisecond. The
+interval is the interpreter's, and so the whole program's: it is shorter as long as a step takes,
+and the program's own behind it.
 """
 
 import sys
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 __all__ = ["SWITCH_INTERVAL", "switching"]
 
-SWITCH_INTERVAL = 0.0001
+SWITCH_INTERVAL = 0.0005
 
 _lock = threading.Lock()
 _asked: list[float] = []
