@@ -152,7 +152,7 @@ def move_4k(setup: Setup) -> AbstractContextManager[Sides]:
 
 
 def move_16k(setup: Setup) -> AbstractContextManager[Sides]:
-    """The same for 16,384 tokens."""
+    """The move and the first token behind it of an agent of 16,384 tokens, against its prefill."""
     return _moved(setup, 16_384)
 
 
