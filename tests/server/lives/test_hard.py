@@ -172,16 +172,21 @@ def test_what_fails_at_once_is_a_status_of_a_stream_and_leaves_no_agent(server: 
 )
 def test_sub_agents_give_way_to_who_somebody_waits_for(model: FaultyModel, header: str) -> None:
     async def asked_meanwhile(server: Server) -> tuple[bool, bool]:
+        async def until(state: str, turns: int) -> None:
+            async with asyncio.timeout(WAIT):
+                while (await asyncio.to_thread(server.service.system.stats))[state] < turns:
+                    await asyncio.sleep(0.01)
+
         async with httpx.AsyncClient(timeout=WAIT) as client:
             long = asked("talk", max_tokens=3000)
             talking = asyncio.create_task(client.post(url(server), json=long))
-            await counted(server, "kvactors_open_turns 1.0")
+            await until("decoding", 1)
             helper = {header: "helper"}
             ask = client.post(url(server), json=asked("help"), headers=helper)
             helping = asyncio.create_task(ask)
-            await counted(server, "kvactors_open_turns 2.0")
+            await until("waiting", 1)
             main = asyncio.create_task(client.post(url(server), json=asked("hello")))
-            await counted(server, "kvactors_open_turns 3.0")
+            await until("waiting", 2)
             talking.cancel()
             answer = await main
             first = not helping.done()
