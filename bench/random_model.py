@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["DESCRIPTION", "VOCABULARY", "random_llama"]
+__all__ = ["DESCRIPTION", "VOCABULARY", "endless_llama", "random_llama"]
 
 VOCABULARY = 8192
 DESCRIPTION = (
@@ -13,10 +13,7 @@ DESCRIPTION = (
 
 def random_llama() -> tuple[Any, Any]:
     """(model, tokenizer) for `AgentSystem(model=...)`; it never ends a turn by itself."""
-    from kvactors.core.testing.models import PlainTokenizer, tiny_model
-
-    model = tiny_model(
-        vocab_size=VOCABULARY,
+    return endless_llama(
         num_hidden_layers=8,
         hidden_size=512,
         intermediate_size=1024,
@@ -25,6 +22,13 @@ def random_llama() -> tuple[Any, Any]:
         head_dim=64,
         max_position_embeddings=32_768,
     )
+
+
+def endless_llama(**shape: Any) -> tuple[Any, Any]:
+    """(model, tokenizer) of another `shape`, that never ends a turn either."""
+    from kvactors.core.testing.models import PlainTokenizer, tiny_model
+
+    model = tiny_model(vocab_size=VOCABULARY, **shape)
     tokenizer = PlainTokenizer(VOCABULARY)
     tokenizer.eos_token_ids = set()
     return model, tokenizer

@@ -7,7 +7,6 @@ from typing import Any
 from kvactors.actors.system.export import unwatched
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.turns.messages_store import WithStore
-from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.backup.backup import Backup, BackupReport
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.formats.archive import OnStep
@@ -63,11 +62,11 @@ class StoreBackups:
         BackupFailed, LedgerUnreadable, InvalidConfig, SystemStopped, OSError.
         """
         self._lifecycle.require_running()
-        if self._lifecycle.persistence is None:
-            raise InvalidConfig("a backup needs a store, and this system has store=False")
-        backup = Backup(open_objects(url, options))
-        names = self._ask(lambda store: store.agent_folders())
-        return back_up(backup, names, lambda name: self._ask(lambda s: s.files.of(name)), on_step)
+        store = self._lifecycle.require_store("a backup needs")
 
-    def _ask(self, work: Callable[[Store], Any]) -> Any:
-        return self._lifecycle.ask(self._lifecycle.persistence, WithStore(work))
+        def ask(work: Callable[[Store], Any]) -> Any:
+            return self._lifecycle.ask(store, WithStore(work))
+
+        backup = Backup(open_objects(url, options))
+        names = ask(lambda store: store.agent_folders())
+        return back_up(backup, names, lambda name: ask(lambda s: s.files.of(name)), on_step)

@@ -23,7 +23,7 @@ from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.conversation.hashing import tokens_hash
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
-from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.errors import InvalidInput
 from kvactors.core.model.info import ModelInfo
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import ImportRejected
@@ -202,9 +202,8 @@ class AgentExchange:
         }
 
     def _with_store(self, work: Callable[[Store], None], agent_id: str = "") -> None:
-        if self._lifecycle.persistence is None:
-            raise InvalidConfig("import and export need a store, and this system has store=False")
-        self._lifecycle.ask(self._lifecycle.persistence, WithStore(work, agent_id))
+        store = self._lifecycle.require_store("import and export need")
+        self._lifecycle.ask(store, WithStore(work, agent_id))
 
 
 def _target(info: ModelInfo, layout: tuple[LayerLayout, ...], *, trusted: bool) -> Target:

@@ -22,7 +22,7 @@ from kvactors.actors.workers.health import Health, Vitals
 from kvactors.actors.workers.persistence import PersistenceActor
 from kvactors.core import blas
 from kvactors.core.engine.launch import Launch
-from kvactors.core.errors import EngineDied, SystemStopped
+from kvactors.core.errors import EngineDied, InvalidConfig, SystemStopped
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.trace import Tracer
 from kvactors.persistence.store.store import Store
@@ -116,6 +116,13 @@ class Lifecycle:
         """Raise SystemStopped unless the system runs."""
         if self.state != "running":
             raise SystemStopped(f"the system is {self.state}: use it inside `with`")
+
+    def require_store(self, what: str) -> Any:
+        """The persistence actor; `what`: "import and export need". Raises InvalidConfig without
+        one."""
+        if self.persistence is None:
+            raise InvalidConfig(f"{what} a store, and this system has store=False")
+        return self.persistence
 
     def abandon(self) -> None:
         """In a forked child: none of the threads is there; the system stays the parent's."""

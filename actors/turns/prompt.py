@@ -23,6 +23,8 @@ __all__ = [
     "characters",
     "check_messages",
     "check_prompt",
+    "check_text_or_ids",
+    "check_threshold",
     "check_token_ids",
 ]
 
@@ -92,23 +94,37 @@ def check_prompt(
 ) -> PromptInput:
     """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
     Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
+    share = check_threshold(threshold)
+    if messages is not None:
+        if prompt is not None:
+            raise InvalidInput("give a prompt or messages, not both")
+        return WholeConversation(check_messages(messages), share)
+    given = check_text_or_ids(prompt, model.spec.vocab_size, match=match)
+    if isinstance(given, str):
+        return WholeText(given, share) if match else NewText(given)
+    return NewTokenIds(given, model)
+
+
+def check_threshold(threshold: object) -> float:
+    """The share of a transcript that has to match. Raises InvalidInput."""
     share = number(threshold)
     if share is None:
         raise InvalidInput(f"threshold must be a number, not {type(threshold).__name__}")
     if not 0 <= share <= 1:
         raise InvalidInput(f"threshold must be between 0 and 1, not {threshold!r}")
-    if messages is not None:
-        if prompt is not None:
-            raise InvalidInput("give a prompt or messages, not both")
-        return WholeConversation(check_messages(messages), share)
+    return share
+
+
+def check_text_or_ids(prompt: object, vocabulary: int, *, match: bool) -> str | tuple[int, ...]:
+    """A `prompt` of text, or of token ids below `vocabulary`, which no `match` compares. Raises
+    EmptyPrompt, TokenOutOfRange, InvalidInput."""
     if isinstance(prompt, str):
         if not prompt:
             raise EmptyPrompt("the prompt is empty")
-        check_text("the prompt", prompt)
-        return WholeText(prompt, share) if match else NewText(prompt)
+        return check_text("the prompt", prompt)
     if match:
         raise InvalidInput(f"match=True compares text, not {type(prompt).__name__}")
-    return NewTokenIds(check_token_ids(prompt, model.spec.vocab_size), model)
+    return check_token_ids(prompt, vocabulary)
 
 
 def check_messages(messages: object) -> tuple[Message, ...]:

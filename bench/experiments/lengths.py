@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvactors.bench.experiments.experiment import Experiment, Row, begin, figure
-from kvactors.bench.random_model import VOCABULARY
+from kvactors.bench.random_model import endless_llama
 from kvactors.bench.setup import answer
 
 __all__ = ["main", "thin_llama"]
@@ -26,18 +26,12 @@ THIN = "random llama, 2 layers, hidden 64, one head of 64"
 
 def thin_llama() -> tuple[Any, Any]:
     """(model, tokenizer) whose prefill is short."""
-    from kvactors.core.testing.models import PlainTokenizer, tiny_model
-
-    model = tiny_model(
-        vocab_size=VOCABULARY,
+    return endless_llama(
         hidden_size=64,
         num_attention_heads=1,
         num_key_value_heads=1,
         max_position_embeddings=65_536,
     )
-    tokenizer = PlainTokenizer(VOCABULARY)
-    tokenizer.eos_token_ids = set()
-    return model, tokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

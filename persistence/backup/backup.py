@@ -88,19 +88,21 @@ class Backup:
         self, data: bytes, before: Sequence[tuple[str, int]]
     ) -> tuple[tuple[str, int], ...]:
         """The pieces of a ledger, those of `before` among them if it begins with them."""
-        kept, begin = list[tuple[str, int]](), 0
-        for digest, size in before[: MOST_PIECES - 1]:
-            if digest_of(data[begin : begin + size]) != digest or digest not in self._there:
-                kept, begin = [], 0
-                break
-            kept.append((digest, size))
-            begin += size
-        if len(before) >= MOST_PIECES:
-            kept, begin = [], 0
+        kept = before if len(before) < MOST_PIECES and self._begins(data, before) else ()
+        begin = sum(size for _, size in kept)
         self._nbytes += begin
-        if begin < len(data):
-            kept.append((self._put(data[begin:]), len(data) - begin))
-        return tuple(kept)
+        if begin == len(data):
+            return tuple(kept)
+        return (*kept, (self._put(data[begin:]), len(data) - begin))
+
+    def _begins(self, data: bytes, pieces: Sequence[tuple[str, int]]) -> bool:
+        """Whether `data` begins with these `pieces`, and all of them are still there."""
+        begin = 0
+        for digest, size in pieces:
+            if digest_of(data[begin : begin + size]) != digest or digest not in self._there:
+                return False
+            begin += size
+        return True
 
     def _put(self, data: bytes) -> str:
         digest = digest_of(data)

@@ -80,7 +80,7 @@ actors/cluster/ray: actors/cluster/machine actors/cluster/protocol
     actors/cluster/protocol/directory core/errors
 actors/cluster: actors/agents actors/cluster/host actors/cluster/machine actors/cluster/protocol
     actors/cluster/protocol/directory actors/cluster/ray actors/runtime actors/system actors/turns
-    core/conversation core/errors core/numbers core/schedule persistence/files
+    core/conversation core/errors core/schedule persistence/files
 actors: actors/agents actors/behaviours actors/cluster actors/errors actors/runtime actors/system
     actors/turns actors/workers core/conversation core/errors core/schedule
     core/schedule/speculation

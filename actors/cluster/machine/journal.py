@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.persistence.files.atomic import Files, temp_path
+from kvactors.persistence.files.atomic import Files, replace_file
 from kvactors.persistence.ledger.frames import encode_header, encode_records, scan
 from kvactors.persistence.ledger.records import decode_records
 
@@ -65,9 +65,5 @@ class FileJournal:
             encode_records([dict(record)], number, self._name, None)
             for number, record in enumerate(records, start=1)
         ]
-        temporary = temp_path(self._path)
-        self._files.write_temp(temporary, frames)
-        self._files.sync(temporary)
-        self._files.rename(temporary, self._path)
-        self._files.sync_dir(self._path.parent)
+        replace_file(self._files, self._path, b"".join(frames))
         self._length, self._frames = sum(map(len, frames)), len(frames)

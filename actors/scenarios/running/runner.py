@@ -175,12 +175,7 @@ class Runner:
         moved = bool(self._ready)
         while self._ready:
             lane = self._ready.popleft()
-            while (
-                lane.open
-                and not lane.asleep
-                and lane.waiting
-                and self._begin(lane, lane.waiting[0])
-            ):
+            while lane.awake and self._begin(lane, lane.waiting[0]):
                 lane.waiting.popleft()
         return moved
 

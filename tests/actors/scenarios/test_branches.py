@@ -1,30 +1,12 @@
 """Branches, probes, failures and stop rules of a run."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
-
-from kvactors.actors.scenarios.journal.records import Run
+from talks import TWO, untimed
 
 MakePlay = Callable[..., Any]
-
-TWO = """\
-name: two
-agents: {anna: {}, bob: {}, emma: {}}
-phases:
-  - name: talk
-    rounds: 2
-    steps:
-      - say: "{{ round }}: {{ heard | map(attribute='speaker') | join(' ') }}"
-"""
-
-
-def untimed(run: Run) -> list[dict[str, object]]:
-    """Turns, what was heard and what failed, in the order of the file."""
-    records: list[Any] = [*run.turns, *run.heard, *run.failures]
-    return [asdict(record) for record in records]
 
 
 FORKED = """\

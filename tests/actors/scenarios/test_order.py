@@ -1,31 +1,13 @@
 """Who does what, who hears it, and in which order: as the file says, whoever is faster."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import pytest
-
-from kvactors.actors.scenarios.journal.records import Run
+from talks import TWO, untimed
 
 MakePlay = Callable[..., Any]
-
-TWO = """\
-name: two
-agents: {anna: {}, bob: {}, emma: {}}
-phases:
-  - name: talk
-    rounds: 2
-    steps:
-      - say: "{{ round }}: {{ heard | map(attribute='speaker') | join(' ') }}"
-"""
-
-
-def untimed(run: Run) -> list[dict[str, object]]:
-    """Turns, what was heard and what failed, in the order of the file."""
-    records: list[Any] = [*run.turns, *run.heard, *run.failures]
-    return [asdict(record) for record in records]
 
 
 def test_in_a_round_robin_each_hears_all_who_spoke_before(play: MakePlay) -> None:

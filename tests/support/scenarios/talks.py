@@ -1,0 +1,24 @@
+"""A talk of three that several tests play, and what plays of it are compared by."""
+
+from dataclasses import asdict
+from typing import Any
+
+from kvactors.actors.scenarios.journal.records import Run
+
+__all__ = ["TWO", "untimed"]
+
+TWO = """\
+name: two
+agents: {anna: {}, bob: {}, emma: {}}
+phases:
+  - name: talk
+    rounds: 2
+    steps:
+      - say: "{{ round }}: {{ heard | map(attribute='speaker') | join(' ') }}"
+"""
+
+
+def untimed(run: Run) -> list[dict[str, object]]:
+    """Turns, what was heard and what failed, in the order of the file."""
+    records: list[Any] = [*run.turns, *run.heard, *run.failures]
+    return [asdict(record) for record in records]
