@@ -132,8 +132,10 @@ def test_a_replay_writes_in_place(*, floats: bool) -> None:
         peaks.append(mx.get_peak_memory() - before)
 
     replayed, eager = peaks
-    print(f"{replayed:,} bytes above what is held, {eager:,} eagerly")
-    assert replayed <= 1.1 * eager + 4096
+    # Temporaries end at other moments on other machines: a copy of what is held would be more.
+    least = rows.arena.nbytes // 4
+    print(f"{replayed:,} bytes above what is held, {eager:,} eagerly, of a copy {least:,} at least")
+    assert replayed < eager + least
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
