@@ -31,8 +31,8 @@ def request(
 
 
 def seconds_of(tokens: int) -> float:
-    """Of a chunk: just under a millisecond a token, and as long as 16 of them whatever it has."""
-    return (tokens + 16) * 0.00098
+    """Of a chunk: just under a millisecond a token, and as long as 12 of them whatever it has."""
+    return (tokens + 12) * 0.00098
 
 
 def paced(**config: float) -> Scheduler:
