@@ -44,10 +44,10 @@ class Backup:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._there = {name.rpartition("/")[2] for name in objects.names(BLOBS)}
+        latest = snapshots(objects)[-1:]
+        self._latest = "".join(latest)
         before = [
-            agent
-            for name in snapshots(objects)[-1:]
-            for agent in Snapshot.unpack(objects.get(name), name).agents
+            agent for name in latest for agent in Snapshot.unpack(objects.get(name), name).agents
         ]
         self._ledgers = {agent.encoded: agent.ledger for agent in before}
         # Digests of files that were read before: a name says what is in it.
@@ -70,6 +70,9 @@ class Backup:
     def finish(self) -> BackupReport:
         """Name all that was added: from now on it can be restored."""
         name = f"{SNAPSHOTS}/{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.msgpack"
+        if name <= self._latest:
+            # The clock went back, or another machine's goes ahead: the latest is the last in order.
+            name = f"{self._latest.removesuffix('.msgpack')}_.msgpack"
         self._objects.put(name, Snapshot(tuple(self._agents)).pack())
         return BackupReport(name, len(self._agents), self._nbytes, self._added)
 
