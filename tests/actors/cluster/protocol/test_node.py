@@ -1,28 +1,46 @@
 """A node by itself, before a directory that says what a test wants."""
 
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from machine import SETTINGS, Machine
+from machine import SETTINGS, Machine, record
 
 from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.server import Node
+from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.cluster.testing.host import texts
 
 ALONE = replace(SETTINGS, durable="one")
 
 
-class Places:
-    """A directory's answers to n1, whose agents were all `born` in one epoch."""
+class Others:
+    """What n1 is answered: by a directory in which its agents were `born` in one epoch, and by n2.
+    `asked` has the methods, `meanwhile` what happens while a replica is named."""
 
-    def __init__(self, born: int) -> None:
-        self.born = born
+    def __init__(self, born: int = 1) -> None:
+        self.born, self.epoch = born, born
+        self.asked = Counter[str]()
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        self.replica: str | None = None
 
     async def call(self, _: str, method: str, asked: Record, **__: object) -> Record:
-        if method == "claim":
-            epoch = self.born + 1
-            return Place(asked["agent"], "n1", 1, epoch, None, None, self.born).to_record()
-        return {}
+        self.asked[method] += 1
+        if method == "name" and self.meanwhile:
+            await self.meanwhile()
+        if method in ("claim", "name"):
+            self.epoch = max(self.epoch, self.born) + 1
+            named = asked.get("replica")
+            return Place(asked["agent"], "n1", 1, self.epoch, named, None, self.born).to_record()
+        if method == "whose":
+            place = {"node": "n2", "replica": self.replica, "target": None, "epoch": 5}
+            return dict.fromkeys(asked["agents"], place)
+        if method == "replicate":
+            return {"have": asked["start"] + len(asked["records"])}
+        return {"node": "n2", "have": 0, "digests": []}
 
 
 def turn(text: str) -> Record:
@@ -32,15 +50,45 @@ def turn(text: str) -> Record:
 def test_a_name_that_is_used_again_is_served_where_the_last_is_still_in_memory(
     machine: Machine,
 ) -> None:
-    places = Places(born=1)
-    node = Node("n1", places, machine.clock, machine.journal, machine.host, settings=ALONE)
+    others = Others()
+    node = Node("n1", others, machine.clock, machine.journal, machine.host, settings=ALONE)
     machine.does(node.begin())
     first = machine.does(node.handle("turn", turn("in the first life")))
 
     # It stood still past its lease: others served it, and forgot it.
-    places.born = 5
+    others.born = 5
     machine.does(node.begin())
     second = machine.does(node.handle("turn", turn("in the second")))
 
     assert [first["answer"]["index"], second["answer"]["index"]] == [0, 0]
     assert texts(machine.disk.files["aside"]) == ["in the first life"]
+
+
+def test_a_name_that_comes_back_under_another_lease_gives_nothing(machine: Machine) -> None:
+    others = Others()
+    node = Node("n1", others, machine.clock, machine.journal, machine.host, settings=SETTINGS)
+    others.meanwhile = node.begin
+    machine.does(node.begin())
+    machine.does(node.handle("turn", turn("one")))
+    others.meanwhile = None
+
+    machine.does(node.handle("turn", turn("two")))
+
+    assert others.asked["claim"] == 2
+
+
+def test_a_copy_stays_while_its_owner_has_the_only_other_one(machine: Machine) -> None:
+    machine.align(1, [])
+    machine.replicate(1, 0, record("a"))
+    others, notes = Others(), Notes(machine.journal)
+    sweep = Sweep(
+        "n1", others, machine.host, notes, Locks(), settings=SETTINGS, give_up=machine.host.end
+    )
+
+    machine.does(sweep.round())
+    assert machine.ledger() == ["a"]
+    others.replica = "n3"
+    machine.does(sweep.round())
+
+    assert machine.ledger() == []
+    assert texts(machine.disk.files["aside"]) == ["a"]

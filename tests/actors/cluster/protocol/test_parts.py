@@ -3,6 +3,8 @@
 import pytest
 from machine import SETTINGS, Machine, record
 
+from kvactors.actors.cluster.protocol.directory.registry import next_epoch
+from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.errors import (
     AgentExists,
     AgentUnavailable,
@@ -15,6 +17,7 @@ from kvactors.actors.cluster.protocol.errors import (
     UnknownAgent,
     Unreachable,
 )
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.testing.host import texts
@@ -219,6 +222,31 @@ def test_an_agent_that_is_forgotten_while_it_waits_for_its_move_stops_nobody(
 
     assert not rounds.done()
     rounds.cancel()
+
+
+def test_a_move_does_not_undo_a_take_over_that_came_first(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.spawns()
+    machine.joins("n2", "n3")
+    registry = machine.directory.registry
+
+    class TakenOver:
+        async def call(self, _: str, method: str, __: Record, **___: object) -> Record:
+            place = registry.places["alice"]
+            if method == "release" and place.node == "n1":
+                await registry.note(places=[next_epoch(place, node="n3", incarnation=0)])
+            return {}
+
+    moves = Directory(TakenOver(), machine.clock, machine.journal, SETTINGS)
+    registry = moves.registry
+    machine.does(moves.handle("move", {"agent": "alice", "target": "n2"}))
+    rounds = machine.process.start(moves.run())
+    machine.does(machine.process.wait(SETTINGS.lease))
+    rounds.cancel()
+
+    lived = [p for entry in machine.disk.files["journal"] for p in entry.get("places", ())]
+    assert [place["node"] for place in lived] == ["n1", "n3", "n2"]
+    assert [place["epoch"] for place in lived] == [1, 2, 3]
 
 
 def test_after_its_disk_failed_the_directory_answers_nothing(machine: Machine) -> None:
