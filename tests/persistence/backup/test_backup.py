@@ -213,6 +213,21 @@ def test_a_missing_object_is_named(store: Store, tmp_path: Path) -> None:
     assert restore(Objects(memory), tmp_path / "new") == 1
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_objects_that_a_loss_of_power_cut_off_are_copied_again(
+    store: Store, tmp_path: Path, objects: Objects, left: int
+) -> None:
+    put(store, Save("alice", (RECORD,), F1, SEGMENTS))
+    back_up(store, objects)
+    for name in blobs(objects):
+        objects.put(name, objects.get(name)[:left])
+
+    back_up(store, objects)
+
+    assert restore(objects, tmp_path / "new") == 1
+    assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
+
+
 @pytest.mark.parametrize(
     "entry",
     [["../x", [], []], ["a", [], [["zz", "d", []]]], ["a", [], [["0" * 16, "d", [["x", "d"]]]]]],
