@@ -21,7 +21,7 @@ def restore(objects: Objects, root: Path, name: str | None = None) -> int:
     """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
     default the latest; how many agents it has. Every object is checked against its digest. Raises
     BackupFailed, StoreLocked while another restore makes it, OSError; then nothing is at `root`."""
-    root = root.absolute()
+    root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
     found = snapshots(objects)

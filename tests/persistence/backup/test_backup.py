@@ -132,6 +132,17 @@ def test_two_restores_at_once_do_not_mix(
     assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
 
 
+def test_an_empty_directory_behind_a_link_becomes_a_store(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    back_up(store, objects)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+
+    assert restore(objects, tmp_path / "link") == 0
+    assert (tmp_path / "there" / "agents").is_dir()
+
+
 def test_an_empty_working_directory_becomes_a_store(
     store: Store, tmp_path: Path, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
