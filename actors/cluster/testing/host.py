@@ -160,7 +160,7 @@ def texts(ledger: list[bytes]) -> list[str]:
 
 def fits(piece: Record, ledger: list[bytes]) -> bool:
     """Whether a piece of KV is of the first turns of a ledger."""
-    return _digest(ledger[: piece["count"]]) == piece["digest"]
+    return bool(_digest(ledger[: piece["count"]]) == piece["digest"])
 
 
 def _put(ledger: list[bytes], start: int, records: list[bytes]) -> None:

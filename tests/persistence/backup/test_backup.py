@@ -15,7 +15,7 @@ from kvactors.persistence import Save, Store
 from kvactors.persistence.backup.backup import MOST_PIECES, Backup, BackupReport, snapshots
 from kvactors.persistence.backup.objects import Objects, open_objects
 from kvactors.persistence.backup.restore import restore
-from kvactors.persistence.errors import BackupFailed, StoreAlreadyOpen, StoreLocked
+from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.testing.doubles import example_segment
 
 SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
@@ -106,53 +106,6 @@ def test_the_latest_is_the_last_that_was_made_whatever_the_clock_said(
     restore(objects, tmp_path / "new")
 
     assert Store(tmp_path / "new").read_ledger("alice") == (RECORD, {"n": 0}, {"n": 1}, {"n": 2})
-
-
-def test_two_restores_at_once_do_not_mix(
-    store: Store, tmp_path: Path, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(store, Save("alice", (RECORD,), F1, SEGMENTS))
-    back_up(store, objects)
-    get, refused = objects.get, list[str]()
-
-    def meanwhile(name: str) -> bytes:
-        if name.startswith("blobs/"):
-            with pytest.raises((StoreLocked, StoreAlreadyOpen), match="restoring"):
-                restore(Objects(memory), tmp_path / "new")
-            refused.append(name)
-        return get(name)
-
-    memory = obstore.store.MemoryStore()
-    for name in (*objects.names("blobs"), *objects.names("snapshots")):
-        obstore.put(memory, name, get(name))
-    monkeypatch.setattr(objects, "get", meanwhile)
-
-    assert restore(objects, tmp_path / "new") == 1
-    assert refused
-    assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
-
-
-def test_an_empty_directory_behind_a_link_becomes_a_store(
-    store: Store, tmp_path: Path, objects: Objects
-) -> None:
-    back_up(store, objects)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-
-    assert restore(objects, tmp_path / "link") == 0
-    assert (tmp_path / "there" / "agents").is_dir()
-
-
-def test_an_empty_working_directory_becomes_a_store(
-    store: Store, tmp_path: Path, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(store, Save("alice", (RECORD,), None, ()))
-    back_up(store, objects)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    assert restore(objects, Path()) == 1
-    assert Store(tmp_path / "here").read_ledger("alice") == (RECORD,)
 
 
 def test_a_ledger_of_many_pieces_is_copied_whole_again(

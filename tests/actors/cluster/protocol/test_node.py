@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from machine import SETTINGS, Machine, record
+from machine import SETTINGS, Answering, Machine, record
 
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.locks import Locks
@@ -17,7 +17,7 @@ from kvactors.actors.cluster.testing.host import texts
 ALONE = replace(SETTINGS, durable="one")
 
 
-class Others:
+class Others(Answering):
     """What n1 is answered: by a directory in which its agents were `born` in one epoch, and by n2.
     `asked` has the methods, `meanwhile` what happens while a replica is named."""
 
@@ -27,7 +27,7 @@ class Others:
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         self.replica: str | None = None
 
-    async def call(self, _: str, method: str, asked: Record, **__: object) -> Record:
+    async def answer(self, method: str, asked: Record) -> Record:
         self.asked[method] += 1
         if method == "name" and self.meanwhile:
             await self.meanwhile()

@@ -1,7 +1,7 @@
 """Parts of the protocol by themselves, where a whole cluster would meet the case too seldom."""
 
 import pytest
-from machine import SETTINGS, Machine, record
+from machine import SETTINGS, Answering, Machine, record
 
 from kvactors.actors.cluster.protocol.directory.registry import next_epoch
 from kvactors.actors.cluster.protocol.directory.server import Directory
@@ -230,8 +230,8 @@ def test_a_move_does_not_undo_a_take_over_that_came_first(machine: Machine) -> N
     machine.joins("n2", "n3")
     registry = machine.directory.registry
 
-    class TakenOver:
-        async def call(self, _: str, method: str, __: Record, **___: object) -> Record:
+    class TakenOver(Answering):
+        async def answer(self, method: str, asked: Record) -> Record:
             place = registry.places["alice"]
             if method == "release" and place.node == "n1":
                 await registry.note(places=[next_epoch(place, node="n3", incarnation=0)])
