@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 from machine import SETTINGS, Answering, Machine, record
 
+from kvactors.actors.cluster.protocol.errors import LeaseLost
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.notes import Notes
@@ -92,3 +94,42 @@ def test_a_copy_stays_while_its_owner_has_the_only_other_one(machine: Machine) -
 
     assert machine.ledger() == []
     assert texts(machine.disk.files["aside"]) == ["a"]
+
+
+def test_an_agent_that_cannot_be_stored_stays_and_others_answer(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(ALONE, served=1)
+    node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=few)
+    end = machine.host.end
+
+    async def refuses_alice(agent: str) -> None:
+        if agent == "alice":
+            raise OSError("no space left for what alice was told")
+        await end(agent)
+
+    monkeypatch.setattr(machine.host, "end", refuses_alice)
+    machine.does(node.begin())
+
+    for agent in ("alice", "bob", "carol", "alice"):
+        given = machine.does(node.handle("turn", {**turn(f"to {agent}"), "agent": agent}))
+        assert given["answer"]["text"] == f"to {agent}"
+    assert machine.host.load()["bytes"] == 2**20
+
+
+def test_what_is_read_while_the_lease_ends_is_not_shown(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=ALONE)
+    machine.does(node.begin())
+    machine.does(node.handle("turn", turn("one")))
+    records = machine.host.records
+
+    async def stands_still(agent: str, start: int) -> list[bytes]:
+        await machine.process.wait(SETTINGS.lease)
+        return await records(agent, start)
+
+    monkeypatch.setattr(machine.host, "records", stands_still)
+
+    with pytest.raises(LeaseLost):
+        machine.does(node.handle("read", {"agent": "alice", "start": 0}))
