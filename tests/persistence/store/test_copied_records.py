@@ -6,11 +6,9 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from copies import KEY, OTHER, RECORDS, copy_all, filled, opened, part
-from seeded import bug, seeded
 from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
@@ -23,7 +21,6 @@ from kvactors.persistence.errors import (
 from kvactors.persistence.files.encryption import Sealing
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.files.packing import pack
-from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.testing.doubles import (
     FailingFiles,
     PowerLossFiles,
@@ -131,27 +128,6 @@ def test_an_agent_whose_ledger_cannot_be_read_is_not_counted(
 
     assert found == {"bob": 1}
     assert "alice" in caplog.text
-
-
-def test_ledgers_are_read_once_to_be_counted_however_often(tmp_path: Path) -> None:
-    store, read = filled(tmp_path), list[str]()
-    put(store, Save("bob", ({"n": 1},), None, ()))
-    assert store.records.counts() == {"alice": 5, "bob": 1}
-
-    @bug(Ledgers, "load")
-    def counted(load: Any) -> Any:
-        def loaded(self: Ledgers, encoded: str) -> Any:
-            read.append(encoded)
-            return load(self, encoded)
-
-        return loaded
-
-    with seeded(counted):
-        put(store, Save("bob", ({"n": 2},), None, ()))
-        store.forget("alice")
-        assert store.records.counts() == {"bob": 2}
-
-    assert read == []
 
 
 # -- set aside -----------------------------------------------------------------------------

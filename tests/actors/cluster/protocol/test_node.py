@@ -1,11 +1,14 @@
 """A node by itself, before a directory that says what a test wants."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from machine import SETTINGS, Answering, Machine, record
+from seeded import bug, seeded
 
 from kvactors.actors.cluster.protocol.errors import LeaseLost
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -14,7 +17,7 @@ from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Place
-from kvactors.actors.cluster.testing.host import texts
+from kvactors.actors.cluster.testing.host import ModelHost, texts
 
 ALONE = replace(SETTINGS, durable="one")
 
@@ -96,40 +99,41 @@ def test_a_copy_stays_while_its_owner_has_the_only_other_one(machine: Machine) -
     assert texts(machine.disk.files["aside"]) == ["a"]
 
 
-def test_an_agent_that_cannot_be_stored_stays_and_others_answer(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = replace(ALONE, served=1)
-    node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=few)
-    end = machine.host.end
-
-    async def refuses_alice(agent: str) -> None:
+@bug(ModelHost, "end")
+def alice_cannot_be_stored(true: Any) -> Any:
+    async def end(self: ModelHost, agent: str) -> None:
         if agent == "alice":
             raise OSError("no space left for what alice was told")
-        await end(agent)
+        await true(self, agent)
 
-    monkeypatch.setattr(machine.host, "end", refuses_alice)
+    return end
+
+
+def test_an_agent_that_cannot_be_stored_stays_and_others_answer(machine: Machine) -> None:
+    few = replace(ALONE, served=1)
+    node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=few)
     machine.does(node.begin())
 
-    for agent in ("alice", "bob", "carol", "alice"):
-        given = machine.does(node.handle("turn", {**turn(f"to {agent}"), "agent": agent}))
-        assert given["answer"]["text"] == f"to {agent}"
+    with seeded(alice_cannot_be_stored):
+        for agent in ("alice", "bob", "carol", "alice"):
+            given = machine.does(node.handle("turn", {**turn(f"to {agent}"), "agent": agent}))
+            assert given["answer"]["text"] == f"to {agent}"
     assert machine.host.load()["bytes"] == 2**20
 
 
-def test_what_is_read_while_the_lease_ends_is_not_shown(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@bug(ModelHost, "records")
+def reading_takes_a_lease(true: Any) -> Any:
+    async def records(self: ModelHost, agent: str, start: int) -> Any:
+        await asyncio.sleep(SETTINGS.lease)
+        return await true(self, agent, start)
+
+    return records
+
+
+def test_what_is_read_while_the_lease_ends_is_not_shown(machine: Machine) -> None:
     node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=ALONE)
     machine.does(node.begin())
     machine.does(node.handle("turn", turn("one")))
-    records = machine.host.records
 
-    async def stands_still(agent: str, start: int) -> list[bytes]:
-        await machine.process.wait(SETTINGS.lease)
-        return await records(agent, start)
-
-    monkeypatch.setattr(machine.host, "records", stands_still)
-
-    with pytest.raises(LeaseLost):
+    with seeded(reading_takes_a_lease), pytest.raises(LeaseLost):
         machine.does(node.handle("read", {"agent": "alice", "start": 0}))
