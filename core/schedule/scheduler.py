@@ -37,8 +37,8 @@ class SchedulerConfig:
     prefills (None: a tenth of one, or five of its steps where somebody reads them as they come and
     those are shorter), or `patience` of its steps for the prefill where those are longer;
     `unwatched_latency` those that a short prompt, or one that was passed over for long, may take
-    at once where nobody reads the tokens as they come; `max_wait` plans that may pass a prefill
-    over before it goes first. A chunk has at least `shortest_chunk` tokens where that keeps the
+    at once where nobody reads the tokens as they come; `max_wait` plans that pass a prefill over
+    raise its priority by one. A chunk has at least `shortest_chunk` tokens where that keeps the
     latency, else, and where it is not known what a token takes, `least_chunk`.
     No chunk has more than `longest_chunk` tokens: longer ones are no faster on this device.
     `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
@@ -113,7 +113,15 @@ class Scheduler:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
             budget = self._chunk_size(first.cached, self.config.first_chunk, decoding=decode)
-            alike = [other for other in ordered[1:] if other.form is first.form]
+            if self._pace.value:
+                # Behind much that is cached, each row's keys cost more than a launch saves.
+                budget = min(budget, self._affordable(self.config.target_latency or _LATENCY))
+            # Who is less urgent keeps nobody waiting.
+            alike = [
+                other
+                for other in ordered[1:]
+                if other.form is first.form and other.priority >= first.priority
+            ]
             chunks += self._pack(alike, size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
@@ -204,10 +212,11 @@ class Scheduler:
     def _waited_enough(self, request: Request) -> bool:
         return request.passed_over >= self.config.max_wait
 
-    def _rank(self, request: Request) -> tuple[bool, int, int, int]:
-        waited_enough = self._waited_enough(request)
-        remaining = request.arrival if waited_enough else request.remaining
-        return (not waited_enough, -request.priority, remaining, request.arrival)
+    def _rank(self, request: Request) -> tuple[int, bool, int, int]:
+        """The lowest goes first. Who waits rises by a priority for each `max_wait` plans."""
+        level = request.priority + request.passed_over // self.config.max_wait
+        fresh = not self._waited_enough(request)
+        return (-level, fresh, request.remaining if fresh else request.arrival, request.arrival)
 
     def _pack(self, others: Sequence[Request], size: int, budget: int) -> list[Chunk]:
         """Further short prompts for the same forward, padded to the longest of them."""

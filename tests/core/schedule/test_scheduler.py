@@ -197,6 +197,36 @@ def test_ageing_lets_no_prompt_starve() -> None:
     assert tick == 9
 
 
+def test_prompts_that_waited_long_do_not_pass_one_that_is_more_urgent() -> None:
+    scheduler = Scheduler(SchedulerConfig(max_wait=8))
+    crowd = [request(3000, n, priority=-8) for n in range(16)]
+    run(scheduler, crowd, [], 12)
+    assert max(prompt.passed_over for prompt in crowd if prompt.remaining) > 8
+
+    urgent = request(2000, 99)
+
+    assert scheduler.plan([*crowd, urgent], []).prefill[0].request is urgent
+
+
+def test_a_less_urgent_prompt_does_not_share_a_forward_with_an_urgent_one() -> None:
+    crowd = [request(40, n, priority=-1) for n in range(3)]
+
+    plan = Scheduler().plan([*crowd, request(50, 3), request(45, 4)], [])
+
+    assert sorted(chunk.tokens for chunk in plan.prefill) == [45, 50]
+
+
+def test_prompts_share_a_forward_as_long_as_it_keeps_the_latency() -> None:
+    scheduler = Scheduler()
+    deep = [request(48, n, cached=3000) for n in range(4)]
+    assert len(scheduler.plan(deep, []).prefill) == 4
+
+    # A row of 48 tokens takes as long as the latency allows.
+    scheduler.record_prefill(48, 0.1, decoding=False)
+
+    assert len(scheduler.plan(deep, []).prefill) == 1
+
+
 def test_short_prompts_share_a_forward_and_longer_ones_do_not() -> None:
     plan = Scheduler().plan([request(n, i) for i, n in enumerate((60, 50, 64, 40, 900))], [])
 
