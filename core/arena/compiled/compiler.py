@@ -210,6 +210,6 @@ def _key(arena: Arena, geometry: EvenStep, tail: Tail | None) -> Hashable:
     forms = [carrier(arena.layers[group[0]]).form for group in arena.spec.groups()]
     if None in forms or not all(layer.known for layer in arena.layers):
         return None
-    reads = geometry.counts, geometry.extents, geometry.shared, geometry.bases
+    reads = geometry.counts, geometry.extents, geometry.shared
     form = None if tail is None else tail.form
     return tuple(map(tuple, reads)), tuple(forms), form
