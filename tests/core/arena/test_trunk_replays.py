@@ -87,13 +87,14 @@ def test_a_trace_of_forks_serves_those_of_another_with_as_long_a_beginning(*, fl
         forked(loaded, second, worth, reads=True, floats=floats) for worth in (1, float("inf"))
     )
     rows.steps = others.steps
-    made = others.steps.made
+    made, replayed = others.steps.made, others.steps.replayed
 
     for _ in range(6):
         mine, theirs = (side.step(turns, ahead=False)[1] for side in (rows, eager))
         assert mine.tolist() == theirs.tolist()
 
     assert rows.steps.made == made
+    assert rows.steps.replayed >= replayed + 4
     assert rows.held() == eager.held()
 
 
