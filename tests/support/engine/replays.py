@@ -111,7 +111,7 @@ class Twins:
         self._rng = Random(seed)
         self._next = 0
         self._flat = loaded.spec.flat
-        self._trunks = trunks
+        self._trunks = tuple(trunks)
 
     def live(self, moments: int) -> None:
         """So many joins, leaves, cuts and verifications, with steps in between."""
