@@ -146,6 +146,24 @@ def test_an_agent_answers_while_it_is_copied_to_where_it_goes(cluster: Make) -> 
     assert three.says("alice", "after")["answer"]["index"] == 200 + len(waited)
 
 
+def test_who_is_sent_elsewhere_on_the_way_goes_there(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    for turn in range(50):
+        three.says("alice", f"before {turn}")
+    here = three.asks("find", agent="alice")["node"]
+    first, last = (node for node in three.world.nodes if node != here)
+    three.world.machines[first].disk.slow = 10.0
+
+    three.asks("move", agent="alice", target=first)
+    three.asks("move", agent="alice", target=last)
+    while not (told := three.asks("moved", agent="alice"))["over"]:
+        pass
+
+    assert told["place"]["node"] == last
+    assert three.says("alice", "after")["answer"]["index"] == 50
+
+
 def test_who_waits_for_a_move_is_told_at_its_end(cluster: Make) -> None:
     three = cluster(3)
     three.spawns("alice")

@@ -12,6 +12,7 @@ from kvactors.core.errors import KvactorsError
 FACTS = ["My cat is called Biscuit.", "The candle costs 90 dollars."]
 QUESTION = "What is my cat called?"
 ANSWER = "Your cat is called Biscuit."
+QUESTIONS = [f"What is number {number}?" for number in range(200)]
 SMALL = "two"
 
 
@@ -65,25 +66,39 @@ def turns(agent: ClusterAgent) -> list[str]:
 
 def test_a_turn_on_a_full_disk_fails_and_is_taken_once_there_is_room(harsh: Nodes) -> None:
     agent = told(harsh, "owned", SMALL)
+    given: list[str] = []
+
+    def until_refused() -> None:
+        # The last page of a file has room for some.
+        for question in QUESTIONS:
+            assert agent.ask(question, request_id=question).get(timeout=60).durable.get(timeout=60)
+            given.append(question)
 
     with Full(harsh), pytest.raises(KvactorsError, match=r"[Nn]o space left"):
-        agent.ask(QUESTION, request_id="once").get(timeout=60)
+        until_refused()
 
-    assert agent.ask(QUESTION, request_id="once").get(timeout=60).text == ANSWER
-    assert turns(agent) == [*FACTS, QUESTION]
+    refused = QUESTIONS[len(given)]
+    assert agent.ask(refused, request_id=refused).get(timeout=60).text
+    assert agent.ask(QUESTION).get(timeout=60).text == ANSWER
+    assert turns(agent) == [*FACTS, *given, refused, QUESTION]
 
 
 def test_a_turn_whose_copy_finds_no_room_is_durable_when_there_is(harsh: Nodes) -> None:
     agent = told(harsh, "copied", "one")
+    given: list[str] = []
 
     with Full(harsh):
-        reply = agent.ask(QUESTION).get(timeout=60)
-        assert reply.text == ANSWER
+        for question in QUESTIONS:
+            reply = agent.ask(question).get(timeout=60)
+            given.append(question)
+            if not reply.durable.done:
+                break
         assert not reply.durable.done
+        assert agent.ask(QUESTION).get(timeout=60).text == ANSWER
 
     assert reply.durable.get(timeout=60)
     assert harsh.cluster.place("copied").replica == SMALL
-    assert turns(agent) == [*FACTS, QUESTION]
+    assert turns(agent) == [*FACTS, *given, QUESTION]
 
 
 def test_a_head_of_which_nothing_is_left_is_started_again_and_forgets_nothing(harsh: Nodes) -> None:
