@@ -83,7 +83,7 @@ class FixedHost:
 
     async def pieces(self, agent: str, have: list[str]) -> AsyncIterator[Record]:
         """None."""
-        for piece in ():
+        for piece in list[Record]():
             yield piece
 
     async def digests(self, agent: str) -> list[str]:

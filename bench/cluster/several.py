@@ -81,7 +81,7 @@ def joined(setup: Setup) -> Iterator[Sides]:
 
 def _even(nodes: Nodes) -> bool:
     """By the bytes that the nodes said they have."""
-    held = [node["bytes"] for node in nodes.cluster.stats()["nodes"].values()]
+    held = [int(node["bytes"]) for node in nodes.cluster.stats()["nodes"].values()]
     return max(held) <= EVEN * sum(held) / len(held)
 
 

@@ -30,7 +30,7 @@ class SealedHost(SystemHost):
         """See SystemHost; the `request` of `agent`, its answer and its tokens are sealed."""
         given = self._seals.open_request(agent, request)
 
-        def tell(tokens: list[int], text: str) -> None:
+        def tell(tokens: list[int], text: str | bytes) -> None:
             assert on_tokens is not None
             on_tokens([], self._seals.tokens(agent, tokens, text))
 

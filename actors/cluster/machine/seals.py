@@ -60,7 +60,7 @@ class Seals:
         """The same. Raises WrongRecord."""
         return self._opened("answer", agent, answer)
 
-    def tokens(self, agent: str, tokens: list[int], text: str) -> bytes:
+    def tokens(self, agent: str, tokens: list[int], text: str | bytes) -> bytes:
         """What `agent` says just now: `tokens` and their `text`."""
         return bytes(self._sealed("tokens", agent, {"tokens": tokens, "text": text})["sealed"])
 

@@ -23,7 +23,7 @@ from kvactors.actors.cluster.ray.transport import NAMESPACE
 __all__ = ["LEASE", "Nodes", "eventually"]
 
 LEASE = 2.0
-PATIENCE = 60.0
+PATIENCE = 120.0
 _MAIN = "from kvactors.actors.cli import main; main()"
 
 

@@ -44,7 +44,7 @@ class Tapped(DirectTransport):
         self.seen.append(pack(record))
         async for item in super().stream(to, method, record):
             self.seen.append(pack(item))
-            yield item
+            yield dict(item)
 
 
 class Together:

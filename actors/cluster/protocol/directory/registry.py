@@ -125,7 +125,7 @@ class Registry:
 
     def _put(self, agent: str, place: Place | None) -> None:
         if agent not in self.moves:
-            self._may_go_unless_at(agent, place and place.node)
+            self._may_go_unless_at(agent, None if place is None else place.node)
         before = self.places.pop(agent, None)
         if before is None and place is not None:
             self.names.add(agent)
