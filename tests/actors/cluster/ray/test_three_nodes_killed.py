@@ -54,7 +54,7 @@ def _victim(nodes: Nodes, rng: Random) -> str:
     return rng.choice([place.node, place.node, place.replica or place.node, "directory"])
 
 
-@pytest.mark.timeout(3600 if FULL else 120)
+@pytest.mark.timeout(3600 if FULL else 300)
 def test_killed_at_random_nothing_durable_is_lost_or_taken_twice(three: Nodes) -> None:
     rng = Random(f"{DAY} kills")
     names = [f"hunted-{number}" for number in range(AGENTS)]
