@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 from ray._raylet import GcsClient
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RpcError
 
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
@@ -108,4 +108,9 @@ def _check_token(address: str) -> None:
         raise WrongToken(
             f"{address} refuses the token of this process (from {token_source()}): take that of "
             "the head"
+        ) from error
+    except RpcError as error:
+        raise ClusterUnreachable(
+            f"{address} listens, and does not answer as Ray does: if RAY_USE_TLS is set for the "
+            "head it must be for this process too, and the other way round"
         ) from error
