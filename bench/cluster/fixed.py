@@ -51,7 +51,7 @@ class FixedHost:
         self._answer = reply_record(reply)
 
     async def turn(self, agent: str, request: Record, on_tokens: object) -> Record:
-        """See Host; so are the others."""
+        """The same answer to each `request` of an `agent`; `on_tokens` is told nothing."""
         async with self._places:
             await asyncio.sleep(STEP)
         self._taken.setdefault(agent, []).append(request["id"])
@@ -72,7 +72,7 @@ class FixedHost:
         return [name.encode() for name in self._taken.get(agent, ())[start:]]
 
     async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """In memory."""
+        """Those of `records` of `agent`, from the `start`-th on, that are new: in memory."""
         held = self._taken.setdefault(agent, [])
         held += [name.decode() for name in records[len(held) - start :]]
         return len(held)

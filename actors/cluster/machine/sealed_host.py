@@ -27,7 +27,8 @@ class SealedHost(SystemHost):
             raise self._failed(agent, error) from error
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
-        """See SystemHost; the `request` of `agent`, its answer and its tokens are sealed."""
+        """See SystemHost; the `request` of `agent`, its answer and what `on_tokens` is told are
+        sealed."""
         given = self._seals.open_request(agent, request)
 
         def tell(tokens: list[int], text: str | bytes) -> None:
