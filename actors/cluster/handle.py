@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.handle import TranscriptView
+from kvactors.actors.cluster.asked import AskedFuture
 from kvactors.actors.cluster.host.answers import read_reply
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.requests import checked_ask, checked_observe
@@ -78,7 +79,8 @@ class ClusterAgent:
 
     def transcript(self) -> TranscriptView:
         """What it remembers: finished turns, none missing that anyone was given. Waits for its
-        node. Raises InvalidInput where stores are encrypted, UnknownAgent, Unanswered."""
+        node. Where stores are encrypted it is opened here. Raises InvalidConfig without their key,
+        UnknownAgent, Unanswered."""
         link = self._link
         found = link.run(link.client.read(self.agent_id, 0, link.seconds))
         return read_transcript(self.agent_id, found["records"])
@@ -100,14 +102,14 @@ class ClusterAgent:
                 yield piece
 
     def _reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
-        """Its `durable` is settled at once, or when a second node has it. When its KV is on disk
-        nobody says."""
-        durable, cached = ReplyFuture[bool](), ReplyFuture[bool]()
-        cached.resolve(False)
+        """Its `durable` is settled at once, or when a second node has it. Whether its KV is on disk
+        is asked when somebody wants to know."""
+        link, durable = self._link, ReplyFuture[bool]()
+        cached = AskedFuture(lambda: link.begin(link.cached(self.agent_id, request["id"])))
         if given["durable"]:
             durable.resolve(True)
         else:
-            durable = self._link.begin(self._link.durable(self.agent_id, request["id"]))
+            durable = link.begin(link.durable(self.agent_id, request["id"]))
         return read_reply(given["answer"], durable, cached)
 
     def _log(self, done: ReplyFuture[Reply]) -> None:

@@ -82,12 +82,13 @@ class Host(Protocol):
         self,
         agent: str,
         request: Record,
-        on_tokens: Callable[[list[int], str], object] | None,
+        on_tokens: Callable[[list[int], str | bytes], object] | None,
     ) -> Record:
         """Take one turn of `agent`, `request["id"]` in its ledger record, or give the answer of the
         one with that id that is in the ledger. Returns when the answer is there and its record is
-        synced here; `on_tokens` is called on the loop with tokens and their text as they come. What
-        else stands in `request` (an ask, an observation, a message) is the host's own business."""
+        synced here; `on_tokens` is called on the loop with tokens and their text as they come, or
+        with both sealed in place of the text. What else stands in `request` (an ask, an
+        observation, a message) is the host's own business."""
         ...
 
     async def records(self, agent: str, start: int) -> list[bytes]:
@@ -124,6 +125,11 @@ class Host(Protocol):
 
     async def knows(self, agent: str, request: str) -> bool:
         """Whether its ledger has a record of the request with this id. Served or not."""
+        ...
+
+    async def cached(self, agent: str, request: str) -> bool:
+        """Whether KV of the turn of the request with this id is on disk here: once it is, or never
+        will be."""
         ...
 
     def load(self) -> Record:

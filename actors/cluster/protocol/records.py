@@ -87,3 +87,5 @@ class Settings:
     """Agents of a node that are in memory at once."""
     moves: int = 4
     """Moves under way at once."""
+    key: str = ""
+    """Which key all nodes have, by a name that does not tell it; "": they are not encrypted."""
