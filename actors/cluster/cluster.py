@@ -13,6 +13,7 @@ from kvactors.actors.cluster.host.requests import spawn_options
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownAgent, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
+from kvactors.actors.cluster.requests import new_id
 from kvactors.actors.system.parameters import check_seconds
 from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text, stays_here
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -92,17 +93,26 @@ class Cluster:
         self._leave()
 
     def spawn(
-        self, agent_id: str, system_prompt: str | None = None, *, group: str | None = None
+        self,
+        agent_id: str,
+        system_prompt: str | None = None,
+        *,
+        from_: str | ClusterAgent | None = None,
+        group: str | None = None,
     ) -> ClusterAgent:
         """The agent `agent_id`, new or as it was spawned. Nothing is computed yet.
 
-        `group`: agents that are brought to one node where it is not much fuller than others; by
-        default those with the same `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom,
-        AgentExists (one with another prompt or group), Unanswered.
+        `from_` another agent: a new one, beside it and in its group, that remembers all that the
+        other does when its turns so far are done; its KV is not copied. `group`: agents that are
+        brought to one node where it is not much fuller than others; by default those with the same
+        `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom, AgentExists (one with another
+        prompt or group, or any, for a fork), UnknownAgent (nobody to fork), Unanswered.
         """
         check_id(agent_id)
         check_text("agent_id", agent_id)
         check_system_prompt(system_prompt)
+        if from_ is not None:
+            return self._fork(agent_id, from_, (system_prompt, group))
         if group is not None and (not isinstance(group, str) or not group):
             raise InvalidInput(f"group must be a non-empty string, not {group!r}")
         if system_prompt is None and group is None and (there := self.find(agent_id)) is not None:
@@ -111,6 +121,12 @@ class Cluster:
         named = group or _beginning(system_prompt)
         self._link.run(self._link.client.spawn(agent_id, options, named, self._link.seconds))
         return ClusterAgent(agent_id, self._link)
+
+    def _fork(self, child: str, parent: str | ClusterAgent, own: Any) -> ClusterAgent:
+        if own != (None, None):
+            raise InvalidConfig("a fork has its parent's system prompt and group: leave them unset")
+        self._link.run(self._link.fork(_id(parent), child, new_id()))
+        return ClusterAgent(child, self._link)
 
     def find(self, agent_id: str) -> ClusterAgent | None:
         """One of its agents, or None."""

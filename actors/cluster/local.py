@@ -41,6 +41,7 @@ def open_local(
 
     def leave() -> None:
         if not link.closed:
+            link.finish()
             loop.run(local.close())
             link.close()
 

@@ -29,6 +29,7 @@ __all__ = [
     "Prompt",
     "Rewind",
     "TurnFinished",
+    "Withdraw",
 ]
 
 
@@ -70,6 +71,18 @@ class Rewind(_InPromptLane):
     """How many of the last turns to forget, or None."""
     to_token: int | None
     """How many tokens to keep, or None."""
+    request_id: str | None = None
+    """Names it: what was taken back under this id is not taken back again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw(_InPromptLane):
+    """To an agent: take no turn of a request from now on. Goes into the bounded prompt lane."""
+
+    ticket: Ticket
+    """Who waits for its reply: of the turn, if it was taken before this."""
+    request_id: str
+    """Its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,7 @@ class Leave(_InPromptLane):
     """Who waits until it is so."""
 
 
-Prompt = Ask | Fork | Leave | Rewind
+Prompt = Ask | Fork | Leave | Rewind | Withdraw
 """What goes into an agent's prompt lane."""
 
 MakePrompt = Callable[[Ticket], Prompt]

@@ -6,7 +6,10 @@ from typing import Any, Self
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
 
-__all__ = ["Member", "Move", "Place", "Plain", "Settings"]
+__all__ = ["FORK", "Member", "Move", "Place", "Plain", "Settings"]
+
+FORK = "fork"
+"""In the options of a place: where an agent begins that has another one's memory."""
 
 
 class Plain:
