@@ -31,7 +31,6 @@ from kvactors.actors.turns.messages_agent import (
     Prefetch,
     Rewind,
     TurnFinished,
-    Withdraw,
 )
 from kvactors.actors.turns.messages_gpu import Cancel, PrefetchKV, Step
 from kvactors.actors.turns.reply import make_reply
@@ -99,6 +98,9 @@ class AgentActor(SystemActor):
         answer = self.transcript.answered.get(ask.turn.request_id)
         if answer is not None:
             answer_again(ask, answer, self.transcript.chat, self.services)
+            return
+        if not ask.turn.taken:
+            withdraw(ask, self.transcript, self.services)
             return
         self._run(ask, lambda: self._planner().first(ask))
         if cancelled:
@@ -210,11 +212,6 @@ class AgentActor(SystemActor):
         if not message.ticket.reply.done:
             rewind(message, self.transcript, self.services)
             self._warned = False
-
-    @handles(Withdraw)
-    def _withdraw(self, message: Withdraw) -> None:
-        if not message.ticket.reply.done:
-            withdraw(message, self.transcript, self.services)
 
     @handles(Fork)
     def _fork(self, message: Fork) -> None:

@@ -14,7 +14,7 @@ from kvactors.actors.turns.checks import (
     check_text,
     stays_here,
 )
-from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind, Withdraw
+from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options
 from kvactors.actors.turns.prompt import Messages
 from kvactors.actors.turns.reply import Reply, Rewound
@@ -228,19 +228,6 @@ class Agent:
         Where none runs yet, the turn that waits first is ended as soon as it begins.
         """
         self._cancel(None)
-
-    def withdraw(self, request_id: str) -> ReplyFuture[Reply]:
-        """Let no turn of this `request_id` be taken from now on, in order with prompts. A future
-        of the reply of the one that was; else of an empty one, "cancelled". Ends none that runs:
-        `cancel` does. Raises as `rewind` at once."""
-        named = check_request_id(request_id)
-        if named is None:
-            raise InvalidInput("withdraw takes the request_id of what was asked")
-
-        def make(ticket: Ticket) -> Prompt:
-            return Withdraw(ticket, named)
-
-        return self.host.send(self._actor, make, None, streamed=False).reply
 
     def transcript(self) -> TranscriptView:
         """What the agent remembers: finished turns, the running one not included."""

@@ -5,7 +5,7 @@ thread."""
 from collections.abc import Sequence
 
 from kvactors.actors.agents.services import AgentServices
-from kvactors.actors.turns.messages_agent import Ask, Withdraw
+from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.reply import FinishReason, recorded_reply
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.transcript import Transcript
@@ -30,14 +30,9 @@ def answer_again(
     ticket.resolve(recorded_reply(answer, ticket, otherwise))
 
 
-def withdraw(message: Withdraw, transcript: Transcript, services: AgentServices) -> None:
-    """Note in `transcript`, and through `services` in its ledger, that the request of `message` is
-    answered, unless it is. Reply with its answer, or that there is none."""
-    ticket, request_id = message.ticket, message.request_id
-    answer = transcript.answered.get(request_id)
-    if answer is None:
-        record = transcript.extend((), request_id=request_id)
-        services.save(ticket.agent_id, record, ticket, ())
-    else:
-        services.confirm(ticket)
-    ticket.resolve(recorded_reply(answer or (), ticket, "cancelled"))
+def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:
+    """Note in `transcript`, and through `services` in its ledger, that the request of `ask` is
+    answered with nothing, and reply so."""
+    record = transcript.extend((), request_id=ask.turn.request_id)
+    services.save(ask.ticket.agent_id, record, ask.ticket, ())
+    ask.ticket.resolve(recorded_reply((), ask.ticket, "cancelled"))

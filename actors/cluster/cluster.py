@@ -112,7 +112,10 @@ class Cluster:
         check_text("agent_id", agent_id)
         check_system_prompt(system_prompt)
         if from_ is not None:
-            return self._fork(agent_id, from_, (system_prompt, group))
+            if (system_prompt, group) != (None, None):
+                raise InvalidConfig("a fork has its parent's prompt and group: leave them unset")
+            self._link.run(self._link.fork(_id(from_), agent_id, new_id()))
+            return ClusterAgent(agent_id, self._link)
         if group is not None and (not isinstance(group, str) or not group):
             raise InvalidInput(f"group must be a non-empty string, not {group!r}")
         if system_prompt is None and group is None and (there := self.find(agent_id)) is not None:
@@ -121,12 +124,6 @@ class Cluster:
         named = group or _beginning(system_prompt)
         self._link.run(self._link.client.spawn(agent_id, options, named, self._link.seconds))
         return ClusterAgent(agent_id, self._link)
-
-    def _fork(self, child: str, parent: str | ClusterAgent, own: Any) -> ClusterAgent:
-        if own != (None, None):
-            raise InvalidConfig("a fork has its parent's system prompt and group: leave them unset")
-        self._link.run(self._link.fork(_id(parent), child, new_id()))
-        return ClusterAgent(child, self._link)
 
     def find(self, agent_id: str) -> ClusterAgent | None:
         """One of its agents, or None."""

@@ -29,7 +29,6 @@ __all__ = [
     "Prompt",
     "Rewind",
     "TurnFinished",
-    "Withdraw",
 ]
 
 
@@ -76,16 +75,6 @@ class Rewind(_InPromptLane):
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw(_InPromptLane):
-    """To an agent: take no turn of a request from now on. Goes into the bounded prompt lane."""
-
-    ticket: Ticket
-    """Who waits for its reply: of the turn, if it was taken before this."""
-    request_id: str
-    """Its id."""
-
-
-@dataclass(frozen=True, slots=True)
 class Fork(_InPromptLane):
     """To an agent: let a new one begin with all of its memory.
 
@@ -115,7 +104,7 @@ class Leave(_InPromptLane):
     """Who waits until it is so."""
 
 
-Prompt = Ask | Fork | Leave | Rewind | Withdraw
+Prompt = Ask | Fork | Leave | Rewind
 """What goes into an agent's prompt lane."""
 
 MakePrompt = Callable[[Ticket], Prompt]

@@ -102,16 +102,6 @@ class SystemHost:
         with suppress(AgentExists):
             await asyncio.to_thread(self._system.spawn, child, from_=agent)
 
-    async def tell(self, agent: str, request: Record) -> None:
-        """Take a turn, and return when it is its agent's next: its answer is for nobody, its record
-        is in the ledger when it was taken. Who must know that asks for it by `turn`, under the same
-        id."""
-        self._turns.asked(agent, *read_request(request))
-
-    async def observe(self, agent: str, request: Record) -> Record:
-        """Have something remembered, without an answer: an `observe_request`."""
-        return await self.turn(agent, {**request, "kind": "observe"}, None)
-
     # -- what is stored ------------------------------------------------------------------
 
     async def stored(self) -> dict[str, int]:

@@ -62,9 +62,8 @@ def rewind_request(
 
 
 def read_request(record: Record) -> tuple[str, dict[str, Any]]:
-    """The kind of a request ("ask", "observe", "rewind", "withdraw"), which is the name of the
-    Agent's method, and that one's parameters. Raises WrongRecord, and InvalidInput for values that
-    these types do not have."""
+    """The kind of a request ("ask", "observe", "rewind", "withdraw"), and the parameters of the
+    Agent's method. Raises WrongRecord, and InvalidInput for values that these types do not have."""
     given = dict(record)
     kind, request_id = given.pop("kind", "ask"), given.pop("id", None)
     known = KINDS.get(kind) if isinstance(kind, str) else None

@@ -9,7 +9,7 @@ from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.messages_gpu import Saved
-from kvactors.actors.turns.options import check_options
+from kvactors.actors.turns.options import check_options, withdrawing
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.core.errors import InvalidInput
@@ -46,7 +46,9 @@ class ServedTurns:
         the parameters that are `given`. Raises InvalidInput unless it is served, and as its method.
         """
         handle = self._handle(agent)
-        future: ReplyFuture[Reply] = getattr(handle, kind)(**given)
+        if kind == "withdraw":
+            return handle.open_turn(withdrawing(given["request_id"])).reply
+        future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
         self._saved.follow(agent, future)
         return future
 

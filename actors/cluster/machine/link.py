@@ -54,8 +54,8 @@ class Link:
                 self._asked.pop(agent_id, None)
 
     async def fork(self, agent_id: str, child: str, request: str) -> None:
-        """Let `child` begin with what an agent remembers behind the turns that it was asked for so
-        far, once for a `request`."""
+        """Let `child` begin with what `agent_id` remembers behind the turns that it was asked for
+        so far, once for a `request`."""
         async with self.order(agent_id):
             await self.client.fork(agent_id, child, request, self.seconds)
 

@@ -12,7 +12,7 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.disk import Disk
 from kvactors.actors.cluster.testing.process import Process
 
-__all__ = ["ModelHost", "remembered", "texts", "withdrawn"]
+__all__ = ["ModelHost", "remembered", "texts", "think", "withdrawn"]
 
 TURN = (0.002, 0.08)
 # A turn looks so often whether it shall end.
@@ -31,7 +31,7 @@ class ModelHost:
         self._aside: list[bytes] = disk.files.setdefault("aside", [])
         self._pieces: dict[str, list[dict[str, Any]]] = disk.files.setdefault("pieces", {})
         self._served: dict[str, list[bytes]] = {}
-        self.cut: set[str] = set()
+        self._cut: set[str] = set()
         self._listeners: list[Callable[[str], Awaitable[None]]] = []
 
     async def stored(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ class ModelHost:
         if request.get("kind") == "withdraw":
             request = {"id": request["id"], "text": withdrawn(request["id"]), "rewinds": 0}
         else:
-            await self.think(agent)
+            await think(self._process, agent, self._cut, self._rng.uniform(*TURN))
         if on_tokens is not None:
             on_tokens([1, 2], request["text"])
         await self._append(agent, msgpack.packb(dict(request)))
@@ -72,17 +72,9 @@ class ModelHost:
             self._save(agent)
         return _answer(memory, len(memory) - 1)
 
-    async def think(self, agent: str) -> None:
-        """For as long as a turn of `agent` takes, unless that is `cut`."""
-        self.cut.discard(agent)
-        seconds = self._rng.uniform(*TURN)
-        for _ in range(LOOKS):
-            if agent not in self.cut:
-                await self._process.wait(seconds / LOOKS)
-
     async def cancel(self, agent: str) -> None:
         """It looks before it thinks on."""
-        self.cut.add(agent)
+        self._cut.add(agent)
 
     async def _append(self, agent: str, record: bytes) -> None:
         memory = self._served[agent]
@@ -128,16 +120,16 @@ class ModelHost:
         """Those of `records` of `agent`, from the `start`-th on, that are new; whoever they are
         `of`."""
         ledger = self._ledgers.setdefault(agent, [])
-        self._not_served(agent)
+        _not_served(self._served, agent)
         if start > len(ledger):
             raise LedgerGap(agent=agent, have=len(ledger))
         await self._disk.write(self._process, "store", lambda: _put(ledger, start, records))
-        self._not_served(agent)
+        _not_served(self._served, agent)
         return len(ledger)
 
     async def set_aside(self, agent: str, keep: int) -> None:
         """They are kept, elsewhere."""
-        self._not_served(agent)
+        _not_served(self._served, agent)
         ledger = self._ledgers.setdefault(agent, [])
 
         def apply() -> None:
@@ -167,7 +159,7 @@ class ModelHost:
 
     async def forget(self, agent: str) -> None:
         """All but what was set aside."""
-        self._not_served(agent)
+        _not_served(self._served, agent)
 
         def apply() -> None:
             self._ledgers.pop(agent, None)
@@ -183,8 +175,14 @@ class ModelHost:
         """One more."""
         self._listeners.append(listener)
 
-    def _not_served(self, agent: str) -> None:
-        assert agent not in self._served, f"{agent} is written below while it is served"
+
+async def think(process: Process, agent: str, cut: set[str], seconds: float) -> None:
+    """A turn of `agent` in `process`, which takes so many `seconds`, unless it is among those that
+    are `cut`."""
+    cut.discard(agent)
+    for _ in range(LOOKS):
+        if agent not in cut:
+            await process.wait(seconds / LOOKS)
 
 
 def texts(ledger: list[bytes]) -> list[str]:
@@ -206,6 +204,10 @@ def remembered(ledger: list[bytes]) -> list[str]:
         else:
             found.append(record["text"])
     return found
+
+
+def _not_served(served: dict[str, list[bytes]], agent: str) -> None:
+    assert agent not in served, f"{agent} is written below while it is served"
 
 
 def _put(ledger: list[bytes], start: int, records: list[bytes]) -> None:

@@ -78,7 +78,8 @@ class Oracle:
         `ledger`, all of which is `durable` or may not be yet."""
         parent, seen = self._agents[asked.agent], self._agents.setdefault(child, _Seen())
         for index in range(asked.durable):
-            if ledger[index : index + 1] != [parent.durable.get(index, ledger[index])]:
+            known = parent.durable.get(index)
+            if index >= len(ledger) or known not in (None, ledger[index]):
                 self._say(child, f"begins without turn {index} of {asked.agent}")
         if durable:
             seen.durable.update(enumerate(ledger))

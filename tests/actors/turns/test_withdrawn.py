@@ -6,11 +6,17 @@ import pytest
 from conversations import chat_model
 from makers import OpenSystem
 
-from kvactors.actors import Agent, InvalidInput, RewindOutOfRange, Sampling
+from kvactors.actors import Agent, InvalidInput, Reply, RewindOutOfRange, Sampling
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.testing import FaultyModel
+from kvactors.actors.turns.options import withdrawing
 
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
+
+
+def withdrawn(agent: Agent, request_id: str) -> ReplyFuture[Reply]:
+    return agent.open_turn(withdrawing(request_id)).reply
 
 
 def turns(agent: Agent) -> list[str]:
@@ -23,7 +29,7 @@ def test_a_withdrawn_request_is_never_taken_before_or_after_a_restart(
     system = open_system(chat_model, store=tmp_path)
     alice = system.spawn("alice", system_prompt="You are Alice.")
 
-    none = alice.withdraw("r1").get(timeout=WAIT)
+    none = withdrawn(alice, "r1").get(timeout=WAIT)
     late = alice.ask("hello", request_id="r1").get(timeout=WAIT)
     seen = alice.ask("and on", sampling=SHORT, request_id="r2").get(timeout=WAIT)
     system.stop(timeout=WAIT)
@@ -34,7 +40,7 @@ def test_a_withdrawn_request_is_never_taken_before_or_after_a_restart(
         assert (reply.text, reply.finish_reason, reply.recorded) == ("", "cancelled", True)
     assert turns(again) == ["and on"]
     assert again.system_prompt == "You are Alice."
-    assert again.withdraw("r2").get(timeout=WAIT).text == seen.text
+    assert withdrawn(again, "r2").get(timeout=WAIT).text == seen.text
 
 
 def test_a_turn_that_runs_when_its_request_is_withdrawn_ends_by_itself_and_is_the_answer(
@@ -46,12 +52,12 @@ def test_a_turn_that_runs_when_its_request_is_withdrawn_ends_by_itself_and_is_th
     asked = alice.ask("hello", sampling=SHORT, request_id="r1")
     model.reached.wait(WAIT)
 
-    withdrawn = alice.withdraw("r1")
-    waits = not withdrawn.done
+    ended = withdrawn(alice, "r1")
+    waits = not ended.done
     gate.set()
 
     assert waits
-    assert withdrawn.get(timeout=WAIT).token_ids == asked.get(timeout=WAIT).token_ids
+    assert ended.get(timeout=WAIT).token_ids == asked.get(timeout=WAIT).token_ids
     assert turns(alice) == ["hello"]
 
 
@@ -88,10 +94,6 @@ def test_ids_are_checked_before_anything_is_done(open_system: OpenSystem) -> Non
 
     for wrong in ("", "x" * 201, 7):
         with pytest.raises(InvalidInput, match="request_id"):
-            alice.withdraw(wrong)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="request_id"):
             alice.rewind(request_id=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="request_id"):
-        alice.withdraw(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="not both"):
         alice.rewind(1, to_token=1)

@@ -172,18 +172,17 @@ def test_a_turn_goes_on_whose_caller_is_cancelled(open_host: OpenHost, *, stream
     asyncio.run(talk())
 
 
-def test_what_is_told_and_observed_is_in_the_ledger_once(open_host: OpenHost) -> None:
+def test_what_is_observed_is_in_the_ledger_once(open_host: OpenHost) -> None:
     host = open_host("1", chat_model)
 
     async def talk() -> None:
         await host.begin("alice", {})
         for _ in range(2):
-            await host.tell("alice", ask_request("note it", request_id="t", sampling=SHORT))
-            await host.observe("alice", across(observe_request("o", "a fact")))
+            await host.turn("alice", across(observe_request("o", "a fact")), None)
         await host.end("alice")
 
-        assert await host.stored() == {"alice": 2}
-        assert [await host.knows("alice", name) for name in "tox"] == [True, True, False]
+        assert await host.stored() == {"alice": 1}
+        assert [await host.knows("alice", name) for name in "ox"] == [True, False]
 
     asyncio.run(talk())
 

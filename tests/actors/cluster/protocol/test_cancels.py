@@ -7,7 +7,8 @@ from typing import Any
 from lives import Cluster
 from seeded import bug, seeded
 
-from kvactors.actors.cluster.testing.host import ModelHost
+from kvactors.actors.cluster.testing import host
+from kvactors.actors.cluster.testing.process import Process
 from kvactors.actors.cluster.testing.world import Armed
 
 Make = Callable[[int], Cluster]
@@ -60,11 +61,11 @@ def test_that_outlives_the_node_that_was_told(cluster: Make) -> None:
     assert two.says("alice", "one")["answer"]["text"] == "no r-one"
 
 
-@bug(ModelHost, "think")
+@bug(host, "think")
 def a_turn_takes_until_it_is_cut(_: Any) -> Any:
-    async def think(self: ModelHost, agent: str) -> None:
-        while agent not in self.cut:
-            await asyncio.sleep(0.1)
+    async def think(process: Process, agent: str, cut: set[str], _: float) -> None:
+        while agent not in cut:
+            await process.wait(0.1)
 
     return think
 

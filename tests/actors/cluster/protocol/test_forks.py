@@ -138,7 +138,11 @@ def test_a_fork_moves_and_survives_as_any_agent(cluster: Make) -> None:
 def test_a_fork_that_the_disk_refused_begins_where_it_was_first_asked_for(cluster: Make) -> None:
     two = talked(cluster(2))
     disk = two.world.machines[two.asks("find", agent="alice")["node"]].disk
-    two.world.armed.append(Armed("before store fork", lambda _: setattr(disk, "full", True)))
+
+    def fill(_: object) -> None:
+        disk.full = True
+
+    two.world.armed.append(Armed("before store fork", fill))
     with pytest.raises(HostFailed, match="no space left"):
         forks(two, "bob")
     disk.heal()
