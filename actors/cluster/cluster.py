@@ -30,9 +30,10 @@ AGAIN = 0.05
 
 class Cluster:
     """Agents that live where there is room, and move with their memory. Made by `connect`, or by
-    `local`; a context manager. Any thread."""
+    `local`; a context manager. `model` is what its nodes run, as the head was told. Any thread."""
 
     def __init__(self, link: Link, leave: Callable[[], None]) -> None:
+        self.model = link.settings.model
         self._link = link
         self._leave = leave
 

@@ -52,7 +52,7 @@ class _Local:
     """The directory and the node. One loop."""
 
     def __init__(self, options: MemberOptions) -> None:
-        self.settings = Settings(durable="one")
+        self.settings = Settings(durable="one", model=str(options.model))
         self.transport = DirectTransport({})
         self._options = options
         self._running: list[asyncio.Task[None]] = []

@@ -90,3 +90,5 @@ class Settings:
     """Agents of a node that are in memory at once."""
     moves: int = 4
     """Moves under way at once."""
+    model: str = "default"
+    """What all nodes run."""
