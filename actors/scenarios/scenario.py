@@ -36,6 +36,7 @@ from kvactors.actors.scenarios.running.script import points
 from kvactors.actors.system.system import AgentSystem
 
 __all__ = [
+    "ClusterSystem",
     "Scenario",
     "compare_runs",
     "fork_run",

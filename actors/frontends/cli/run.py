@@ -109,12 +109,11 @@ def _system(cluster: str | None) -> Iterator[Any]:
     if cluster is None:
         yield None
         return
-    _scenarios()
+    made = _scenarios().ClusterSystem
     from kvactors.actors.cluster.cluster import Cluster
-    from kvactors.actors.scenarios.running.clustered import ClusterSystem
 
     with Cluster.connect(cluster) as connected:
-        yield ClusterSystem(connected)
+        yield made(connected)
 
 
 @commands.command("diff")
