@@ -4,6 +4,7 @@ thread; what it does runs on the cluster's loop."""
 import logging
 from typing import Any
 
+from kvactors.actors.cluster.asked import AskedFuture
 from kvactors.actors.cluster.host.answers import read_reply, read_rewound
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.streams import Pieces, Reading, pieces
@@ -74,9 +75,9 @@ class Asking:
             await self._link.cancel(self._agent_id, request)
 
     def _reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
-        """When its KV is on disk nobody says."""
-        cached = ReplyFuture[bool]()
-        cached.resolve(False)
+        """Whether its KV is on disk is asked when somebody wants to know."""
+        link = self._link
+        cached = AskedFuture(lambda: link.begin(link.cached(self._agent_id, request["id"])))
         return read_reply(given["answer"], self._durable(request, given), cached)
 
     def _durable(self, request: dict[str, Any], given: dict[str, Any]) -> ReplyFuture[bool]:

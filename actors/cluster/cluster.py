@@ -17,6 +17,7 @@ from kvactors.actors.cluster.requests import new_id
 from kvactors.actors.system.parameters import check_seconds
 from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text, stays_here
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["HERE", "Cluster", "ClusterAgent", "check_durable"]
 
@@ -44,13 +45,16 @@ class Cluster:
         *,
         durable: Literal["one", "two"] | None = None,
         patience: float = PATIENCE,
+        encryption_key: EncryptionKey | None = None,
     ) -> Self:
         """The cluster whose head was started at `address`, "host:port"; None: $RAY_ADDRESS, or this
         machine. Needs kvactors[ray], and a node of the cluster on this machine.
 
         `durable`: on how many nodes a turn must be before `reply.durable` says so: refused where
         the head was started with another number. `patience`: seconds for which a lost owner is
-        waited for. Raises InvalidInput, InvalidConfig, ClusterUnreachable, WrongToken.
+        waited for. `encryption_key`: that of the nodes' stores, where they have one: what is said
+        to agents and by them crosses sealed, and without it only nodes and places are seen. Raises
+        InvalidInput, InvalidConfig, ClusterUnreachable, WrongToken.
         """
         seconds = check_seconds("patience", patience)
         check_durable(durable)
@@ -58,7 +62,8 @@ class Cluster:
             from kvactors.actors.cluster.ray.session import open_link
         except ImportError as error:
             raise InvalidConfig(f"{error.name} is missing: pip install 'kvactors[ray]'") from error
-        link, leave = open_link(address or os.environ.get("RAY_ADDRESS") or HERE, seconds)
+        where = address or os.environ.get("RAY_ADDRESS") or HERE
+        link, leave = open_link(where, seconds, encryption_key)
         if durable not in (None, link.settings.durable):
             leave()
             raise InvalidConfig(
@@ -67,12 +72,20 @@ class Cluster:
         return cls(link, leave)
 
     @classmethod
-    def local(cls, model: str = "default", store: str | Path | None = None, **engine: Any) -> Self:
+    def local(
+        cls,
+        model: str = "default",
+        store: str | Path | None = None,
+        *,
+        encryption_key: EncryptionKey | None = None,
+        **engine: Any,
+    ) -> Self:
         """A cluster of this process alone, over a `model` and a `store`: no Ray, no second copy.
-        `engine`: further parameters of AgentSystem. Raises what AgentSystem raises."""
+        `encryption_key`: that of the store; `engine`: further parameters of AgentSystem. Raises
+        what AgentSystem raises."""
         from kvactors.actors.cluster.local import open_local
 
-        link, leave = open_local(model, store, engine, PATIENCE)
+        link, leave = open_local(model, store, engine, PATIENCE, encryption_key)
         return cls(link, leave)
 
     def __enter__(self) -> Self:
@@ -142,11 +155,12 @@ class Cluster:
     def places(self) -> dict[str, Place]:
         """Where every agent lives, in the order of their ids."""
         found: dict[str, Place] = {}
-        page = None
-        while page is None or len(page) == PAGE:
-            page = self._ask("agents", after=max(found, default=""), count=PAGE)
+        last: str | None = ""
+        while last is not None:
+            page = self._ask("agents", after=last, count=PAGE)
             found |= {agent_id: Place.from_record(place) for agent_id, place in page.items()}
-        return dict(sorted(found.items()))
+            last = next(reversed(page)) if len(page) == PAGE else None
+        return found
 
     def place(self, agent_id: str) -> Place:
         """Where one lives: its node, its replica, its epoch. Raises UnknownAgent."""
@@ -158,14 +172,14 @@ class Cluster:
 
     def migrate(self, agent: str | ClusterAgent, to: str | None = None) -> Place:
         """Bring an agent with its memory to the node `to`, or to the least loaded other one; its
-        place there. A turn that runs ends first. Raises UnknownAgent, UnknownNode, NoRoom."""
+        place there, where it stays until that is drained or lost. It answers while it is copied; a
+        turn that runs at the end of that ends first. Raises UnknownAgent, UnknownNode, NoRoom."""
         agent_id = _id(agent)
-        here = self.place(agent_id).node
-        target = to or self._least(agent_id, but=here)
-        if target != here:
-            self._ask("move", agent=agent_id, target=target)
-            self._until(lambda: agent_id not in self._ask("moves"))
-        place = self.place(agent_id)
+        target = to or self._least(agent_id, but=self.place(agent_id).node)
+        self._ask("move", agent=agent_id, target=target)
+        while not (found := self._ask("moved", agent=agent_id))["over"]:
+            pass
+        place = Place.from_record(found["place"])
         if place.node != target:
             raise NoRoom(agent=agent_id, nodes=place.node)
         return place

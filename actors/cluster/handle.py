@@ -116,7 +116,8 @@ class ClusterAgent:
 
     def transcript(self) -> TranscriptView:
         """What it remembers: finished turns, none missing that anyone was given. Waits for its
-        node. Raises InvalidInput where stores are encrypted, UnknownAgent, Unanswered."""
+        node. Where stores are encrypted it is opened here. Raises InvalidConfig without their key,
+        UnknownAgent, Unanswered."""
         link = self._link
         found = link.run(link.client.read(self.agent_id, 0, link.seconds))
         return read_transcript(self.agent_id, found["records"])

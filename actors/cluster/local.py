@@ -12,10 +12,12 @@ from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.machine.member import FOLDER, Member, MemberOptions, open_member
+from kvactors.actors.cluster.machine.seals import key_name
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.parameters import store_path
 from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["open_local"]
 
@@ -23,16 +25,21 @@ NAME = "here"
 
 
 def open_local(
-    model: str, store: str | Path | None, engine: dict[str, Any], seconds: float
+    model: str,
+    store: str | Path | None,
+    engine: dict[str, Any],
+    seconds: float,
+    key: EncryptionKey | None = None,
 ) -> tuple[Link, Callable[[], None]]:
-    """What handles need of a cluster of one node, over a `model`, a `store` and `engine`, what else
-    AgentSystem takes; calls are tried for `seconds`. And what ends it."""
+    """What handles need of a cluster of one node, over a `model`, a `store`, the `key` of that if
+    it has one, and `engine`, what else AgentSystem takes; calls are tried for `seconds`. And what
+    ends it."""
     path = store_path(store)
     if path is None:
         raise InvalidConfig("a cluster keeps its agents: store must be a directory")
+    local = _Local(MemberOptions(NAME, str(path), model, engine), key)
     loop = LoopThread("kvactors-cluster")
-    local = _Local(MemberOptions(NAME, str(path), model, engine))
-    link = Link(loop, local.transport, local.settings, seconds)
+    link = Link(loop, local.transport, local.settings, seconds, key)
     try:
         loop.run(local.open())
     except BaseException:
@@ -51,14 +58,16 @@ def open_local(
 class _Local:
     """The directory and the node. One loop."""
 
-    def __init__(self, options: MemberOptions) -> None:
-        self.settings = Settings(durable="one", model=str(options.model))
+    def __init__(self, options: MemberOptions, key: EncryptionKey | None) -> None:
+        self.settings = Settings(durable="one", key=key_name(key), model=str(options.model))
+        self._key = key
         self.transport = DirectTransport({})
         self._options = options
         self._running: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        self._member: Member = await open_member(self._options, self.settings, self.transport)
+        opening = open_member(self._options, self.settings, self.transport, self._key)
+        self._member: Member = await opening
         journal = FileJournal(Path(self._options.store) / FOLDER / "directory.journal", "directory")
         directory = Directory(self.transport, MonotonicClock(), journal, self.settings)
         places: dict[str, Answers] = {"directory": directory, NAME: self._member.node}

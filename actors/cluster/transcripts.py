@@ -30,7 +30,7 @@ def _record(agent_id: str, copy: bytes) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict):
         raise InvalidInput(
-            f"the ledger of {agent_id!r} is sealed on its way: read it on its node, with the key"
+            f"the ledger of {agent_id!r} is sealed on its way: connect with the key of its node"
         )
     return record
 

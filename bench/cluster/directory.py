@@ -16,7 +16,7 @@ from kvactors.actors.cluster.protocol.records import Member, Place, Settings
 from kvactors.bench.regime import ANYWHERE, NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.setup import Setup
 
-__all__ = ["KNOWN", "REGIMES", "bytes_known", "look_up"]
+__all__ = ["KNOWN", "REGIMES", "Unwritten", "bytes_known", "look_up"]
 
 NODES = 1_000
 GROUPS = 100
@@ -28,7 +28,7 @@ FEW, SOME, MANY = 1_000, 10_000, 1_000_000
 TIME, BYTES = ((MANY / fewer) ** 0.1 for fewer in (FEW, SOME))
 
 
-class _Unwritten:
+class Unwritten:
     """A journal of nothing: what is measured is memory."""
 
     def load(self) -> list[Record]:
@@ -43,7 +43,7 @@ class _Unwritten:
 
 async def _directory(agents: int) -> Directory:
     """Of 1,000 nodes, with so many agents, each with a replica and one of 100 groups."""
-    directory = Directory(DirectTransport({}), MonotonicClock(), _Unwritten(), Settings())
+    directory = Directory(DirectTransport({}), MonotonicClock(), Unwritten(), Settings())
     nodes = [f"node-{number}" for number in range(NODES)]
     await directory.registry.note(
         members=[Member(node, 1, f"the disk of {node}") for node in nodes]

@@ -54,6 +54,11 @@ class Nodes:
                 self.wait_for(name)
             self._ending = ending.pop_all()
 
+    @property
+    def settings(self) -> Settings:
+        """Of the cluster."""
+        return self._settings
+
     def local(self) -> AgentSystem:
         """The same model with the same parameters in this process, over a store."""
         model, store = self._folder / "model", self._folder / "local"

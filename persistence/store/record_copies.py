@@ -31,8 +31,9 @@ from kvactors.persistence.errors import (
 from kvactors.persistence.files.atomic import replace_file
 from kvactors.persistence.files.encryption import BrokenSeal
 from kvactors.persistence.files.naming import LEDGER_NAME, encode_agent_id
-from kvactors.persistence.files.packing import pack, unpack
+from kvactors.persistence.files.packing import pack
 from kvactors.persistence.files.reading import read_file
+from kvactors.persistence.ledger.copies import make_copy, open_copy
 from kvactors.persistence.ledger.frames import Scan
 from kvactors.persistence.store.group import commit_one
 from kvactors.persistence.store.opening import make_folder
@@ -41,7 +42,6 @@ from kvactors.persistence.store.parts import StoreParts
 __all__ = ["ASIDE", "RecordCopies"]
 
 ASIDE = "aside"
-VERSION = 1
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +74,9 @@ class RecordCopies:
     def read(self, agent_id: str, start: int = 0) -> list[bytes]:
         """Copies of the records of `agent_id` from the `start`-th on; none where there are no more.
         Raises LedgerUnreadable, NewerFormat, OSError."""
-        copies = enumerate(self._records(agent_id, start), start)
-        return [self._sealed(agent_id, place, record) for place, record in copies]
+        sealing = self._store.ledgers.sealing
+        records = enumerate(self._records(agent_id, start), start)
+        return [make_copy(sealing, agent_id, place, record) for place, record in records]
 
     def append(
         self, agent_id: str, start: int, copies: Sequence[bytes], of: str | None = None
@@ -140,31 +141,11 @@ class RecordCopies:
         replace_file(files, folder / LEDGER_NAME, read_file(path)[: found.length])
         return folder
 
-    def _sealed(self, agent_id: str, place: int, record: dict[str, Any]) -> bytes:
-        sealing, plain = self._store.ledgers.sealing, pack(record)
-        if sealing is None:
-            return plain
-        return sealing.seal_same(_context(agent_id, place), plain)
-
     def _opened(self, agent_id: str, place: int, copy: bytes) -> dict[str, Any]:
-        sealing = self._store.ledgers.sealing
         try:
-            if sealing is not None:
-                copy = sealing.open_bytes(_context(agent_id, place), copy)
-            record = unpack(copy)
+            return open_copy(self._store.ledgers.sealing, agent_id, place, copy)
         except BrokenSeal as error:
             reason = f"{error}: stores that copy from each other need the same encryption_key"
             raise ImportRejected(f"record {place} of {agent_id!r}", reason) from error
         except ValueError as error:
             raise ImportRejected(f"record {place} of {agent_id!r}", str(error)) from error
-        if not isinstance(record, dict):
-            raise ImportRejected(
-                f"record {place} of {agent_id!r}",
-                "it is no record; is it sealed, and this store is not encrypted?",
-            )
-        return record
-
-
-def _context(agent_id: str, place: int) -> bytes:
-    """What a sealed copy is bound to."""
-    return f"record copy {VERSION} {encode_agent_id(agent_id)} {place}".encode()

@@ -78,7 +78,7 @@ actors/system: actors/agents actors/behaviours actors/errors actors/runtime acto
 actors/cluster/machine: actors/cluster/host actors/cluster/protocol actors/cluster/protocol/node
     actors/runtime actors/system core/errors persistence/files persistence/ledger
 actors/cluster/ray: actors/cluster/machine actors/cluster/protocol
-    actors/cluster/protocol/directory core/errors
+    actors/cluster/protocol/directory core/errors persistence/files
 actors/cluster: actors/agents actors/cluster/host actors/cluster/machine actors/cluster/protocol
     actors/cluster/protocol/directory actors/cluster/ray actors/runtime actors/system actors/turns
     core/conversation core/errors core/schedule persistence/files
@@ -87,7 +87,7 @@ actors: actors/agents actors/behaviours actors/cluster actors/errors actors/runt
     core/schedule/speculation
 actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
     actors/system actors/turns core/conversation core/errors core/numbers core/schedule
-    persistence/errors persistence/store
+    persistence/errors persistence/files persistence/store
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing
@@ -102,8 +102,9 @@ bench/micro: actors actors/runtime actors/system/observe bench core/blas core/co
 bench/families: bench core/arena core/blas core/cache core/engine core/errors core/model
     core/schedule core/testing persistence/commit persistence/store
 bench/serve: actors actors/frontends/server/web bench core/model
-bench/cluster: actors actors/cluster actors/cluster/machine actors/cluster/protocol
-    actors/cluster/protocol/directory actors/cluster/ray bench
+bench/cluster: actors actors/cluster actors/cluster/host actors/cluster/machine
+    actors/cluster/protocol actors/cluster/protocol/directory actors/cluster/protocol/node
+    actors/cluster/ray actors/runtime actors/turns bench
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
 bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve bench/steps

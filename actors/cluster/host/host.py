@@ -15,7 +15,7 @@ from pykka import ActorDeadError
 
 from kvactors.actors.cluster.host.answers import reply_record, rewound_record
 from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
-from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.cluster.host.saved import SavedKV, has_kv
 from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -119,6 +119,15 @@ class SystemHost:
     async def knows(self, agent: str, request: str) -> bool:
         """Whether its ledger has a record of this request."""
         found: bool = await self._with_store(partial(_knows, agent, request), agent)
+        return found
+
+    async def cached(self, agent: str, request: str) -> bool:
+        """Whether KV of the turn of this request is on disk: once it is, or never will be. Raises
+        SaveFailed."""
+        found: bool | None = await self._saved.cached(agent, request)
+        if found is None:
+            work = partial(has_kv, agent, request, self._system.info.fingerprint)
+            found = await self._with_store(work, agent)
         return found
 
     async def store(

@@ -16,7 +16,7 @@ from kvactors.core.errors import InvalidInput
 
 __all__ = ["OnTokens", "ServedTurns"]
 
-OnTokens = Callable[[list[int], str], object]
+OnTokens = Callable[[list[int], str | bytes], object]
 
 
 class ServedTurns:
@@ -49,7 +49,7 @@ class ServedTurns:
         if kind == "withdraw":
             return handle.open_turn(withdrawing(given["request_id"])).reply
         future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
-        self._saved.follow(agent, future)
+        self._saved.follow(agent, given["request_id"], future)
         return future
 
     def rewound(self, agent: str, given: dict[str, Any]) -> ReplyFuture[Rewound]:
@@ -64,9 +64,10 @@ class ServedTurns:
         """The reply of a turn of `agent` with the parameters that are `given`; `on_tokens` has its
         tokens and text as they come. Raises as `asked`, and what the turn fails with."""
         handle = self._handle(agent)
+        request = given["request_id"]
         options = check_options(self._system.info, given.pop("prompt", None), **given)
         ticket = handle.open_turn(options)
-        self._saved.follow(agent, ticket.reply)
+        self._saved.follow(agent, request, ticket.reply)
         # Nobody's leaving cancels it: half an answer under its id would be all there ever is.
         async for piece in AsyncReplyStream(ticket, options.sampling.stop, _go_on):
             on_tokens(list(piece.token_ids), piece.text)

@@ -9,12 +9,13 @@ from weakref import WeakValueDictionary
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.known import as_known
 from kvactors.actors.cluster.machine.loop import LoopThread
-from kvactors.actors.cluster.protocol.client import Client
+from kvactors.actors.cluster.machine.sealed_client import open_client
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Transport
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
+from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["Link"]
 
@@ -23,15 +24,21 @@ T = TypeVar("T")
 
 class Link:
     """`loop` runs the calls of `client`, over a `transport`, in a cluster of these `settings`; one
-    that finds no owner is tried again for `seconds`."""
+    that finds no owner is tried again for `seconds`. `key`: the one that nodes have, if any."""
 
     def __init__(
-        self, loop: LoopThread, transport: Transport, settings: Settings, seconds: float
+        self,
+        loop: LoopThread,
+        transport: Transport,
+        settings: Settings,
+        seconds: float,
+        key: EncryptionKey | None = None,
     ) -> None:
+        """Raises InvalidConfig for another `key` than that of the nodes."""
         self.loop = loop
         self.settings = settings
         self.seconds = seconds
-        self.client = Client(transport, MonotonicClock(), settings)
+        self.client = open_client(transport, MonotonicClock(), settings, key)
         self._orders: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._asked: dict[str, dict[str, None]] = {}
         self._ending: set[asyncio.Task[Any]] = set()
@@ -110,6 +117,10 @@ class Link:
         while not await self.client.confirm(agent_id, request, self.seconds):
             await asyncio.sleep(self.settings.lease / 4)
         return True
+
+    async def cached(self, agent_id: str, request: str) -> bool:
+        """Whether a turn's KV is on disk where the agent lives: once that is known."""
+        return await self.client.cached(agent_id, request, self.seconds)
 
     def _require_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self.closed:

@@ -8,13 +8,17 @@ from typing import Any
 from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.machine.sealed_host import SealedHost
+from kvactors.actors.cluster.machine.seals import Seals, key_name
 from kvactors.actors.cluster.protocol.interfaces import Transport
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.system import AgentSystem
+from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.encryption import EncryptionKey
 from kvactors.persistence.files.key_file import read_key
 
-__all__ = ["FOLDER", "Member", "MemberOptions", "open_member"]
+__all__ = ["FOLDER", "Member", "MemberOptions", "check_key", "open_member"]
 
 FOLDER = "cluster"
 """Within a store: the journals of the node, and of the directory where it is there."""
@@ -32,6 +36,13 @@ class MemberOptions:
     engine: dict[str, Any] = field(default_factory=dict)
     key_file: str | None = None
 
+    @property
+    def key(self) -> bytes | None:
+        """That in the file. Raises InvalidConfig, OSError."""
+        return (
+            None if self.key_file is None else read_key(Path(self.key_file), "the key of this node")
+        )
+
 
 class Member:
     """A node that answers, and the system under it."""
@@ -45,15 +56,33 @@ class Member:
         await self._system.parts.stop_async(cancel=False)
 
 
-async def open_member(options: MemberOptions, settings: Settings, transport: Transport) -> Member:
+async def open_member(
+    options: MemberOptions,
+    settings: Settings,
+    transport: Transport,
+    key: EncryptionKey | None = None,
+) -> Member:
     """A node of `options`, in a cluster of these `settings`, that reaches others by `transport`.
-    On the loop that it will run on. Raises what AgentSystem raises."""
-    key = options.key_file and read_key(Path(options.key_file), "the key of this node")
-    system = AgentSystem(options.model, options.store, encryption_key=key or None, **options.engine)
+    `key`: of its store; None: the one in the file of `options`. On the loop that it will run on.
+    Raises InvalidConfig for another key than the cluster's, and what AgentSystem raises."""
+    key = key or options.key
+    check_key(key, settings)
+    system = AgentSystem(options.model, options.store, encryption_key=key, **options.engine)
     await system.parts.start_async()
     folder = Path(options.store) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     journal = FileJournal(folder / "node.journal", options.name)
-    host, clock = SystemHost(system), MonotonicClock()
+    host = SystemHost(system) if key is None else SealedHost(system, Seals(key))
+    clock = MonotonicClock()
     node = Node(options.name, transport, clock, journal, host, settings=settings)
     return Member(node, system)
+
+
+def check_key(key: EncryptionKey | None, settings: Settings) -> None:
+    """Raise InvalidConfig unless `key` is the one of the cluster of these `settings`."""
+    if key_name(key) != settings.key:
+        raise InvalidConfig(
+            "all nodes of a cluster have the same key, or none, and this one has "
+            f"{'another' if key and settings.key else 'one' if key else 'none'}: see to "
+            "$KVACTORS_KEY_FILE on each"
+        )

@@ -20,6 +20,7 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Record, Transport
 from kvactors.actors.cluster.protocol.records import Place, Settings
+from kvactors.actors.cluster.protocol.waiting import done_soon
 
 __all__ = ["PASSING", "Client"]
 
@@ -112,6 +113,13 @@ class Client:
             raise TurnLost(agent=agent, request=request)
         return bool(answer["durable"])
 
+    async def cached(self, agent: str, request: str, seconds: float) -> bool:
+        """Whether KV of the turn that answered the `request` of this id is on disk where `agent`
+        lives: once that is known. Raises HostFailed where writing it failed, Unanswered after
+        `seconds` without an owner."""
+        record = {"agent": agent, "request": request}
+        return bool((await self._of_owner(agent, "cached", record, seconds))["cached"])
+
     async def read(self, agent: str, start: int, seconds: float) -> dict[str, Any]:
         """The "records" of the ledger of `agent` from the `start`-th on, and the "epoch": no turn
         is missing that was called durable to anyone before this. Unanswered after `seconds`."""
@@ -149,21 +157,12 @@ class Client:
         now and then whether it is worth while to wait."""
         call = asyncio.ensure_future(self._transport.call(owner, method, record))
         try:
-            while not await self._done_soon(call):
+            while not await done_soon(self._clock, call, self._settings.lease):
                 if (await self._directory("find", {"agent": agent}))["node"] != owner:
                     raise NotOwner(agent=agent, node=owner)
             return dict(await call)
         finally:
             call.cancel()
-
-    async def _done_soon(self, call: asyncio.Future[Record]) -> bool:
-        waiting = asyncio.ensure_future(self._clock.sleep(self._settings.lease))
-        try:
-            both: list[asyncio.Future[Any]] = [call, waiting]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        return call.done()
 
     async def _directory(self, method: str, record: Record) -> dict[str, Any]:
         answer = await self._transport.call("directory", method, record, within=self._settings.call)

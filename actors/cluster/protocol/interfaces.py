@@ -82,14 +82,14 @@ class Host(Protocol):
         self,
         agent: str,
         request: Record,
-        on_tokens: Callable[[list[int], str], object] | None,
+        on_tokens: Callable[[list[int], str | bytes], object] | None,
     ) -> Record:
         """Take one turn of `agent`, `request["id"]` in its ledger record, or give the answer of the
         one with that id that is in the ledger. Returns when the answer is there and its record is
-        synced here; `on_tokens` is called on the loop with tokens and their text as they come. What
-        else stands in `request` (an ask, an observation, a rewind) is the host's own business, but
-        for {"kind": "withdraw"}: no turn of that id is taken from then on, as if there were an
-        empty one in the ledger."""
+        synced here; `on_tokens` is called on the loop with tokens and their text as they come, or
+        with both sealed in place of the text. What else stands in `request` (an ask, an
+        observation, a rewind) is the host's own business, but for {"kind": "withdraw"}: no turn of
+        that id is taken from then on, as if there were an empty one in the ledger."""
         ...
 
     async def cancel(self, agent: str) -> None:
@@ -138,6 +138,11 @@ class Host(Protocol):
 
     async def knows(self, agent: str, request: str) -> bool:
         """Whether its ledger has a record of the request with this id. Served or not."""
+        ...
+
+    async def cached(self, agent: str, request: str) -> bool:
+        """Whether KV of the turn of the request with this id is on disk here: once it is, or never
+        will be."""
         ...
 
     def load(self) -> Record:

@@ -92,3 +92,5 @@ class Settings:
     """Moves under way at once."""
     model: str = "default"
     """What all nodes run."""
+    key: str = ""
+    """Which key all nodes have, by a name that does not tell it; "": they are not encrypted."""

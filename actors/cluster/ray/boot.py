@@ -21,7 +21,7 @@ from kvactors.actors.cluster.ray.raylet import NODE
 from kvactors.actors.cluster.ray.shell import CONCURRENT, Shell
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 
-__all__ = ["DIRECTORY", "read_settings", "start_directory", "start_node"]
+__all__ = ["DIRECTORY", "read_settings", "start_actor", "start_directory", "start_node"]
 
 DIRECTORY = "directory"
 
@@ -72,13 +72,13 @@ def start_directory(folder: Path, settings: Settings) -> Any:
     reference to it. Raises ClusterError."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = msgpack.packb(asdict(settings))
-    return _start(DirectoryActor, DIRECTORY, NODE, str(folder), packed)
+    return start_actor(DirectoryActor, DIRECTORY, NODE, str(folder), packed)
 
 
 def start_node(options: MemberOptions, settings: Settings) -> Any:
     """On the raylet of its name; its actor, once it has joined. Raises ClusterError."""
     packed = msgpack.packb(asdict(options)), msgpack.packb(asdict(settings))
-    return _start(NodeActor, options.name, f"{NODE}{options.name}", *packed)
+    return start_actor(NodeActor, options.name, f"{NODE}{options.name}", *packed)
 
 
 def read_settings(seconds: float) -> Settings:
@@ -98,7 +98,9 @@ def read_settings(seconds: float) -> Settings:
         time.sleep(0.1)
 
 
-def _start(kind: type[Shell], name: str, resource: str, *arguments: object) -> Any:
+def start_actor(kind: type[Shell], name: str, resource: str, *arguments: object) -> Any:
+    """One of this `kind` called `name`, made of `arguments`, where there is a `resource`; once it
+    answers. Ray makes another one where it dies. Raises ClusterError."""
     actor = (
         ray.remote(kind)
         .options(

@@ -4,12 +4,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
 
-from kvactors.actors.cluster.machine.member import FOLDER, MemberOptions
+from kvactors.actors.cluster.machine.member import FOLDER, MemberOptions, check_key
+from kvactors.actors.cluster.machine.seals import key_name
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.ray.boot import read_settings, start_directory, start_node
 from kvactors.actors.cluster.ray.errors import RayletFailed
@@ -63,8 +64,11 @@ def _run(
             directory = None
             if command.joins is None:
                 folder = Path(command.member.store) / FOLDER
-                directory = start_directory(folder, command.settings)
-            node = start_node(command.member, read_settings(HEAD_STARTS))
+                settings = replace(command.settings, key=key_name(command.member.key))
+                directory = start_directory(folder, settings)
+            settings = read_settings(HEAD_STARTS)
+            check_key(command.member.key, settings)
+            node = start_node(command.member, settings)
             say(f"{name} is a node of the cluster at {address}.")
             while not until():
                 if not raylet.running:

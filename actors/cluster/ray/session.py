@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 from ray._raylet import GcsClient
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RpcError
 
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
@@ -17,6 +17,7 @@ from kvactors.actors.cluster.ray.raylet import LOOPBACK
 from kvactors.actors.cluster.ray.token import require_token, token_source
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 from kvactors.core.errors import InvalidInput
+from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["check_reachable", "connect", "open_link"]
 
@@ -52,12 +53,20 @@ def connect(address: str) -> None:
         )
 
 
-def open_link(address: str, seconds: float) -> tuple[Link, Callable[[], None]]:
+def open_link(
+    address: str, seconds: float, key: EncryptionKey | None = None
+) -> tuple[Link, Callable[[], None]]:
     """What handles need of the cluster at `address`, tried for `seconds`, and what leaves it: the
-    last that leaves disconnects from Ray, if it was connected here. Raises as `connect`."""
+    last that leaves disconnects from Ray, if it was connected here. `key`: that of its nodes.
+    Raises as `connect`, and InvalidConfig for another key."""
     began = not ray.is_initialized()
     connect(address)
-    link = Link(LoopThread("kvactors-cluster"), RayTransport(), read_settings(seconds), seconds)
+    settings, loop = read_settings(seconds), LoopThread("kvactors-cluster")
+    try:
+        link = Link(loop, RayTransport(), settings, seconds, key)
+    except BaseException:
+        loop.stop()
+        raise
     _open[link] = began or any(_open.values())
 
     def leave() -> None:
@@ -99,4 +108,9 @@ def _check_token(address: str) -> None:
         raise WrongToken(
             f"{address} refuses the token of this process (from {token_source()}): take that of "
             "the head"
+        ) from error
+    except RpcError as error:
+        raise ClusterUnreachable(
+            f"{address} listens, and does not answer as Ray does: if RAY_USE_TLS is set for the "
+            "head it must be for this process too, and the other way round"
         ) from error

@@ -10,9 +10,9 @@ __all__ = ["STEPS", "plan"]
 
 # Where an armed fault may strike: before and after each call is answered, at each call that is
 # made, before and after each write.
-_NODE = "turn read confirm mend release retire prefix align replicate digests piece"
+_NODE = "turn read cached confirm mend prepare release retire prefix align replicate digests piece"
 _NODE += " cancel fork begin"
-_DIRECTORY = "join renew find whose claim spawn offer name move drain"
+_DIRECTORY = "join renew find whose claim spawn offer name move moved drain"
 _METHODS = f"{_NODE} {_DIRECTORY}".split()
 _WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget", "store fork"]
 STEPS = [
@@ -23,6 +23,7 @@ STEPS = [
 HOT = [
     *("before turn", "after turn", "before store", "after store", "before set aside"),
     *("calling replicate", "after replicate", "after align", "after claim", "after release"),
+    *("before prepare", "after prepare", "calling piece", "after piece"),
     *("calling name", "after name", "after move", "before journal", "after journal"),
 ]
 LONGEST = 9.0

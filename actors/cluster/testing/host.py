@@ -53,7 +53,7 @@ class ModelHost:
         self,
         agent: str,
         request: Record,
-        on_tokens: Callable[[list[int], str], object] | None,
+        on_tokens: Callable[[list[int], str | bytes], object] | None,
     ) -> Record:
         """`agent` answers `request` with where in the ledger it stands, and what is remembered
         there; `on_tokens` gets two."""
@@ -96,6 +96,13 @@ class ModelHost:
     async def knows(self, agent: str, request: str) -> bool:
         """By its id."""
         return any(msgpack.unpackb(r)["id"] == request for r in self._ledgers.get(agent, ()))
+
+    async def cached(self, agent: str, request: str) -> bool:
+        """Some turns never are."""
+        await self._disk.read(self._process, "cached")
+        names = [msgpack.unpackb(record)["id"] for record in self._ledgers.get(agent, ())]
+        saved = max((piece["count"] for piece in self._pieces.get(agent, ())), default=0)
+        return request in names[:saved]
 
     async def records(self, agent: str, start: int) -> list[bytes]:
         """From the disk."""
@@ -140,11 +147,12 @@ class ModelHost:
         await self._disk.write(self._process, "set aside", apply)
 
     async def pieces(self, agent: str, have: list[str]) -> AsyncIterator[Record]:
-        """One by one."""
-        for piece in list(self._pieces.get(agent, ())):
-            if piece["digest"] not in have:
-                await self._disk.read(self._process, "piece")
-                yield piece
+        """One by one; what is saved meanwhile comes too."""
+        known = set(have)
+        while new := [p for p in self._pieces.get(agent, ()) if p["digest"] not in known]:
+            await self._disk.read(self._process, "piece")
+            known.add(new[0]["digest"])
+            yield new[0]
 
     async def digests(self, agent: str) -> list[str]:
         """Of what is stored."""

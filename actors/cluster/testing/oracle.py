@@ -130,6 +130,10 @@ class Oracle:
             for record in since
             for place in record.get("places", ())
         )
+        # It lived there when it was asked for: it stays.
+        there = there or any(
+            [agent, target] in record.get("stays", ()) and "moves" not in record for record in since
+        )
         if not there and not any(agent in record.get("moved", ()) for record in since):
             self._say(agent, f"its move to {target} was neither made nor given up")
 

@@ -153,7 +153,8 @@ class _Story:
 
     async def _fork(self, client: Client, agent: str, text: str) -> None:
         child = f"{agent}-{text}"
-        asked = self._oracle.asks(agent, text)
+        # What its parent has noted where it had no turn yet.
+        asked = self._oracle.asks(agent, text, withdrawn=withdrawn(text))
         try:
             durable = await self._until_done(lambda: client.fork(agent, child, text, PATIENCE))
         except ForkLost:
@@ -202,10 +203,17 @@ class _Story:
             written = len(self._journal())
             await client.ask("move", {"agent": agent, "target": node}, PATIENCE)
             self._moves.append((agent, node, written))
+            if self._rng.random() < 0.5:
+                await self._moved(client, agent)
         elif len(self._world.nodes) > 2 and not self._drained:
             self._world.say(f"drain {node}")
             self._drained.add(node)
             await client.ask("drain", {"node": node, "on": True}, PATIENCE)
+
+    async def _moved(self, client: Client, agent: str) -> None:
+        """Until its move is over, or another one that was asked for since."""
+        while not (await client.ask("moved", {"agent": agent}, PATIENCE))["over"]:
+            pass
 
     async def _quiet(self) -> None:
         """Wait until nothing is left to do, then ask the oracle."""

@@ -10,6 +10,7 @@ import pytest
 
 from kvactors import Cluster
 from kvactors.actors.cluster.protocol.errors import AgentExists, NoRoom, UnknownAgent
+from kvactors.actors.turns.reply import Reply
 from kvactors.core.errors import (
     BlockingCall,
     EmptyPrompt,
@@ -51,6 +52,24 @@ def test_an_agent_remembers_across_restarts(open_cluster: Open) -> None:
         reply = again.ask(QUESTION).get(timeout=60)
         assert (reply.text, reply.cache) == (ANSWER, "warm")
         assert [other.agent_id for other in cluster.agents()] == ["ada"]
+
+
+def test_a_reply_says_truly_when_its_kv_is_on_disk(open_cluster: Open) -> None:
+    with open_cluster() as cluster:
+        agent = cluster.spawn("ada", system_prompt="You answer from memory.")
+        reply = agent.ask(FACT, request_id="told").get(timeout=60)
+        assert reply.cached.get(timeout=60) is True
+        seen = []
+        reply.cached.on_done(lambda done: seen.append(done.get()))
+        assert seen == [True]
+    with open_cluster() as cluster:
+        again = cluster.spawn("ada").ask(FACT, request_id="told").get(timeout=60)
+        assert (again.recorded, asyncio.run(settled(again))) == (True, True)
+
+
+async def settled(reply: Reply) -> bool:
+    """As one waits under asyncio."""
+    return await reply.cached
 
 
 def test_pieces_add_up_to_the_reply_on_a_thread_and_under_asyncio(open_cluster: Open) -> None:

@@ -50,6 +50,6 @@ class Cluster:
 
     def moves(self, agent: str, target: str) -> None:
         self.asks("move", agent=agent, target=target)
-        while self.asks("moves"):
-            self.passes(0.1)
+        while not self.asks("moved", agent=agent)["over"]:
+            pass
         assert self.asks("find", agent=agent)["node"] == target

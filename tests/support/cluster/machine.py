@@ -32,9 +32,13 @@ class Machine:
     def __init__(self) -> None:
         self.loop, self.rng = new_loop(), Random(1)
         self.disk = Disk(self.rng, lambda *_: None)
-        self.restart()
+        self._start()
 
     def restart(self) -> None:
+        self.process.kill()
+        self._start()
+
+    def _start(self) -> None:
         self.process = Process("n1", self.loop)
         self.clock = SimClock(self.process, 1.0, 0.0)
         self.journal = SimJournal(self.process, self.disk)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,63 @@ from kvactors.actors.cluster.ray.transport import NAMESPACE
 __all__ = ["LEASE", "Nodes", "eventually"]
 
 LEASE = 2.0
-PATIENCE = 60.0
+PATIENCE = 120.0
 _MAIN = "from kvactors.actors.cli import main; main()"
 
 
 class Nodes:
-    """Several nodes, by their names; the first is the head. Their stores are in a folder."""
+    """Several nodes, by their names; the first is the head. Their stores are in a folder, all with
+    this `key`, if any."""
 
-    def __init__(self, folder: Path, *names: str, durable: str = "two") -> None:
+    def __init__(
+        self, folder: Path, *names: str, durable: str = "two", key: bytes | None = None
+    ) -> None:
         self.folder = folder
+        self.head, self._durable, self._key = names[0], durable, key
         self.address = f"127.0.0.1:{_free_port()}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         # Actors of tests are found by those that run them.
         os.environ["PYTHONPATH"] = str(Path(__file__).parent)
         try:
-            self.cluster = self._begin(names, durable)
+            self.cluster = self._begin(names)
         except BaseException:
             for process in self.running.values():
                 process.kill()
                 process.wait()
             raise
 
-    def _begin(self, names: tuple[str, ...], durable: str) -> Cluster:
-        head, *others = names
-        port = self.address.rpartition(":")[2]
-        self._start(head, "--head", "--port", port, "--durable", durable, "--lease", str(LEASE))
+    def _begin(self, names: tuple[str, ...]) -> Cluster:
+        self._start_head()
         self.cluster = self._connect()
-        for name in others:
+        for name in names[1:]:
             self.join(name)
         eventually(lambda: len(self.alive()) == len(names))
         return self.cluster
+
+    def _start_head(self) -> None:
+        port, lease = self.address.rpartition(":")[2], str(LEASE)
+        self._start(
+            self.head, "--head", "--port", port, "--durable", self._durable, "--lease", lease
+        )
+
+    def kill_head(self) -> None:
+        """Every process of the head, at once; and this process leaves."""
+        for pid in [*_descendants(self.running[self.head].pid), self.running[self.head].pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.running.pop(self.head).wait()
+        self.cluster.close()
+
+    def begin_again(self) -> None:
+        """The head over its store, then the others over theirs, as a service manager does: each
+        when what was left of it has ended."""
+        self._start_head()
+        self.cluster = self._connect()
+        others = {name: self.running.pop(name) for name in list(self.running) if name != self.head}
+        for name, process in others.items():
+            process.wait(PATIENCE)
+            self.join(name)
+        eventually(lambda: len(self.alive()) == len(self.running))
 
     def alive(self) -> list[str]:
         """Names of the nodes that hold a lease."""
@@ -110,8 +138,13 @@ class Nodes:
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         told = ["node", "--name", name, "--store", str(self.folder / name), "--reproducible"]
+        env = dict(os.environ)
+        if self._key is not None:
+            file = self.folder / "key"
+            file.write_bytes(self._key)
+            env["KVACTORS_KEY_FILE"] = str(file)
         self.running[name] = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, *told, *arguments], stdout=log, stderr=log
+            [sys.executable, "-c", _MAIN, *told, *arguments], stdout=log, stderr=log, env=env
         )
         log.close()
 
@@ -119,7 +152,7 @@ class Nodes:
         until = time.monotonic() + PATIENCE
         while True:
             try:
-                return Cluster.connect(self.address, patience=PATIENCE)
+                return Cluster.connect(self.address, patience=PATIENCE, encryption_key=self._key)
             except ClusterUnreachable:
                 assert time.monotonic() < until, "no head"
                 time.sleep(0.2)
@@ -131,6 +164,16 @@ def eventually(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < until, "it never was"
         time.sleep(0.1)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The process's children, theirs, and so on."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
+    pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    found = [pid]
+    for above in found:
+        found += [child for child, parent in pairs if parent == above]
+    return found[1:]
 
 
 def _free_port() -> int:

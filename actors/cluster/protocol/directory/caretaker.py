@@ -1,4 +1,4 @@
-"""What the directory does by itself: fences, take-overs, moves, new replicas, an even load."""
+"""What the directory does by itself: take-overs, new replicas, an even load."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,8 +16,6 @@ from kvactors.actors.cluster.protocol.records import Place, Settings
 
 __all__ = ["Caretaker"]
 
-# A move that failed so often is given up.
-TRIES = 8
 # Agents that one round takes over, or makes a replica for; the next takes others.
 AT_ONCE = 256
 
@@ -41,7 +39,6 @@ class Caretaker:
         self._places, self._moves = places, moves
         self._transport, self._settings = transport, settings
         self._look = True
-        self._failed: dict[str, int] = {}
 
     def look(self) -> None:
         """Nodes or places have changed: look at all agents in the next round."""
@@ -57,10 +54,6 @@ class Caretaker:
                 more = await self._over_all()
             finally:
                 self._look = self._look or more
-
-    async def drive(self) -> None:
-        """Moves as far as they go."""
-        await self._each(list(self._registry.moves), self._drive)
 
     async def _over_all(self) -> bool:
         """Whether there is still something to do."""
@@ -118,10 +111,15 @@ class Caretaker:
             if place.agent not in self._registry.moves:
                 agents.setdefault(place.node, []).append(place.agent)
         moves = self._draining(agents)[:free]
-        moves += levelling(self._members.room(), agents, free - len(moves))
+        # Whom a person has put somewhere stays there.
+        free_to_go = {node: list(filter(self._may_go, there)) for node, there in agents.items()}
+        moves += levelling(self._members.room(), free_to_go, free - len(moves))
         for agent, target in moves:
-            await self._moves.move({"agent": agent, "target": target})
+            await self._moves.plan(agent, target)
         return bool(moves or self._registry.moves or self._leaving(agents))
+
+    def _may_go(self, agent: str) -> bool:
+        return agent not in self._registry.stays
 
     def _draining(self, agents: dict[str, list[str]]) -> list[tuple[str, str]]:
         room = self._members.room()
@@ -134,23 +132,3 @@ class Caretaker:
     def _leaving(self, agents: dict[str, list[str]]) -> list[str]:
         drained = [m.node for m in self._registry.members.values() if m.draining]
         return [agent for node in drained for agent in agents.get(node, ())]
-
-    async def _drive(self, agent: str) -> None:
-        """One try. A crash anywhere leaves the move in the journal: it is tried again."""
-        target = self._registry.moves[agent].target
-        place = await self._places.settled(agent)
-        if place.node == target or not self._registry.takes(target):
-            await self._moves.give_up(agent)
-            return
-        try:
-            await self._moves.bring(place, target)
-            self._failed.pop(agent, None)
-        except ClusterError:
-            await self._failed_once(agent)
-            raise
-
-    async def _failed_once(self, agent: str) -> None:
-        self._failed[agent] = self._failed.get(agent, 0) + 1
-        if self._failed[agent] >= TRIES:
-            del self._failed[agent]
-            await self._moves.give_up(agent)

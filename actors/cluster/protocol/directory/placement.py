@@ -43,11 +43,11 @@ def levelling(
     nodes: Mapping[str, Load], agents: Mapping[str, Sequence[str]], most: int
 ) -> list[tuple[str, str]]:
     """Up to `most` moves (agent, target) that bring `nodes` nearer to even: from the fullest to the
-    emptiest, while they are further than UNEVEN from the mean. `agents`: who lives where. An
-    agent weighs what those of its node do on average."""
+    emptiest, while they are further than UNEVEN from the mean. `agents`: who lives where and may
+    go. An agent weighs what those of its node do on average."""
     weights = {node: float(load.weight) for node, load in nodes.items()}
     left = {node: list(agents.get(node, ())) for node in nodes}
-    sizes = {node: weights[node] / max(1, len(left[node])) for node in nodes}
+    sizes = {n: weights[n] / max(1, load.agents, len(left[n])) for n, load in nodes.items()}
     moves: list[tuple[str, str]] = []
     while len(moves) < most and len(nodes) > 1:
         mean = sum(weights.values()) / len(weights)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from kvactors.actors.cluster.protocol.directory.names import Names
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Journal, Record
 from kvactors.actors.cluster.protocol.records import Member, Move, Place
@@ -23,9 +24,12 @@ class Registry:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.places: dict[str, Place] = {}
+        self.names = Names()
         self.members: dict[str, Member] = {}
         self.moves: dict[str, Move] = {}
         self.gone: dict[str, int] = {}
+        # Where a person has put agents: they stay there until their node is drained or lost.
+        self.stays: dict[str, str] = {}
         # How many agents a node owns, how many it is replica of, and where a group's agents are.
         self.owned: Counter[str] = Counter()
         self.kept: Counter[str | None] = Counter()
@@ -44,9 +48,10 @@ class Registry:
         moves: Iterable[Move] = (),
         moved: Iterable[str] = (),
         gone: Iterable[str] = (),
+        stays: Iterable[tuple[str, str]] = (),
     ) -> None:
         """All `places`, `members` and `moves` at once. `moved`: these moves are over; `gone`:
-        forget these agents.
+        forget these agents; `stays`: agents, and the nodes on which they shall stay.
 
         Raises Unreachable where the disk failed: the change may be on it or not, so from then on
         nothing is answered until a restart has read what is there.
@@ -57,6 +62,7 @@ class Registry:
             "moves": [move.to_record() for move in moves],
             "moved": list(moved),
             "gone": [[agent, self.places[agent].epoch] for agent in gone],
+            "stays": [[agent, node] for agent, node in stays],
         }
         self.check()
         try:
@@ -97,13 +103,14 @@ class Registry:
         places = [{"places": [place.to_record()]} for place in self.places.values()]
         members = [{"members": [member.to_record()]} for member in self.members.values()]
         moves = [{"moves": [move.to_record()]} for move in self.moves.values()]
-        return [{"epochs": self.gone}, *members, *places, *moves]
+        stays = {"stays": [[agent, node] for agent, node in self.stays.items()]}
+        return [{"epochs": self.gone}, *members, *places, *moves, stays]
 
     def _make(self, change: Record) -> None:
         self.gone.update(change.get("epochs", {}))
         for agent, epoch in change.get("gone", ()):
-            self._put(agent, None)
             self.moves.pop(agent, None)
+            self._put(agent, None)
             self.gone[agent] = epoch
         for place in _each(change, "places", Place):
             self._put(place.agent, place)
@@ -111,17 +118,31 @@ class Registry:
             self.members[member.node] = member
         for move in _each(change, "moves", Move):
             self.moves[move.agent] = move
+        self.stays.update(change.get("stays", ()))
         for agent in change.get("moved", ()):
             self.moves.pop(agent, None)
+            self._may_go_unless_at(agent, self.places[agent].node)
 
     def _put(self, agent: str, place: Place | None) -> None:
-        for counted, by in ((self.places.pop(agent, None), -1), (place, 1)):
+        if agent not in self.moves:
+            self._may_go_unless_at(agent, None if place is None else place.node)
+        before = self.places.pop(agent, None)
+        if before is None and place is not None:
+            self.names.add(agent)
+        elif before is not None and place is None:
+            self.names.remove(agent)
+        for counted, by in ((before, -1), (place, 1)):
             if counted is not None:
                 self.owned[counted.node] += by
                 self.kept[counted.replica] += by
                 self.groups[counted.group][counted.node] += by
         if place is not None:
             self.places[agent] = place
+
+    def _may_go_unless_at(self, agent: str, node: str | None) -> None:
+        """It lives there now. Who was to stay elsewhere was forced away, or never came there."""
+        if self.stays.get(agent) != node:
+            self.stays.pop(agent, None)
 
 
 def _each(change: Record, name: str, kind: Any) -> list[Any]:

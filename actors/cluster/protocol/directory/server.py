@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from kvactors.actors.cluster.protocol.directory.caretaker import Caretaker
+from kvactors.actors.cluster.protocol.directory.driver import Driver
 from kvactors.actors.cluster.protocol.directory.members import Members
 from kvactors.actors.cluster.protocol.directory.moves import Moves
 from kvactors.actors.cluster.protocol.directory.placement import Load
@@ -33,7 +34,10 @@ class Directory:
         locks = Locks()
         self._members = Members(self.registry, clock, settings, self._changed)
         places = Places(self.registry, self._members, locks, self._changed)
-        moves = Moves(self.registry, places, locks, transport, self._changed, settings=settings)
+        moves = Moves(
+            self.registry, places, locks, transport, clock, settings=settings, begun=self._begun
+        )
+        self._driver = Driver(self.registry, places, moves, settings.moves)
         self._caretaker = Caretaker(
             self.registry, self._members, places, moves, transport, settings=settings
         )
@@ -50,7 +54,7 @@ class Directory:
             "name": places.name,
             "outdate": places.outdate,
             "move": moves.move,
-            "moves": moves.moves,
+            "moved": moves.moved,
             "forget": moves.forget,
             "agents": self._agents,
             "stats": self._stats,
@@ -68,7 +72,7 @@ class Directory:
         with suppress(ClusterError):
             await self.registry.compact()
         # Apart: a fence waits for nobody, and a take-over does not wait for a move.
-        rounds = (self._members.fence_silent, self._caretaker.round, self._caretaker.drive)
+        rounds = (self._members.fence_silent, self._caretaker.round, self._driver.round)
         await asyncio.gather(*map(self._again_and_again, rounds))
         raise self.registry.broken or OSError("the directory's journal")
 
@@ -81,10 +85,14 @@ class Directory:
     def _changed(self) -> None:
         self._caretaker.look()
 
+    def _begun(self, agent: str) -> None:
+        self._caretaker.look()
+        self._driver.begin(agent)
+
     async def _agents(self, record: Record) -> Record:
         """Up to `count` places of agents whose names follow `after`, in their order."""
-        names = sorted(a for a in self.registry.places if a > record["after"])
-        return {name: self.registry.places[name].to_record() for name in names[: record["count"]]}
+        names = self.registry.names.page(record["after"], record["count"])
+        return {name: self.registry.places[name].to_record() for name in names}
 
     async def _stats(self, _: Record) -> Record:
         """How many there are of all."""

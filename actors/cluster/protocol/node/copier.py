@@ -1,10 +1,11 @@
 """An owner's way to bring another node up to what it has."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from kvactors.actors.cluster.protocol.errors import LedgerGap
-from kvactors.actors.cluster.protocol.interfaces import Host, Transport
+from kvactors.actors.cluster.protocol.interfaces import Host, Record, Transport
 from kvactors.actors.cluster.protocol.node.replica import digests
 from kvactors.actors.cluster.protocol.records import Settings
 
@@ -62,13 +63,24 @@ class Copier:
         answer = await self._transport.call(
             peer.node, "digests", record, within=self._settings.call
         )
-        async for piece in self._host.pieces(peer.agent, answer["have"]):
+        async for piece in _ahead(self._host.pieces(peer.agent, answer["have"])):
             await self._call(peer, "piece", piece=piece)
 
     async def _call(self, peer: Peer, method: str, **fields: object) -> int:
         record = {"agent": peer.agent, "epoch": peer.epoch, **fields}
         answer = await self._transport.call(peer.node, method, record, within=self._settings.call)
         return int(answer.get("have", 0))
+
+
+async def _ahead(items: AsyncIterator[Record]) -> AsyncIterator[Record]:
+    """The same `items`: one is read while the one before is sent."""
+    reading = asyncio.ensure_future(anext(items, None))
+    try:
+        while (item := await reading) is not None:
+            reading = asyncio.ensure_future(anext(items, None))
+            yield item
+    finally:
+        reading.cancel()
 
 
 def _chunks(records: list[bytes]) -> Iterator[list[bytes]]:

@@ -53,7 +53,9 @@ class Forks:
     async def served(self, agent: str) -> Held:
         """With its lock held: and it is in memory."""
         held = await self.owned(agent)
-        await self._serving.begin(agent, _spawned_with(held.place))
+        # What it is made of has all that its parent was spawned with.
+        options = {} if FORK in held.place.options else held.place.options
+        await self._serving.begin(agent, options)
         return held
 
     async def fork(self, record: Record) -> Record:
@@ -62,9 +64,9 @@ class Forks:
         agent, child = record["agent"], record["child"]
         async with self._locks.of(agent):
             parent = await self.served(agent)
+            begins = await self._beginning(parent, record["request"])
             # Where it can be: what dies with this node is not there to begin with.
             await self._owner.commit(parent)
-            begins = await self._beginning(parent, record["request"])
             place = await self._place(parent.place, child, begins)
             if place.node == self._name and place.options[FORK] == begins:
                 await self._copy(agent, child)
@@ -80,10 +82,14 @@ class Forks:
         return {"durable": durable}
 
     async def _beginning(self, parent: Held, request: str) -> dict[str, Any]:
-        records = await self._host.records(parent.place.agent, 0)
+        agent = parent.place.agent
+        if not (records := await self._host.records(agent, 0)):
+            # The first record says how it was spawned, though it be of nothing.
+            await self._host.turn(agent, {"id": request, "kind": "withdraw"}, None)
+            records = await self._host.records(agent, 0)
         parent.lease.check()
         return {
-            "of": parent.place.agent,
+            "of": agent,
             "born": parent.place.born,
             "records": len(records),
             "digest": _digest(records),
@@ -91,8 +97,8 @@ class Forks:
         }
 
     async def _place(self, parent: Place, child: str, begins: Record) -> Place:
-        options = {**_spawned_with(parent), FORK: begins}
-        record = {"agent": child, "group": parent.group, "options": options, "node": self._name}
+        record = {"agent": child, "group": parent.group, "options": {FORK: begins}}
+        record["node"] = self._name
         return Place.from_record(await self._ask("directory", "spawn", record))
 
     async def _copy(self, agent: str, child: str) -> None:
@@ -126,11 +132,6 @@ class Forks:
     async def _ask(self, to: str, method: str, record: Record) -> Record:
         within = PATIENT * self._settings.call
         return await self._transport.call(to, method, record, within=within)
-
-
-def _spawned_with(place: Place) -> dict[str, Any]:
-    """What its host is given of the options of a `place`."""
-    return {name: value for name, value in place.options.items() if name != FORK}
 
 
 def _digest(records: list[bytes]) -> bytes:

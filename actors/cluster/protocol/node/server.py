@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import (
@@ -10,16 +10,15 @@ from kvactors.actors.cluster.protocol.errors import (
     Fenced,
     NotOwner,
     OtherDisk,
-    StaleEpoch,
     UnknownNode,
     WrongRecord,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Journal, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.cancels import Cancels
-from kvactors.actors.cluster.protocol.node.copier import Peer
 from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.lease import Lease
+from kvactors.actors.cluster.protocol.node.leaving import Leaving
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 from kvactors.actors.cluster.protocol.node.replica import Replica, digests
@@ -58,6 +57,7 @@ class Node:
         self._owner = Owner(name, transport, clock, host, self._notes, settings)
         self._serving = Serving(host, self._locks, settings.served)
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
+        self._leaving = Leaving(self._owner, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
             name,
             transport,
@@ -86,10 +86,12 @@ class Node:
             "fork": self._forks.fork,
             "begin": self._forks.begin,
             "read": self._read,
+            "cached": self._cached,
             "confirm": self._confirm,
             "mend": self._mend,
-            "release": self._release,
-            "retire": self._retire,
+            "prepare": self._leaving.prepare,
+            "release": self._leaving.release,
+            "retire": self._leaving.retire,
             "prefix": self._prefix,
             "align": self._replica.align,
             "replicate": self._replica.replicate,
@@ -197,16 +199,28 @@ class Node:
         return {"answer": answer, "durable": None, "epoch": held.place.epoch, "node": self.name}
 
     async def _read(self, record: Record) -> Record:
-        """What the ledger has, by now: no lock, so that a long turn does not hinder it."""
-        agent = record["agent"]
+        """What the ledger has, by now."""
+        async with self._reading(record["agent"]) as held:
+            records = await self._host.records(record["agent"], record["start"])
+        return {"records": records, "epoch": held.place.epoch, "node": self.name}
+
+    async def _cached(self, record: Record) -> Record:
+        """Whether KV of a turn is on disk: once that is known."""
+        async with self._reading(record["agent"]):
+            cached = await self._host.cached(record["agent"], record["request"])
+        return {"cached": cached}
+
+    @asynccontextmanager
+    async def _reading(self, agent: str) -> AsyncIterator[Held]:
+        """No lock, so that a long turn does not hinder it: at the end the agent is this node's as
+        it was at the beginning. Raises NotOwner, LeaseLost."""
         if (held := self._owner.current(agent)) is None or not held.whole:
             async with self._locks.of(agent):
                 held = await self._forks.owned(agent)
-        records = await self._host.records(agent, record["start"])
+        yield held
         held.lease.check()
         if self._owner.current(agent) is not held:
             raise NotOwner(agent=agent, node=self.name)
-        return {"records": records, "epoch": held.place.epoch, "node": self.name}
 
     async def _confirm(self, record: Record) -> Record:
         agent = record["agent"]
@@ -225,29 +239,6 @@ class Node:
             if held.place.replica == lost:
                 await self._owner.replace(held, lost)
         return {}
-
-    async def _release(self, record: Record) -> Record:
-        """Let go of an agent, and bring `target` all of it. What it is asked here from now on has
-        to be claimed anew, and that is in another epoch than the one in which it moves."""
-        agent, epoch = record["agent"], record["epoch"]
-        async with self._locks.of(agent):
-            await self._let_go(agent, epoch)
-            peer = Peer(agent, record["target"], epoch)
-            await self._owner.copier.catch_up(peer)
-            await self._owner.copier.send_pieces(peer)
-        return {}
-
-    async def _retire(self, record: Record) -> Record:
-        """Let go of an agent that shall be forgotten."""
-        async with self._locks.of(record["agent"]):
-            await self._let_go(record["agent"], record["epoch"])
-        return {}
-
-    async def _let_go(self, agent: str, epoch: int) -> None:
-        if (held := self._notes.promised(agent)) > epoch:
-            raise StaleEpoch(agent=agent, epoch=epoch, held=held)
-        await self._notes.promise(agent, epoch)
-        await self._give_up(agent)
 
     async def _give_up(self, agent: str) -> None:
         """With its lock held: it is not this node's, nor in its memory."""
@@ -269,5 +260,5 @@ class Node:
         return await self._transport.call("directory", method, record, within=self._settings.call)
 
 
-def _tokens_to(emit: Emit) -> Callable[[list[int], str], object]:
+def _tokens_to(emit: Emit) -> Callable[[list[int], str | bytes], object]:
     return lambda tokens, text: emit({"tokens": tokens, "text": text})

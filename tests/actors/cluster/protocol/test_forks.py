@@ -11,7 +11,7 @@ from kvactors.actors.cluster.protocol.errors import (
     HostFailed,
     UnknownAgent,
 )
-from kvactors.actors.cluster.testing.world import Armed
+from kvactors.actors.cluster.testing.world import DIRECTORY, Armed
 
 Make = Callable[[int], Cluster]
 
@@ -32,12 +32,16 @@ def talked(cluster: Cluster) -> Cluster:
 
 def test_a_fork_remembers_what_its_parent_does_and_both_go_on_apart(cluster: Make) -> None:
     two = talked(cluster(2))
+    home = two.asks("find", agent="alice")["node"]
 
     assert forks(two, "bob")
 
     assert two.says("bob", "for bob")["answer"]["remembers"] == ["one", "for bob"]
     assert two.says("alice", "for alice")["answer"]["remembers"] == ["one", "for alice"]
-    assert two.asks("find", agent="bob")["node"] == two.asks("find", agent="alice")["node"]
+    written = two.world.machines[DIRECTORY].disk.files["journal"]
+    places = [place for record in written for place in record.get("places", ())]
+    # It may be levelled away since.
+    assert next(place["node"] for place in places if place["agent"] == "bob") == home
     assert len(two.world.ledgers("bob")) == 2
 
 
@@ -58,15 +62,18 @@ def test_a_fork_is_made_once_for_a_request_and_none_of_a_name_that_is_taken(clus
         two.does(two.client.fork("nobody", "bob", "g", 30))
 
 
-def test_a_fork_of_an_agent_without_turns_begins_as_that_was_spawned(cluster: Make) -> None:
+def test_a_fork_of_an_agent_without_turns_begins_with_what_says_how_that_was_spawned(
+    cluster: Make,
+) -> None:
     two = cluster(2)
     two.does(two.client.spawn("alice", {"system_prompt": "You are Alice."}, "group", 30))
 
     assert forks(two, "bob")
 
-    place = two.asks("find", agent="bob")
-    assert (place["group"], place["options"]["system_prompt"]) == ("group", "You are Alice.")
+    assert two.asks("find", agent="bob")["group"] == "group"
     assert two.says("bob", "hello")["answer"]["remembers"] == ["hello"]
+    assert two.shows("bob") == ["no f", "hello"]
+    assert two.shows("alice") == ["no f"]
 
 
 def interrupted(cluster: Cluster) -> None:

@@ -72,6 +72,90 @@ def test_a_node_that_joins_gets_its_part(cluster: Make) -> None:
     assert [three.says(agent, f"{agent} after")["answer"]["index"] for agent in agents] == [1] * 24
 
 
+def test_an_agent_answers_while_it_is_copied_to_where_it_goes(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    for turn in range(200):
+        three.says("alice", f"before {turn}")
+    place = three.asks("find", agent="alice")
+    target = next(n for n in three.world.nodes if n not in (place["node"], place["replica"]))
+    three.world.machines[target].disk.slow = 10.0
+
+    began = three.world.loop.time()
+    three.asks("move", agent="alice", target=target)
+    waited: list[float] = []
+    while three.asks("find", agent="alice")["node"] != target:
+        asked = three.world.loop.time()
+        three.says("alice", f"meanwhile {len(waited)}")
+        waited.append(three.world.loop.time() - asked)
+
+    took = three.world.loop.time() - began
+    assert len(waited) > 5
+    assert max(waited) < took / 3
+    assert three.says("alice", "after")["answer"]["index"] == 200 + len(waited)
+
+
+def test_who_is_sent_elsewhere_on_the_way_goes_there(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    for turn in range(50):
+        three.says("alice", f"before {turn}")
+    here = three.asks("find", agent="alice")["node"]
+    first, last = (node for node in three.world.nodes if node != here)
+    three.world.machines[first].disk.slow = 10.0
+
+    three.asks("move", agent="alice", target=first)
+    three.asks("move", agent="alice", target=last)
+    while not (told := three.asks("moved", agent="alice"))["over"]:
+        pass
+
+    assert told["place"]["node"] == last
+    assert three.says("alice", "after")["answer"]["index"] == 50
+
+
+def test_who_waits_for_a_move_is_told_at_its_end(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    three.says("alice", "before")
+
+    began = three.world.loop.time()
+    for target in 3 * three.world.nodes:
+        three.asks("move", agent="alice", target=target)
+        told = three.asks("moved", agent="alice")
+        assert (told["over"], told["place"]["node"]) == (True, target)
+
+    # No rounds of the directory are in it, and no question that is asked again and again.
+    assert three.world.loop.time() - began < 9 * SETTINGS.lease / 12
+
+
+def test_whom_a_person_has_moved_stays_there_until_it_is_forced_away(cluster: Make) -> None:
+    three = cluster(3)
+    agents = [f"a{index:02}" for index in range(24)]
+    three.spawns(*agents)
+    for agent in agents:
+        three.says(agent, f"{agent} before")
+
+    put = agents[::2]
+    for agent in put:
+        three.asks("move", agent=agent, target="n1")
+        while not three.asks("moved", agent=agent)["over"]:
+            pass
+    three.passes(30)
+
+    def lives_on_n1() -> list[str]:
+        places = three.asks("agents", after="", count=99)
+        return [agent for agent, place in places.items() if place["node"] == "n1"]
+
+    # The others have made room.
+    assert lives_on_n1() == put
+    three.asks("drain", node="n1", on=True)
+    three.passes(30)
+    assert lives_on_n1() == []
+    three.asks("drain", node="n1", on=False)
+    three.passes(30)
+    assert 24 / 3 * 0.75 <= len(lives_on_n1()) <= 24 / 3 * 1.25
+
+
 def test_a_drained_node_gives_all_away_and_may_come_back(cluster: Make) -> None:
     three = cluster(3)
     agents = [f"a{index}" for index in range(9)]

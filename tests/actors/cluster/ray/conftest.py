@@ -28,10 +28,10 @@ def token() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def three(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Nodes]":
-    """A head and two more nodes; what is durable is on two of them."""
+    """A head and two more nodes, encrypted; what is durable is on two of them."""
     from nodes import Nodes
 
-    found = Nodes(tmp_path_factory.mktemp("three"), "one", "two", "three")
+    found = Nodes(tmp_path_factory.mktemp("three"), "one", "two", "three", key=b"k" * 32)
     yield found
     found.end()
 

@@ -35,12 +35,11 @@ def turns(agent: ClusterAgent) -> list[str]:
     return [turn.text for turn in agent.transcript().turns if turn.role == "user"]
 
 
-def test_a_fork_begins_beside_its_parent_and_both_outlive_their_node(
+def test_a_fork_and_its_parent_outlive_the_node_that_it_was_made_on(
     three: Nodes, told: ClusterAgent
 ) -> None:
     child = three.cluster.spawn("child of two", from_=told)
     assert child.ask("My dog is called Rex.").get(timeout=WAIT).durable.get(timeout=WAIT)
-    assert three.cluster.place("child of two").node == three.cluster.place(told.agent_id).node
 
     os.kill(three.pid("two"), signal.SIGKILL)
 

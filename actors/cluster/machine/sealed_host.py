@@ -1,0 +1,48 @@
+"""The agents of an encrypted node: what they are asked arrives sealed, and what they say leaves
+sealed."""
+
+from kvactors.actors.cluster.host.host import SystemHost
+from kvactors.actors.cluster.host.turns import OnTokens
+from kvactors.actors.cluster.machine.seals import Seals
+from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.system.system import AgentSystem
+
+__all__ = ["SealedHost"]
+
+
+class SealedHost(SystemHost):
+    """A SystemHost over `system` behind `seals`. Its records and pieces are sealed by its store."""
+
+    def __init__(self, system: AgentSystem, seals: Seals) -> None:
+        super().__init__(system)
+        self._seals = seals
+
+    async def begin(self, agent: str, options: Record) -> None:
+        """See SystemHost; the `options` of `agent` are sealed, where it has any: a fork's are its
+        parent's records."""
+        given = self._seals.open_options(agent, options) if options else {}
+        try:
+            await super().begin(agent, given)
+        except Exception as error:
+            raise self._failed(agent, error) from error
+
+    async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
+        """See SystemHost; the `request` of `agent`, its answer and its tokens are sealed. One to
+        withdraw is the node's own, and says nothing."""
+        withdraws = request.get("kind") == "withdraw"
+        given = request if withdraws else self._seals.open_request(agent, request)
+
+        def tell(tokens: list[int], text: str | bytes) -> None:
+            assert on_tokens is not None
+            on_tokens([], self._seals.tokens(agent, tokens, text))
+
+        try:
+            answer = await super().turn(agent, given, on_tokens and tell)
+        except Exception as error:
+            raise self._failed(agent, error) from error
+        return self._seals.answer(agent, answer)
+
+    def _failed(self, agent: str, error: Exception) -> Exception:
+        known = isinstance(error, ClusterError)
+        return error if known else self._seals.failure(agent, error)
