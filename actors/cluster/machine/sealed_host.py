@@ -28,8 +28,8 @@ class SealedHost(SystemHost):
             raise self._failed(agent, error) from error
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
-        """See SystemHost; the `request` of `agent`, its answer and its tokens are sealed. One to
-        withdraw is the node's own, and says nothing."""
+        """See SystemHost; the `request` of `agent`, its answer and what `on_tokens` is told are
+        sealed. One to withdraw is the node's own, and says nothing."""
         withdraws = request.get("kind") == "withdraw"
         given = request if withdraws else self._seals.open_request(agent, request)
 
