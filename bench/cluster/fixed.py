@@ -51,7 +51,7 @@ class FixedHost:
         self._answer = reply_record(reply)
 
     async def turn(self, agent: str, request: Record, on_tokens: object) -> Record:
-        """See Host, for `agent`, `request` and `on_tokens`; so are the others."""
+        """See Host; so are the others."""
         async with self._places:
             await asyncio.sleep(STEP)
         self._taken.setdefault(agent, []).append(request["id"])

@@ -81,8 +81,8 @@ class Seals:
         return HostFailed(kind=error.fields["kind"], message=found["message"])
 
     def open_copies(self, agent: str, start: int, copies: list[bytes]) -> list[bytes]:
-        """The `copies` of ledger records of `agent`, from the `start`-th on, as they are without
-        a key. Raises WrongRecord."""
+        """Copies of ledger records of `agent`, from the `start`-th on, as they are without a key.
+        Raises WrongRecord."""
         try:
             found = [open_copy(self._sealing, agent, n, c) for n, c in enumerate(copies, start)]
         except ValueError as error:
