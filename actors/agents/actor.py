@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from kvactors.actors.agents.planner import Planner, Running, warn_if_nearly_full
-from kvactors.actors.agents.recorded import answer_again
+from kvactors.actors.agents.recorded import answer_again, withdraw
 from kvactors.actors.agents.request_builder import (
     log_answer,
     log_prompt,
     make_answer,
     retokenized_tokens,
 )
+from kvactors.actors.agents.rewinding import rewind
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.runtime.dispatcher import SystemActor, handles
 from kvactors.actors.runtime.futures import ReplyFuture
@@ -32,11 +33,9 @@ from kvactors.actors.turns.messages_agent import (
     TurnFinished,
 )
 from kvactors.actors.turns.messages_gpu import Cancel, PrefetchKV, Step
-from kvactors.actors.turns.reply import Rewound, make_reply
+from kvactors.actors.turns.reply import make_reply
 from kvactors.core.conversation.context_policy import ContextPolicy
-from kvactors.core.conversation.rewind import cut_at_token, cut_turns
 from kvactors.core.conversation.transcript import Transcript
-from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
 from kvactors.core.schedule.events import Aborted, Begun, Finished, Tokens
 from kvactors.core.schedule.request import Request
@@ -99,6 +98,9 @@ class AgentActor(SystemActor):
         answer = self.transcript.answered.get(ask.turn.request_id)
         if answer is not None:
             answer_again(ask, answer, self.transcript.chat, self.services)
+            return
+        if not ask.turn.taken:
+            withdraw(ask, self.transcript, self.services)
             return
         self._run(ask, lambda: self._planner().first(ask))
         if cancelled:
@@ -207,22 +209,9 @@ class AgentActor(SystemActor):
 
     @handles(Rewind)
     def _rewind(self, message: Rewind) -> None:
-        ticket = message.ticket
-        if ticket.reply.done:
-            return
-        transcript, remains = self.transcript, tuple[Turn, ...]()
-        try:
-            if message.to_token is None:
-                keep = cut_turns(transcript.turns, message.turns or 1)
-            else:
-                keep, remains = cut_at_token(transcript, message.to_token)
-        except KvactorsError as error:
-            ticket.reject(error)
-            return
-        self._warned = False
-        self.services.save(self.agent_id, transcript.extend(remains, keep), ticket, ())
-        left = sum(len(turn.token_ids) for turn in transcript.turns)
-        ticket.resolve(Rewound(len(transcript.turns), left, ticket.durable))
+        if not message.ticket.reply.done:
+            rewind(message, self.transcript, self.services)
+            self._warned = False
 
     @handles(Fork)
     def _fork(self, message: Fork) -> None:

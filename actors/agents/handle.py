@@ -8,7 +8,12 @@ from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import check_count, check_text, stays_here
+from kvactors.actors.turns.checks import (
+    check_request_id,
+    check_rewind,
+    check_text,
+    stays_here,
+)
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
 from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options
 from kvactors.actors.turns.prompt import Messages
@@ -194,7 +199,11 @@ class Agent:
         return self.host.request(self.agent_id, message, timeout)
 
     def rewind(
-        self, turns: int | None = None, *, to_token: int | None = None
+        self,
+        turns: int | None = None,
+        *,
+        to_token: int | None = None,
+        request_id: str | None = None,
     ) -> ReplyFuture[Rewound]:
         """Forget the end of what is remembered; a pykka Future of Rewound.
 
@@ -202,15 +211,15 @@ class Agent:
         something observed. `to_token` keeps that many tokens of `transcript().token_ids`; a
         turn that it cuts keeps the part of its text that its tokens stand for. Happens in
         order with prompts, and moves no bytes: the ledger records it, the next turn uses what
-        is left of the cache. Raises InvalidInput or SystemStopped at once; the future raises
-        RewindOutOfRange if less than that is remembered, and nothing is forgotten.
+        is left of the cache. With a `request_id` it is done once however often it is asked: then
+        it is answered with what is left by now. Raises InvalidInput or SystemStopped at once; the
+        future raises RewindOutOfRange if less than that is remembered, and nothing is forgotten.
         """
-        if turns is not None and to_token is not None:
-            raise InvalidInput("rewind takes turns or to_token, not both")
-        count, kept = check_count("turns", turns, 1), check_count("to_token", to_token, 0)
+        count, kept = check_rewind(turns, to_token)
+        named = check_request_id(request_id)
 
         def make(ticket: Ticket) -> Prompt:
-            return Rewind(ticket, count, kept)
+            return Rewind(ticket, count, kept, named)
 
         return self.host.send(self._actor, make, None, streamed=False).reply
 

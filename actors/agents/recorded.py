@@ -1,16 +1,18 @@
 """A request that comes again, and whose turn the agent has taken: its answer is given from the
-ledger. On the agent's thread."""
+ledger. And one that is withdrawn: it is noted there as answered with nothing. On the agent's
+thread."""
 
 from collections.abc import Sequence
 
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.turns.messages_agent import Ask
-from kvactors.actors.turns.reply import recorded_reply
+from kvactors.actors.turns.reply import FinishReason, recorded_reply
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.schedule.events import Tokens
 
-__all__ = ["answer_again"]
+__all__ = ["answer_again", "withdraw"]
 
 
 def answer_again(
@@ -23,4 +25,14 @@ def answer_again(
     for turn in answer:
         ticket.push(Tokens(ticket.agent_id, ticket.serial, turn.token_ids))
     services.confirm(ticket)
-    ticket.resolve(recorded_reply(answer, ticket))
+    # An answer that was wanted and is not there was withdrawn.
+    otherwise: FinishReason = "cancelled" if ask.turn.answer else "stop"
+    ticket.resolve(recorded_reply(answer, ticket, otherwise))
+
+
+def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:
+    """Note in `transcript`, and through `services` in its ledger, that the request of `ask` is
+    answered with nothing, and reply so."""
+    record = transcript.extend((), request_id=ask.turn.request_id)
+    services.save(ask.ticket.agent_id, record, ask.ticket, ())
+    ask.ticket.resolve(recorded_reply((), ask.ticket, "cancelled"))

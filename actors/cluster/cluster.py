@@ -13,6 +13,7 @@ from kvactors.actors.cluster.host.requests import spawn_options
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownAgent, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
+from kvactors.actors.cluster.requests import new_id
 from kvactors.actors.system.parameters import check_seconds
 from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text, stays_here
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -30,9 +31,10 @@ AGAIN = 0.05
 
 class Cluster:
     """Agents that live where there is room, and move with their memory. Made by `connect`, or by
-    `local`; a context manager. Any thread."""
+    `local`; a context manager. `model` is what its nodes run, as the head was told. Any thread."""
 
     def __init__(self, link: Link, leave: Callable[[], None]) -> None:
+        self.model = link.settings.model
         self._link = link
         self._leave = leave
 
@@ -105,17 +107,29 @@ class Cluster:
         self._leave()
 
     def spawn(
-        self, agent_id: str, system_prompt: str | None = None, *, group: str | None = None
+        self,
+        agent_id: str,
+        system_prompt: str | None = None,
+        *,
+        from_: str | ClusterAgent | None = None,
+        group: str | None = None,
     ) -> ClusterAgent:
         """The agent `agent_id`, new or as it was spawned. Nothing is computed yet.
 
-        `group`: agents that are brought to one node where it is not much fuller than others; by
-        default those with the same `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom,
-        AgentExists (one with another prompt or group), Unanswered.
+        `from_` another agent: a new one, beside it and in its group, that remembers all that the
+        other does when its turns so far are done; its KV is not copied. `group`: agents that are
+        brought to one node where it is not much fuller than others; by default those with the same
+        `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom, AgentExists (one with another
+        prompt or group, or any, for a fork), UnknownAgent (nobody to fork), Unanswered.
         """
         check_id(agent_id)
         check_text("agent_id", agent_id)
         check_system_prompt(system_prompt)
+        if from_ is not None:
+            if (system_prompt, group) != (None, None):
+                raise InvalidConfig("a fork has its parent's prompt and group: leave them unset")
+            self._link.run(self._link.fork(_id(from_), agent_id, new_id()))
+            return ClusterAgent(agent_id, self._link)
         if group is not None and (not isinstance(group, str) or not group):
             raise InvalidInput(f"group must be a non-empty string, not {group!r}")
         if system_prompt is None and group is None and (there := self.find(agent_id)) is not None:

@@ -1,26 +1,25 @@
 """ClusterAgent: the handle of an agent that lives on some node. Its methods may be called from any
 thread."""
 
-import logging
 from collections.abc import Sequence
-from typing import Any, NoReturn, Unpack
+from typing import NoReturn, Unpack
 
 from kvactors.actors.agents.handle import TranscriptView
-from kvactors.actors.cluster.asked import AskedFuture
-from kvactors.actors.cluster.host.answers import read_reply
+from kvactors.actors.cluster.asking import Asking
 from kvactors.actors.cluster.machine.link import Link
-from kvactors.actors.cluster.requests import checked_ask, checked_observe
-from kvactors.actors.cluster.streams import AsyncClusterStream, ClusterStream, Pieces, pieces
+from kvactors.actors.cluster.requests import checked_ask, checked_observe, checked_rewind
+from kvactors.actors.cluster.streams import (
+    AsyncClusterStream,
+    ClusterStream,
+)
 from kvactors.actors.cluster.transcripts import read_transcript
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.options import AskOptions
-from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["ClusterAgent"]
-
-logger = logging.getLogger("kvactors")
 
 
 class ClusterAgent:
@@ -30,7 +29,7 @@ class ClusterAgent:
     def __init__(self, agent_id: str, link: Link) -> None:
         self.agent_id = agent_id
         self._link = link
-        self._order = link.order(agent_id)
+        self._asking = Asking(agent_id, link)
 
     def __repr__(self) -> str:
         return f"<ClusterAgent {self.agent_id!r}>"
@@ -47,35 +46,73 @@ class ClusterAgent:
         `timeout` a lost owner is waited for as long as `Cluster.connect(patience=...)` says. Raises
         InvalidInput at once; the future raises what `Agent.ask`'s does, and Unanswered.
         """
-        return self._ask(checked_ask(prompt, **options))
+        return self._asking.turn(checked_ask(prompt, **options))
 
-    def tell(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None) -> None:
-        """Take a turn whose reply nobody waits for; it is remembered like any other."""
-        self._ask(checked_ask(prompt, sampling=sampling)).on_done(self._log)
+    def tell(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: Sampling | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Take a turn whose reply nobody waits for; it is remembered like any other. `prompt`,
+        `sampling` and `request_id` as of `ask`."""
+        request = checked_ask(prompt, sampling=sampling, request_id=request_id)
+        self._asking.turn(request).on_done(self._asking.log)
 
-    def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:
-        """Remember something without answering; `role`: any that the chat template has. The future
-        resolves when it is remembered, and raises TemplateError."""
-        return self._ask(checked_observe(text, role))
+    def observe(
+        self, text: str, role: str = "user", *, request_id: str | None = None
+    ) -> ReplyFuture[Reply]:
+        """Remember a `text` without answering; `role`: any that the chat template has;
+        `request_id` as of `ask`. The future resolves when it is remembered, and raises
+        TemplateError."""
+        return self._asking.turn(checked_observe(text, role, request_id))
+
+    def rewind(
+        self,
+        turns: int | None = None,
+        *,
+        to_token: int | None = None,
+        request_id: str | None = None,
+    ) -> ReplyFuture[Rewound]:
+        """Forget the end of what is remembered, as `Agent.rewind` does: `turns`, or what came after
+        the first `to_token` tokens. Once, as a turn is, for its `request_id` too; asked again it is
+        answered with what is left by then. Raises InvalidInput at once; the future raises
+        RewindOutOfRange, Unanswered."""
+        return self._asking.rewind(checked_rewind(turns, to_token, request_id))
 
     def stream(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> ClusterStream:
         """Take a turn as `ask` does, with its options, and iterate over its text as it is decoded;
-        `.reply` at the end. Who leaves early leaves the turn to its node: it goes on there."""
-        return ClusterStream(self._link.loop, self._pieces(checked_ask(prompt, **options)))
+        `.reply` at the end. Leaving the loop early, or `close()`, cancels the turn."""
+        return ClusterStream(self._asking.reading(checked_ask(prompt, **options)))
 
     async def ask_async(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> Reply:
-        """`ask` under asyncio, with its options. Cancelling it leaves the turn to its node."""
-        return await self.ask(prompt, **options)
+        """`ask` under asyncio, with its options. Cancelling it cancels the turn."""
+        request = checked_ask(prompt, **options)
+        reply = self._asking.turn(request)
+        try:
+            return await reply
+        except BaseException:
+            if not reply.done:
+                self._asking.cancel(request["id"])
+            raise
 
     def stream_async(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> AsyncClusterStream:
-        """`stream` under asyncio, with its options."""
-        return AsyncClusterStream(self._link.loop, self._pieces(checked_ask(prompt, **options)))
+        """`stream` under asyncio, with its options. Leaving the loop (`aclose()` the stream, or let
+        it go) or cancelling the task cancels the turn."""
+        return AsyncClusterStream(self._asking.reading(checked_ask(prompt, **options)))
+
+    def cancel(self) -> None:
+        """End the running turn, whoever asked for it, at its next step; it replies with what was
+        decoded. Where none runs, the one that waits first of those that this process asked for
+        ends: it is not taken, and replies with nothing."""
+        self._asking.cancel_first()
 
     def transcript(self) -> TranscriptView:
         """What it remembers: finished turns, none missing that anyone was given. Waits for its
@@ -84,34 +121,3 @@ class ClusterAgent:
         link = self._link
         found = link.run(link.client.read(self.agent_id, 0, link.seconds))
         return read_transcript(self.agent_id, found["records"])
-
-    def _ask(self, request: dict[str, Any]) -> ReplyFuture[Reply]:
-        return self._link.begin(self._turn(request))
-
-    async def _turn(self, request: dict[str, Any]) -> Reply:
-        async with self._order:
-            seconds = self._link.patience(request)
-            given = await self._link.client.turn(self.agent_id, request, seconds)
-        return self._reply(request, given)
-
-    async def _pieces(self, request: dict[str, Any]) -> Pieces:
-        async with self._order:
-            seconds = self._link.patience(request)
-            items = self._link.client.stream(self.agent_id, request, seconds)
-            async for piece in pieces(items, lambda given: self._reply(request, given)):
-                yield piece
-
-    def _reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
-        """Its `durable` is settled at once, or when a second node has it. Whether its KV is on disk
-        is asked when somebody wants to know."""
-        link, durable = self._link, ReplyFuture[bool]()
-        cached = AskedFuture(lambda: link.begin(link.cached(self.agent_id, request["id"])))
-        if given["durable"]:
-            durable.resolve(True)
-        else:
-            durable = link.begin(link.durable(self.agent_id, request["id"]))
-        return read_reply(given["answer"], durable, cached)
-
-    def _log(self, done: ReplyFuture[Reply]) -> None:
-        if done.error is not None:
-            logger.warning("what %r was told failed: %s", self.agent_id, done.error)

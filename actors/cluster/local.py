@@ -48,6 +48,7 @@ def open_local(
 
     def leave() -> None:
         if not link.closed:
+            link.finish()
             loop.run(local.close())
             link.close()
 
@@ -58,7 +59,7 @@ class _Local:
     """The directory and the node. One loop."""
 
     def __init__(self, options: MemberOptions, key: EncryptionKey | None) -> None:
-        self.settings = Settings(durable="one", key=key_name(key))
+        self.settings = Settings(durable="one", key=key_name(key), model=str(options.model))
         self._key = key
         self.transport = DirectTransport({})
         self._options = options

@@ -4,14 +4,18 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from kvactors.actors.cluster.host.requests import ask_request, observe_request
-from kvactors.actors.turns.checks import check_text, check_turn
+from kvactors.actors.cluster.host.requests import (
+    ask_request,
+    observe_request,
+    rewind_request,
+)
+from kvactors.actors.turns.checks import check_request_id, check_rewind, check_text, check_turn
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.prompt import check_messages, check_text_or_ids, check_threshold
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["checked_ask", "checked_observe"]
+__all__ = ["checked_ask", "checked_observe", "checked_rewind", "new_id"]
 
 MOST_TOKENS = 2**32
 """Of any vocabulary. How many the model's has its node knows."""
@@ -32,21 +36,33 @@ def checked_ask(
         options["messages"] = [{"role": role, "content": text} for role, text in found]
     else:
         prompt = check_text_or_ids(prompt, MOST_TOKENS, match=options.get("match", False))
-    options.setdefault("request_id", _new_id())
+    options["request_id"] = _named(options.get("request_id"))
     return ask_request(prompt, **options)
 
 
-def checked_observe(text: str, role: str) -> dict[str, Any]:
-    """The request of what `ClusterAgent.observe` was given: a `text` and its `role`. Raises
-    InvalidInput."""
+def checked_observe(text: str, role: str, request_id: str | None) -> dict[str, Any]:
+    """The request of what `ClusterAgent.observe` was given: a `text`, its `role` and `request_id`.
+    Raises InvalidInput."""
     if not isinstance(text, str):
         raise InvalidInput(f"observe takes text, not {type(text).__name__}")
     if not isinstance(role, str) or not role:
         raise InvalidInput(f"role must be a non-empty string, not {role!r}")
     check_text("the text", text)
-    return observe_request(_new_id(), text, check_text("role", role))
+    return observe_request(_named(request_id), text, check_text("role", role))
 
 
-def _new_id() -> str:
+def checked_rewind(
+    turns: int | None, to_token: int | None, request_id: str | None
+) -> dict[str, Any]:
+    """The request of what `ClusterAgent.rewind` was given: `turns` or `to_token`, and its
+    `request_id`. Raises InvalidInput."""
+    return rewind_request(_named(request_id), *check_rewind(turns, to_token))
+
+
+def _named(request_id: str | None) -> str:
+    return check_request_id(request_id) or new_id()
+
+
+def new_id() -> str:
     """Every request has one: what comes twice is taken once."""
     return uuid.uuid4().hex

@@ -1,18 +1,19 @@
 """A turn's text, piece by piece, from another node: on a thread, or under asyncio."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from kvactors.actors.cluster.machine.known import as_known
-from kvactors.actors.cluster.machine.loop import LoopThread
-from kvactors.actors.cluster.protocol.errors import HostFailed
+from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import TextPiece
-from kvactors.core.errors import BlockingCall
+from kvactors.core.errors import BlockingCall, KvactorsError, SystemStopped
 
-__all__ = ["AsyncClusterStream", "ClusterStream", "Pieces", "pieces"]
+__all__ = ["AsyncClusterStream", "ClusterStream", "Pieces", "Reading", "pieces"]
 
 Pieces = AsyncGenerator[TextPiece | Reply, None]
 """What is shown of a turn, and its reply as the last."""
@@ -39,26 +40,63 @@ async def pieces(
                 shown = again
 
 
-class ClusterStream:
-    """Iterates over pieces whose texts add up to the reply's text. One reader; any thread."""
+class Reading:
+    """A turn whose pieces, `found`, are read on the loop of `link`, whether anyone wants them yet
+    or not; `cancel` ends it. `reply` is its reply."""
 
-    def __init__(self, loop: LoopThread, found: Pieces) -> None:
-        self._end = _End(found)
-        self._loop = loop
+    def __init__(self, link: Link, found: Pieces, cancel: Callable[[], object]) -> None:
+        self._pieces: asyncio.Queue[TextPiece | None] = asyncio.Queue()
+        self._cancel = cancel
+        self._left = False
+        self.loop = link.loop
+        self.reply: ReplyFuture[Reply] = link.begin(self._read(found))
+
+    async def next(self) -> TextPiece | None:
+        """The next piece; None behind the last, always. On the loop."""
+        piece = await self._pieces.get()
+        if piece is None:
+            self._pieces.put_nowait(None)
+        return piece
+
+    def leave(self) -> None:
+        """Nobody wants the rest: end the turn, unless it has ended. Any thread."""
+        if not self._left and not self.reply.done:
+            self._left = True
+            with suppress(SystemStopped):
+                self._cancel()
+
+    async def _read(self, found: Pieces) -> Reply:
+        try:
+            async with aclosing(found):
+                async for piece in found:
+                    if isinstance(piece, Reply):
+                        return piece
+                    self._pieces.put_nowait(piece)
+            raise AssertionError("a turn without a reply")
+        finally:
+            self._pieces.put_nowait(None)
+
+
+class ClusterStream:
+    """Iterates over pieces whose texts add up to the reply's text. One reader; any thread. Closing
+    early, or letting it go, cancels the turn of `reading`."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
 
     @property
     def reply(self) -> Reply:
-        """The turn's Reply; reads what is left. Raises what the turn failed with."""
-        for _ in self:
-            pass
-        return self._end.given()
+        """The finished turn's Reply; waits for it. Raises what the turn failed with."""
+        reply: Reply = self._reading.reply.get()
+        return reply
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> TextPiece:
-        piece = self._loop.run(self._end.next())
+        piece = self._reading.loop.run(self._reading.next())
         if piece is None:
+            self._reading.reply.get()
             raise StopIteration
         return piece
 
@@ -76,30 +114,41 @@ class ClusterStream:
     def __reduce__(self) -> NoReturn:
         stays_here(self, "read it here, and pass its text or its reply")
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Stop reading. The turn goes on where it runs."""
-        self._loop.run(self._end.close())
+        """Stop reading; a turn that still runs is cancelled and replies with what there is."""
+        self._reading.leave()
 
 
 class AsyncClusterStream:
-    """A ClusterStream under asyncio."""
+    """A ClusterStream under asyncio. Closing early, letting it go, or cancelling the task that
+    reads cancels the turn of `reading`."""
 
-    def __init__(self, loop: LoopThread, found: Pieces) -> None:
-        self._end = _End(found)
-        self._loop = loop
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
 
     @property
     def reply(self) -> Reply:
         """The turn's Reply, once it was read to its end. Raises BlockingCall before."""
-        return self._end.given()
+        if not self._reading.reply.done:
+            raise BlockingCall("the turn has not ended: read the stream to its end, or aclose() it")
+        reply: Reply = self._reading.reply.get()
+        return reply
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TextPiece:
-        piece = await self._loop.begin(self._end.next()).future
-        if piece is None:
-            raise StopAsyncIteration
+        try:
+            piece = await self._reading.loop.begin(self._reading.next()).future
+            if piece is None:
+                await self._reading.reply
+                raise StopAsyncIteration
+        except BaseException:
+            self._reading.leave()
+            raise
         return piece
 
     async def __aenter__(self) -> Self:
@@ -113,33 +162,12 @@ class AsyncClusterStream:
     ) -> None:
         await self.aclose()
 
+    def __del__(self) -> None:
+        self._reading.leave()
+
     async def aclose(self) -> None:
-        """Stop reading. The turn goes on where it runs."""
-        await self._loop.begin(self._end.close()).future
-
-
-class _End:
-    """Reads on the loop that the pieces come on, and keeps the reply."""
-
-    def __init__(self, found: Pieces) -> None:
-        self._found = found
-        self._reply: Reply | None = None
-
-    async def next(self) -> TextPiece | None:
-        try:
-            found = await anext(self._found, None)
-        except HostFailed as error:
-            raise as_known(error) from error
-        if isinstance(found, Reply):
-            self._reply = found
-            await self._found.aclose()
-            return None
-        return found
-
-    async def close(self) -> None:
-        await self._found.aclose()
-
-    def given(self) -> Reply:
-        if self._reply is None:
-            raise BlockingCall("the turn has not ended: read the stream to its end")
-        return self._reply
+        """Stop reading; a turn that still runs is cancelled and replies with what there is. Returns
+        when it has."""
+        self._reading.leave()
+        with suppress(KvactorsError):
+            await self._reading.reply

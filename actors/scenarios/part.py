@@ -16,6 +16,7 @@ from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
 from kvactors.actors.scenarios.journal.records import Event, Failure, Header, Metric, Run
 from kvactors.actors.scenarios.results.measure import SHARES, measure
+from kvactors.actors.scenarios.running.clustered import ClusterSystem
 from kvactors.actors.scenarios.running.live import LiveAgents, World
 from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script
@@ -42,7 +43,11 @@ class _Running:
 
 
 def run_part(
-    folder: RunFolder, system: AgentSystem, *, lockstep: bool = False, watch: Watch = unwatched
+    folder: RunFolder,
+    system: AgentSystem | ClusterSystem,
+    *,
+    lockstep: bool = False,
+    watch: Watch = unwatched,
 ) -> str:
     """Run what is left of the runs of a `folder` with the agents of a `system` that runs: "end", or
     "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
@@ -52,7 +57,9 @@ def run_part(
         return _run_part(folder, system, watch, lockstep=lockstep)
 
 
-def _run_part(folder: RunFolder, system: AgentSystem, watch: Watch, *, lockstep: bool) -> str:
+def _run_part(
+    folder: RunFolder, system: AgentSystem | ClusterSystem, watch: Watch, *, lockstep: bool
+) -> str:
     folder = folder.named(known.agent_id for known in system.known_agents())
     scripts = folder.scripts()
     most = sum(script.most_turns() for script in scripts)

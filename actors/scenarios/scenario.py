@@ -31,10 +31,12 @@ from kvactors.actors.scenarios.part import (
     unwatched,
 )
 from kvactors.actors.scenarios.results.write import write_results
+from kvactors.actors.scenarios.running.clustered import ClusterSystem
 from kvactors.actors.scenarios.running.script import points
 from kvactors.actors.system.system import AgentSystem
 
 __all__ = [
+    "ClusterSystem",
     "Scenario",
     "compare_runs",
     "fork_run",
@@ -77,7 +79,7 @@ class Scenario:
 
     def run(
         self,
-        system: AgentSystem | None = None,
+        system: AgentSystem | ClusterSystem | None = None,
         *,
         out: str | Path,
         lockstep: bool = False,
@@ -93,7 +95,7 @@ class Scenario:
 
 
 def resume_run(
-    out: str | Path, system: AgentSystem | None = None, *, watch: Watch = unwatched
+    out: str | Path, system: AgentSystem | ClusterSystem | None = None, *, watch: Watch = unwatched
 ) -> list[Run]:
     """Go on with the runs of the folder `out` from where they were cut off, and tell `watch`; with
     the `system` they were begun with, if they were. What has ended is not run again."""
@@ -115,7 +117,7 @@ def fork_run(
     out: str | Path,
     *,
     settings: Iterable[str] = (),
-    system: AgentSystem | None = None,
+    system: AgentSystem | ClusterSystem | None = None,
     watch: Watch = unwatched,
 ) -> list[Run]:
     """Go on otherwise from a `step` of the runs in the folder `run`, into a new folder `out`, with
@@ -124,6 +126,7 @@ def fork_run(
     Raises InvalidScenario, KvactorsError, OSError."""
     source = _open(run)
     words = _changed(source, settings)
+    _check_own(words, system)
     folder = RunFolder.create(Path(out), words, source.path, fork_of=source)
     try:
         copy_beginning(source, folder, step)
@@ -147,7 +150,7 @@ def compare_runs(left: str | Path, right: str | Path) -> dict[str, list[Differen
 
 def go_on(
     folder: RunFolder,
-    system: AgentSystem | None = None,
+    system: AgentSystem | ClusterSystem | None = None,
     *,
     lockstep: bool = False,
     watch: Watch = unwatched,
@@ -170,8 +173,10 @@ def go_on(
     return _results(folder)
 
 
-def _check_own(words: ScenarioWords, system: AgentSystem | None) -> None:
+def _check_own(words: ScenarioWords, system: AgentSystem | ClusterSystem | None) -> None:
     """Raise InvalidScenario for what cannot be done with somebody's own `system`."""
+    if isinstance(system, ClusterSystem):
+        system.check(words)
     many = next(itertools.islice(points(words), 1, None), None) is not None
     for phase in words.phases if system is not None else ():
         if phase.restart:

@@ -14,6 +14,7 @@ __all__ = [
     "check_count",
     "check_id",
     "check_request_id",
+    "check_rewind",
     "check_system_prompt",
     "check_text",
     "check_turn",
@@ -96,3 +97,11 @@ def check_count(name: str, value: object, least: int) -> int | None:
     if value is not None and (found is None or found < least):
         raise InvalidInput(f"{name} must be an int of at least {least}, not {value!r}")
     return found
+
+
+def check_rewind(turns: object, to_token: object) -> tuple[int | None, int | None]:
+    """The `turns` to take back, or the tokens to keep, `to_token`. Raises InvalidInput for both, or
+    what is no such number."""
+    if turns is not None and to_token is not None:
+        raise InvalidInput("rewind takes turns or to_token, not both")
+    return check_count("turns", turns, 1), check_count("to_token", to_token, 0)

@@ -70,6 +70,8 @@ class Rewind(_InPromptLane):
     """How many of the last turns to forget, or None."""
     to_token: int | None
     """How many tokens to keep, or None."""
+    request_id: str | None = None
+    """Names it: what was taken back under this id is not taken back again."""
 
 
 @dataclass(frozen=True, slots=True)

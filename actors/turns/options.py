@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from kvactors.actors.turns.checks import check_request_id, check_turn
-from kvactors.actors.turns.prompt import Messages, PromptInput, check_prompt
+from kvactors.actors.turns.prompt import Messages, NewText, PromptInput, check_prompt
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["AskOptions", "TurnOptions", "check_options"]
+__all__ = ["AskOptions", "TurnOptions", "check_options", "withdrawing"]
 
 
 class AskOptions(TypedDict, total=False):
@@ -45,6 +45,14 @@ class TurnOptions:
     """Whether the agent remembers it, on disk too; False: it leaves no trace."""
     request_id: str | None = None
     """Names it: what the agent has taken under this id is not taken again."""
+    taken: bool = True
+    """False: nothing is, and no turn of this id from then on; its reply is that of the one that was
+    taken, if there is one, else empty."""
+
+
+def withdrawing(request_id: str) -> TurnOptions:
+    """What sees to it that no turn of this id is taken from now on."""
+    return TurnOptions(NewText(""), Sampling(), request_id=request_id, taken=False)
 
 
 def check_options(

@@ -143,10 +143,12 @@ def make_reply(
     )
 
 
-def recorded_reply(answer: Sequence[Turn], ticket: Ticket) -> Reply:
-    """The reply of a turn that was taken before: its `answer` (none, if nothing was to be said) for
-    who waits by this `ticket`."""
-    turn = answer[0] if answer else Turn("assistant", "", (), "", finish="stop")
+def recorded_reply(
+    answer: Sequence[Turn], ticket: Ticket, otherwise: FinishReason = "stop"
+) -> Reply:
+    """The reply of a turn that was taken before: its `answer` (none, if nothing was to be said:
+    then it has ended as `otherwise` says) for who waits by this `ticket`."""
+    turn = answer[0] if answer else Turn("assistant", "", (), "", finish=otherwise)
     return Reply(
         text=turn.text,
         token_ids=turn.token_ids,

@@ -71,8 +71,18 @@ class FixedHost:
         """Names of requests."""
         return [name.encode() for name in self._taken.get(agent, ())[start:]]
 
-    async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """Those of `records` of `agent`, from the `start`-th on, that are new: in memory."""
+    async def cancel(self, agent: str) -> None:
+        """A step is short."""
+
+    async def fork(self, agent: str, child: str) -> None:
+        """All names."""
+        self._taken.setdefault(child, list(self._taken.get(agent, ())))
+
+    async def store(
+        self, agent: str, start: int, records: list[bytes], of: str | None = None
+    ) -> int:
+        """In memory: those of `records` of `agent`, from the `start`-th on, that are new; whoever
+        they are `of`."""
         held = self._taken.setdefault(agent, [])
         held += [name.decode() for name in records[len(held) - start :]]
         return len(held)

@@ -90,9 +90,12 @@ class RecordCopies:
         records = enumerate(self._records(agent_id, start), start)
         return [make_copy(sealing, agent_id, place, record) for place, record in records]
 
-    def append(self, agent_id: str, start: int, copies: Sequence[bytes]) -> int:
+    def append(
+        self, agent_id: str, start: int, copies: Sequence[bytes], of: str | None = None
+    ) -> int:
         """Append to the ledger of `agent_id` those of `copies`, the first of which is of the
         `start`-th record, that it has not yet; synced on return. How many records it has then.
+        `of`: whose records they were, where it begins with another agent's.
 
         Raises, with nothing written: RecordGap if records before `start` are missing, RecordsPart
         if one that is here already says something else, ImportRejected for what is no copy or was
@@ -102,7 +105,8 @@ class RecordCopies:
         have = self._store.ledgers.state(agent_id).records
         if start > have:
             raise RecordGap(agent_id, have, start)
-        records = [self._opened(agent_id, place, copy) for place, copy in enumerate(copies, start)]
+        whose = of or agent_id
+        records = [self._opened(whose, place, copy) for place, copy in enumerate(copies, start)]
         known = self._records(agent_id, start) if start < have else ()
         for place, (mine, theirs) in enumerate(zip(known, records, strict=False), start):
             if pack(mine) != pack(theirs):

@@ -7,10 +7,10 @@ from typing import Any
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.reply import Reply, Timing, Usage
+from kvactors.actors.turns.reply import Reply, Rewound, Timing, Usage
 from kvactors.core.schedule.logprobs import TokenLogprob
 
-__all__ = ["read_reply", "reply_record"]
+__all__ = ["read_reply", "read_rewound", "reply_record", "rewound_record"]
 
 
 def reply_record(reply: Reply) -> dict[str, Any]:
@@ -51,6 +51,20 @@ def read_reply(record: Record, durable: ReplyFuture[bool], cached: ReplyFuture[b
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WrongRecord(reason=f"no answer that is known here: {error!r}") from error
+
+
+def rewound_record(rewound: Rewound) -> dict[str, Any]:
+    """All of it but its future."""
+    return {"turns": rewound.turns, "tokens": rewound.tokens}
+
+
+def read_rewound(record: Record, durable: ReplyFuture[bool]) -> Rewound:
+    """The end of a rewind, of a `record`, with the future of whoever knows when it is `durable`.
+    Raises WrongRecord."""
+    try:
+        return Rewound(record["turns"], record["tokens"], durable)
+    except KeyError as error:
+        raise WrongRecord(reason=f"no rewind that is known here: {error!r}") from error
 
 
 def _plain(logprobs: Sequence[TokenLogprob]) -> list[list[Any]]:

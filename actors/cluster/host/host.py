@@ -13,7 +13,7 @@ from typing import Any
 
 from pykka import ActorDeadError
 
-from kvactors.actors.cluster.host.answers import reply_record
+from kvactors.actors.cluster.host.answers import reply_record, rewound_record
 from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
 from kvactors.actors.cluster.host.saved import SavedKV, has_kv
 from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
@@ -58,17 +58,16 @@ class SystemHost:
     # -- agents that are served ----------------------------------------------------------
 
     async def begin(self, agent: str, options: Record) -> None:
-        """Serve it, as it is stored, or new, with `spawn_options`. A stored one is not forked
-        again, and has the system prompt that its ledger says."""
+        """Serve it, as it is stored, or new, with `spawn_options`. A stored one has the system
+        prompt that its ledger says."""
         given = read_spawn_options(options)
         spawn = self._system.spawn
         if self._system.find(agent) is not None:
             return
         try:
             await asyncio.to_thread(spawn, agent, **given)
-        except (AgentExists, SystemPromptMismatch):
-            for name in ("from_", "system_prompt"):
-                given.pop(name, None)
+        except SystemPromptMismatch:
+            del given["system_prompt"]
             await asyncio.to_thread(spawn, agent, **given)
 
     async def end(self, agent: str) -> None:
@@ -77,11 +76,15 @@ class SystemHost:
         await asyncio.to_thread(self._system.deactivate, agent)
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
-        """Let `agent` take a turn, a `request` that `ask_request` or `observe_request` made; the
-        `reply_record` once it is in the ledger here. `on_tokens` is called with tokens and their
-        text. A caller that is cancelled leaves it running: it is taken, and whoever asks again has
-        its answer."""
+        """Let `agent` take a turn, a `request` of those in `requests.py`, or withdraw one; the
+        `reply_record` (of a rewind the `rewound_record`) once it is in the ledger here. `on_tokens`
+        is called with tokens and their text. A caller that is cancelled leaves it running: it is
+        taken, and whoever asks again has its answer."""
         kind, given = read_request(request)
+        if kind == "rewind":
+            rewound = await self._turns.rewound(agent, given)
+            await rewound.durable
+            return rewound_record(rewound)
         if kind == "ask" and on_tokens is not None:
             reply = await self._turns.streamed(agent, given, on_tokens)
         else:
@@ -89,15 +92,15 @@ class SystemHost:
         await reply.durable
         return reply_record(reply)
 
-    async def tell(self, agent: str, request: Record) -> None:
-        """Take a turn, and return when it is its agent's next: its answer is for nobody, its record
-        is in the ledger when it was taken. Who must know that asks for it by `turn`, under the same
-        id."""
-        self._turns.asked(agent, *read_request(request))
+    async def cancel(self, agent: str) -> None:
+        """End the turn of `agent` that runs at its next step: its answer is what was decoded."""
+        self._turns.cancel(agent)
 
-    async def observe(self, agent: str, request: Record) -> Record:
-        """Have something remembered, without an answer: an `observe_request`."""
-        return await self.turn(agent, {**request, "kind": "observe"}, None)
+    async def fork(self, agent: str, child: str) -> None:
+        """Let `child`, a new one, be served with all that `agent`, which is served, remembers.
+        One whose ledger has been begun is left as it is."""
+        with suppress(AgentExists):
+            await asyncio.to_thread(self._system.spawn, child, from_=agent)
 
     # -- what is stored ------------------------------------------------------------------
 
@@ -127,12 +130,15 @@ class SystemHost:
             found = await self._with_store(work, agent)
         return found
 
-    async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """Append copies of `records` to the ledger of `agent`, which is not served: those from the
-        `start`-th on that it has not. Raises LedgerGap, RecordsPart, ImportRejected, OSError."""
+    async def store(
+        self, agent: str, start: int, records: list[bytes], of: str | None = None
+    ) -> int:
+        """Append copies of `records` (of the agent `of`, else its own) to the ledger of `agent`,
+        which is not served: those from the `start`-th on that it has not. Raises LedgerGap,
+        RecordsPart, ImportRejected, OSError."""
         self._turns.require_none(agent)
         try:
-            work = partial(_append_records, agent, start, records)
+            work = partial(_append_records, agent, start, records, of)
             count: int = await self._with_store(work)
         except RecordGap as gap:
             raise LedgerGap(agent=agent, have=gap.have) from gap
@@ -201,8 +207,10 @@ def _read_records(agent: str, start: int, store: Store) -> list[bytes]:
     return store.records.read(agent, start)
 
 
-def _append_records(agent: str, start: int, records: list[bytes], store: Store) -> int:
-    return store.records.append(agent, start, records)
+def _append_records(
+    agent: str, start: int, records: list[bytes], of: str | None, store: Store
+) -> int:
+    return store.records.append(agent, start, records, of)
 
 
 def _knows(agent: str, request: str, store: Store) -> bool:

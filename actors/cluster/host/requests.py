@@ -21,12 +21,15 @@ __all__ = [
     "observe_request",
     "read_request",
     "read_spawn_options",
+    "rewind_request",
     "spawn_options",
 ]
 
 KINDS = {
     "ask": {"prompt", *AskOptions.__annotations__} - {"request_id"},
     "observe": {"text", "role"},
+    "rewind": {"turns", "to_token"},
+    "withdraw": set(),
 }
 POLICIES = {"DropOldest": DropOldest, "Summarize": Summarize}
 
@@ -50,9 +53,17 @@ def observe_request(request_id: str, text: str, role: str = "user") -> dict[str,
     return {"id": _required(request_id), "kind": "observe", "text": text, "role": role}
 
 
+def rewind_request(
+    request_id: str, turns: int | None = None, to_token: int | None = None
+) -> dict[str, Any]:
+    """What `Agent.rewind` takes: `turns` or `to_token`, under its `request_id`."""
+    found = {"id": _required(request_id), "kind": "rewind", "turns": turns, "to_token": to_token}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def read_request(record: Record) -> tuple[str, dict[str, Any]]:
-    """The kind of a request, "ask" or "observe", and the parameters of the Agent's method. Raises
-    WrongRecord, and InvalidInput for values that these types do not have."""
+    """The kind of a request ("ask", "observe", "rewind", "withdraw"), and the parameters of the
+    Agent's method. Raises WrongRecord, and InvalidInput for values that these types do not have."""
     given = dict(record)
     kind, request_id = given.pop("kind", "ask"), given.pop("id", None)
     known = KINDS.get(kind) if isinstance(kind, str) else None
@@ -66,17 +77,13 @@ def read_request(record: Record) -> tuple[str, dict[str, Any]]:
 def spawn_options(
     system_prompt: str | None = None,
     *,
-    from_: str | None = None,
     context_policy: ContextPolicy | None = None,
     prompt_lane: LanePolicy | None = None,
 ) -> dict[str, Any]:
-    """What `AgentSystem.spawn` takes of `system_prompt`, `from_`, `context_policy` and
-    `prompt_lane`, plain."""
+    """What `AgentSystem.spawn` takes, plain: `system_prompt`, `context_policy`, `prompt_lane`."""
     record: dict[str, Any] = {}
     if system_prompt is not None:
         record["system_prompt"] = system_prompt
-    if from_ is not None:
-        record["from_"] = from_
     if context_policy is not None:
         record["context_policy"] = _plain_policy(context_policy)
     if prompt_lane is not None:
@@ -88,7 +95,7 @@ def read_spawn_options(record: Record) -> dict[str, Any]:
     """The parameters of `AgentSystem.spawn`. Raises WrongRecord, and InvalidConfig for values that
     these types do not have."""
     given = dict(record)
-    if not given.keys() <= {"system_prompt", "from_", "context_policy", "prompt_lane"}:
+    if not given.keys() <= {"system_prompt", "context_policy", "prompt_lane"}:
         raise WrongRecord(reason=f"no options that this node knows: {sorted(map(str, record))}")
     if "prompt_lane" in given:
         given["prompt_lane"] = _made(LanePolicy, given["prompt_lane"])

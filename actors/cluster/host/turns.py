@@ -9,8 +9,8 @@ from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.messages_gpu import Saved
-from kvactors.actors.turns.options import check_options
-from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.options import check_options, withdrawing
+from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.core.errors import InvalidInput
 
@@ -42,12 +42,23 @@ class ServedTurns:
             send(self._system.parts.lifecycle.gpu, Saved(agent, 0, limit=0))
 
     def asked(self, agent: str, kind: str, given: dict[str, Any]) -> ReplyFuture[Reply]:
-        """Put a turn of this `kind`, "ask" or "observe", into the lane of `agent`, with the
-        parameters that are `given`. Raises InvalidInput unless it is served, and as its method."""
+        """Put a turn of this `kind`, "ask", "observe" or "withdraw", into the lane of `agent`, with
+        the parameters that are `given`. Raises InvalidInput unless it is served, and as its method.
+        """
         handle = self._handle(agent)
+        if kind == "withdraw":
+            return handle.open_turn(withdrawing(given["request_id"])).reply
         future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
         self._saved.follow(agent, given["request_id"], future)
         return future
+
+    def rewound(self, agent: str, given: dict[str, Any]) -> ReplyFuture[Rewound]:
+        """Let `agent` rewind as is `given`. Raises as `asked`."""
+        return self._handle(agent).rewind(**given)
+
+    def cancel(self, agent: str) -> None:
+        """End the turn that runs. Raises InvalidInput unless it is served."""
+        self._handle(agent).cancel()
 
     async def streamed(self, agent: str, given: dict[str, Any], on_tokens: OnTokens) -> Reply:
         """The reply of a turn of `agent` with the parameters that are `given`; `on_tokens` has its

@@ -1,7 +1,8 @@
 """What all handles of a cluster have in common: a loop, a client of the protocol, and patience."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -39,11 +40,44 @@ class Link:
         self.seconds = seconds
         self.client = open_client(transport, MonotonicClock(), settings, key)
         self._orders: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._asked: dict[str, dict[str, None]] = {}
+        self._ending: set[asyncio.Task[Any]] = set()
         self.closed = False
 
     def order(self, agent_id: str) -> asyncio.Lock:
         """What the turns of an agent wait for, one by one, in the order in which they are asked."""
         return self._orders.setdefault(agent_id, asyncio.Lock())
+
+    @contextmanager
+    def asking(self, agent_id: str, request: str) -> Iterator[None]:
+        """Meanwhile an agent owes an answer to this request of this process. On the loop."""
+        asked = self._asked.setdefault(agent_id, {})
+        asked[request] = None
+        try:
+            yield
+        finally:
+            asked.pop(request, None)
+            if not asked:
+                self._asked.pop(agent_id, None)
+
+    async def fork(self, agent_id: str, child: str, request: str) -> None:
+        """Let `child` begin with what `agent_id` remembers behind the turns that it was asked for
+        so far, once for a `request`."""
+        async with self.order(agent_id):
+            await self.client.fork(agent_id, child, request, self.seconds)
+
+    async def first(self, agent_id: str) -> str | None:
+        """The request whose turn runs, else the first of this process that has no answer."""
+        asked = list(self._asked.get(agent_id, ()))
+        return await self.client.running(agent_id, self.seconds) or next(iter(asked), None)
+
+    async def cancel(self, agent_id: str, request: str) -> dict[str, Any]:
+        """End the turn of a request, or see to it that there is none: what `Client.turn` gives."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return await self.client.cancel(agent_id, request, self.seconds)
 
     def patience(self, request: dict[str, Any]) -> float:
         """Seconds for which a request is tried."""
@@ -66,8 +100,17 @@ class Link:
     def close(self) -> None:
         """Take no more. Twice is as good as once."""
         if not self.closed:
+            self.finish()
             self.closed = True
             self.loop.stop()
+
+    def finish(self) -> None:
+        """Return when the turns that were left have ended, or their nodes take too long."""
+        self.loop.run(self._ended())
+
+    async def _ended(self) -> None:
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=self.settings.call)
 
     async def durable(self, agent_id: str, request: str) -> bool:
         """Return when a turn is on as many nodes as it should be."""

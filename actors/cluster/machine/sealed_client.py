@@ -67,6 +67,12 @@ class _SealedClient(Client):
             raise seals.open_failure(agent, error) from error
         return {**given, "answer": seals.open_answer(agent, given["answer"])}
 
+    async def cancel(self, agent: str, request: str, seconds: float) -> dict[str, Any]:
+        """See Client; its answer is opened here."""
+        seals = self._seals
+        given = await super().cancel(agent, request, seconds)
+        return {**given, "answer": seals.open_answer(agent, given["answer"])}
+
     async def stream(
         self, agent: str, request: Record, seconds: float
     ) -> AsyncIterator[dict[str, Any]]:

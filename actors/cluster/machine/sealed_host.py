@@ -19,8 +19,9 @@ class SealedHost(SystemHost):
         self._seals = seals
 
     async def begin(self, agent: str, options: Record) -> None:
-        """See SystemHost; the `options` of `agent` are sealed."""
-        given = self._seals.open_options(agent, options)
+        """See SystemHost; the `options` of `agent` are sealed, where it has any: a fork's are its
+        parent's records."""
+        given = self._seals.open_options(agent, options) if options else {}
         try:
             await super().begin(agent, given)
         except Exception as error:
@@ -28,8 +29,9 @@ class SealedHost(SystemHost):
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
         """See SystemHost; the `request` of `agent`, its answer and what `on_tokens` is told are
-        sealed."""
-        given = self._seals.open_request(agent, request)
+        sealed. One to withdraw is the node's own, and says nothing."""
+        withdraws = request.get("kind") == "withdraw"
+        given = request if withdraws else self._seals.open_request(agent, request)
 
         def tell(tokens: list[int], text: str | bytes) -> None:
             assert on_tokens is not None

@@ -84,6 +84,26 @@ class Client:
                 await trying.wait(error)
         yield {"durable": await self.confirm(agent, request["id"], trying.left())}
 
+    async def running(self, agent: str, seconds: float) -> str | None:
+        """The id of the request of `agent` whose turn runs, if one does. Unanswered after so many
+        `seconds`."""
+        found = await self._of_owner(agent, "running", {"agent": agent}, seconds)
+        return None if found["request"] is None else str(found["request"])
+
+    async def cancel(self, agent: str, request: str, seconds: float) -> dict[str, Any]:
+        """End the turn of `agent` for the `request` of this id, or see to it that there will be
+        none: what `turn` gives. Unanswered after `seconds`: then nobody knows."""
+        record = {"agent": agent, "request": request}
+        return await self._of_owner(agent, "cancel", record, seconds)
+
+    async def fork(self, agent: str, child: str, request: str, seconds: float) -> bool:
+        """A new agent, `child`, that remembers what `agent` does; whether that is durable. Once for
+        a `request`, of this id. Raises AgentExists, ForkLost, Unanswered after `seconds`."""
+        record = {"agent": agent, "child": child, "request": request}
+        await self._of_owner(agent, "fork", record, seconds)
+        begun = await self._of_owner(child, "begin", {"agent": child}, seconds)
+        return bool(begun["durable"])
+
     async def confirm(self, agent: str, request: str, seconds: float) -> bool:
         """Whether a turn that `agent` answered to the `request` of this id is durable by now.
         Raises TurnLost if it never will, Unanswered after `seconds`."""

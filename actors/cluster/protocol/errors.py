@@ -15,6 +15,7 @@ ClusterError
 ├── UnknownNode       no node of that name has joined
 ├── NoRoom            no node may take it
 ├── TurnLost          its answer was given, and its record died with its only node
+├── ForkLost          so did the turns that it was to begin with
 ├── Unanswered        the deadline came first; the request may be taken yet, never twice
 ├── WrongRecord       a record of another version, or of a wrong shape
 └── HostFailed        what the agent's system raised; `kind` is its name there
@@ -30,6 +31,7 @@ __all__ = [
     "AgentUnavailable",
     "ClusterError",
     "Fenced",
+    "ForkLost",
     "HostFailed",
     "LeaseLost",
     "LedgerGap",
@@ -164,6 +166,15 @@ class TurnLost(ClusterError):
     """Its answer was given, and its record died with its only node."""
 
     rule = "request {request!r} of {agent!r} was answered, and lost before it was durable"
+
+
+class ForkLost(ClusterError):
+    """So did the turns that it was to begin with."""
+
+    rule = (
+        "{agent!r} was to begin with turns of {of!r} that are there no more: forget {agent!r}, "
+        "and fork again"
+    )
 
 
 class Unanswered(ClusterError):

@@ -88,17 +88,30 @@ class Host(Protocol):
         one with that id that is in the ledger. Returns when the answer is there and its record is
         synced here; `on_tokens` is called on the loop with tokens and their text as they come, or
         with both sealed in place of the text. What else stands in `request` (an ask, an
-        observation, a message) is the host's own business."""
+        observation, a rewind) is the host's own business, but for {"kind": "withdraw"}: no turn of
+        that id is taken from then on, as if there were an empty one in the ledger."""
+        ...
+
+    async def cancel(self, agent: str) -> None:
+        """End the turn of `agent`, which is served, that runs, with what it has said by now."""
+        ...
+
+    async def fork(self, agent: str, child: str) -> None:
+        """Let `child`, of which nothing is here, begin with all records, and all KV, of `agent`,
+        which is served; synced on return. It may be served then, or not. Where something of it is
+        here, nothing is done."""
         ...
 
     async def records(self, agent: str, start: int) -> list[bytes]:
         """Its ledger records from the `start`-th on, packed (and sealed, where the store is)."""
         ...
 
-    async def store(self, agent: str, start: int, records: list[bytes]) -> int:
+    async def store(
+        self, agent: str, start: int, records: list[bytes], of: str | None = None
+    ) -> int:
         """Append those of `records` of `agent`, the first being the `start`-th, that are not here
-        yet; synced on return: how many it has. Raises LedgerGap (with how many it has) where
-        `start` is beyond, OSError."""
+        yet; synced on return: how many it has. `of`: whose records they are, if not its own.
+        Raises LedgerGap (with how many it has) where `start` is beyond, OSError."""
         ...
 
     async def set_aside(self, agent: str, keep: int) -> None:

@@ -6,7 +6,10 @@ from typing import Any, Self
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
 
-__all__ = ["Member", "Move", "Place", "Plain", "Settings"]
+__all__ = ["FORK", "Member", "Move", "Place", "Plain", "Settings"]
+
+FORK = "fork"
+"""In the options of a place: where an agent begins that has another one's memory."""
 
 
 class Plain:
@@ -87,5 +90,7 @@ class Settings:
     """Agents of a node that are in memory at once."""
     moves: int = 4
     """Moves under way at once."""
+    model: str = "default"
+    """What all nodes run."""
     key: str = ""
     """Which key all nodes have, by a name that does not tell it; "": they are not encrypted."""

@@ -11,9 +11,10 @@ __all__ = ["STEPS", "plan"]
 # Where an armed fault may strike: before and after each call is answered, at each call that is
 # made, before and after each write.
 _NODE = "turn read cached confirm mend prepare release retire prefix align replicate digests piece"
+_NODE += " cancel fork begin"
 _DIRECTORY = "join renew find whose claim spawn offer name move moved drain"
 _METHODS = f"{_NODE} {_DIRECTORY}".split()
-_WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget"]
+_WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget", "store fork"]
 STEPS = [
     *(f"{when} {what}" for when in ("before", "after") for what in [*_METHODS, *_WRITES]),
     *(f"calling {method}" for method in _METHODS),

@@ -12,9 +12,11 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.disk import Disk
 from kvactors.actors.cluster.testing.process import Process
 
-__all__ = ["ModelHost", "fits", "texts"]
+__all__ = ["ModelHost", "fits", "remembered", "texts", "think", "withdrawn"]
 
 TURN = (0.002, 0.08)
+# A turn looks so often whether it shall end.
+LOOKS = 4
 SAVED = 0.3
 
 
@@ -29,6 +31,7 @@ class ModelHost:
         self._aside: list[bytes] = disk.files.setdefault("aside", [])
         self._pieces: dict[str, list[dict[str, Any]]] = disk.files.setdefault("pieces", {})
         self._served: dict[str, list[bytes]] = {}
+        self._cut: set[str] = set()
         self._listeners: list[Callable[[str], Awaitable[None]]] = []
 
     async def stored(self) -> dict[str, int]:
@@ -52,18 +55,26 @@ class ModelHost:
         request: Record,
         on_tokens: Callable[[list[int], str | bytes], object] | None,
     ) -> Record:
-        """`agent` answers `request` with where in the ledger it stands; `on_tokens` gets two."""
+        """`agent` answers `request` with where in the ledger it stands, and what is remembered
+        there; `on_tokens` gets two."""
         memory = self._served[agent]
         known = [msgpack.unpackb(record)["id"] for record in memory]
         if request["id"] in known:
             return _answer(memory, known.index(request["id"]))
-        await self._process.wait(self._rng.uniform(*TURN))
+        if request.get("kind") == "withdraw":
+            request = {"id": request["id"], "text": withdrawn(request["id"]), "rewinds": 0}
+        else:
+            await think(self._process, agent, self._cut, self._rng.uniform(*TURN))
         if on_tokens is not None:
             on_tokens([1, 2], request["text"])
-        await self._append(agent, msgpack.packb({"id": request["id"], "text": request["text"]}))
+        await self._append(agent, msgpack.packb(dict(request)))
         if self._rng.random() < SAVED:
             self._save(agent)
         return _answer(memory, len(memory) - 1)
+
+    async def cancel(self, agent: str) -> None:
+        """It looks before it thinks on."""
+        self._cut.add(agent)
 
     async def _append(self, agent: str, record: bytes) -> None:
         memory = self._served[agent]
@@ -98,19 +109,34 @@ class ModelHost:
         await self._disk.read(self._process, "records")
         return list(self._ledgers.get(agent, ())[start:])
 
-    async def store(self, agent: str, start: int, records: list[bytes]) -> int:
-        """Those of `records` of `agent`, from the `start`-th on, that are new."""
+    async def fork(self, agent: str, child: str) -> None:
+        """All that `agent` remembers."""
+        records, pieces = list(self._served[agent]), list(self._pieces.get(agent, ()))
+        if child in self._served or self._ledgers.get(child):
+            return
+
+        def apply() -> None:
+            _put(self._ledgers.setdefault(child, []), 0, records)
+            self._pieces[child] = pieces
+
+        await self._disk.write(self._process, "store fork", apply)
+
+    async def store(
+        self, agent: str, start: int, records: list[bytes], of: str | None = None
+    ) -> int:
+        """Those of `records` of `agent`, from the `start`-th on, that are new; whoever they are
+        `of`."""
         ledger = self._ledgers.setdefault(agent, [])
-        self._not_served(agent)
+        _not_served(self._served, agent)
         if start > len(ledger):
             raise LedgerGap(agent=agent, have=len(ledger))
         await self._disk.write(self._process, "store", lambda: _put(ledger, start, records))
-        self._not_served(agent)
+        _not_served(self._served, agent)
         return len(ledger)
 
     async def set_aside(self, agent: str, keep: int) -> None:
         """They are kept, elsewhere."""
-        self._not_served(agent)
+        _not_served(self._served, agent)
         ledger = self._ledgers.setdefault(agent, [])
 
         def apply() -> None:
@@ -141,7 +167,7 @@ class ModelHost:
 
     async def forget(self, agent: str) -> None:
         """All but what was set aside."""
-        self._not_served(agent)
+        _not_served(self._served, agent)
 
         def apply() -> None:
             self._ledgers.pop(agent, None)
@@ -157,8 +183,14 @@ class ModelHost:
         """One more."""
         self._listeners.append(listener)
 
-    def _not_served(self, agent: str) -> None:
-        assert agent not in self._served, f"{agent} is written below while it is served"
+
+async def think(process: Process, agent: str, cut: set[str], seconds: float) -> None:
+    """A turn of `agent` in `process`, which takes so many `seconds`, unless it is among those that
+    are `cut`."""
+    cut.discard(agent)
+    for _ in range(LOOKS):
+        if agent not in cut:
+            await process.wait(seconds / LOOKS)
 
 
 def texts(ledger: list[bytes]) -> list[str]:
@@ -171,13 +203,34 @@ def fits(piece: Record, ledger: list[bytes]) -> bool:
     return bool(_digest(ledger[: piece["count"]]) == piece["digest"])
 
 
+def withdrawn(request: str) -> str:
+    """What stands in the ledger for a request of this id that is never taken."""
+    return f"no {request}"
+
+
+def remembered(ledger: list[bytes]) -> list[str]:
+    """What was asked and is not rewound, in order."""
+    found: list[str] = []
+    for record in map(msgpack.unpackb, ledger):
+        if "rewinds" in record:
+            del found[max(0, len(found) - record["rewinds"]) :]
+        else:
+            found.append(record["text"])
+    return found
+
+
+def _not_served(served: dict[str, list[bytes]], agent: str) -> None:
+    assert agent not in served, f"{agent} is written below while it is served"
+
+
 def _put(ledger: list[bytes], start: int, records: list[bytes]) -> None:
     # What is there already is left as it is.
     ledger.extend(records[max(0, len(ledger) - start) :])
 
 
 def _answer(memory: list[bytes], index: int) -> dict[str, Any]:
-    return {"index": index, "text": msgpack.unpackb(memory[index])["text"]}
+    text = msgpack.unpackb(memory[index])["text"]
+    return {"index": index, "text": text, "remembers": remembered(memory[: index + 1])}
 
 
 def _digest(records: list[bytes]) -> str:

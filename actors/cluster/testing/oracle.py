@@ -26,6 +26,8 @@ class _Seen:
     """The highest that acknowledged."""
     owners: dict[int, str] = field(default_factory=dict)
     durable: dict[int, str] = field(default_factory=dict)
+    remembers: dict[int, list[str]] = field(default_factory=dict)
+    """What was shown to be remembered behind a turn."""
     answered: dict[str, None] = field(default_factory=dict)
 
 
@@ -35,10 +37,20 @@ class Oracle:
     def __init__(self) -> None:
         self.broken: list[str] = []
         self._agents: dict[str, _Seen] = {}
+        # How many turns are taken back by this; and by which text another one was withdrawn.
+        self._rewinds: dict[str, int] = {}
+        self._withdrawn: dict[str, str] = {}
         self.answers = 0
 
-    def asks(self, agent: str, text: str = "") -> Asked:
-        """A client is about to."""
+    def asks(
+        self, agent: str, text: str = "", *, rewinds: int | None = None, withdrawn: str = ""
+    ) -> Asked:
+        """A client is about to: for a turn of this `text`, or that so many are taken back
+        (`rewinds`). `withdrawn` is what may stand in its place in the ledger of `agent`."""
+        if rewinds is not None:
+            self._rewinds[text] = rewinds
+        if withdrawn:
+            self._rewinds[withdrawn], self._withdrawn[withdrawn] = 0, text
         seen = self._agents.setdefault(agent, _Seen())
         return Asked(agent, text, seen.epoch, 1 + max(seen.durable, default=-1))
 
@@ -47,17 +59,30 @@ class Oracle:
         the turn `index`."""
         self.answers += 1
         self._acknowledged(asked, epoch, node)
-        if text != asked.text:
+        if asked.text not in (text, self._withdrawn.get(text)):
             self._say(asked.agent, f"{asked.text} got the answer of {text}")
         if index < asked.durable:
             self._say(asked.agent, f"{text} was taken as turn {index}, in front of older ones")
         self._agents[asked.agent].answered[text] = None
 
-    def durable(self, asked: Asked, index: int) -> None:
-        """A client was told that the turn is durable."""
-        durable = self._agents[asked.agent].durable
-        if durable.setdefault(index, asked.text) != asked.text:
-            self._say(asked.agent, f"{durable[index]} and {asked.text} are both turn {index}")
+    def durable(self, asked: Asked, index: int, text: str, remembers: list[str]) -> None:
+        """A client that `asked` was told that the turn `index` is durable: that of `text`, behind
+        which its agent `remembers` this."""
+        seen = self._agents[asked.agent]
+        if seen.durable.setdefault(index, text) != text:
+            self._say(asked.agent, f"{seen.durable[index]} and {text} are both turn {index}")
+        seen.remembers[index] = remembers
+
+    def forked(self, asked: Asked, child: str, ledger: list[str], *, durable: bool) -> None:
+        """A client that `asked` for it was told that there is a fork, `child`, and shown its
+        `ledger`, all of which is `durable` or may not be yet."""
+        parent, seen = self._agents[asked.agent], self._agents.setdefault(child, _Seen())
+        for index in range(asked.durable):
+            known = parent.durable.get(index)
+            if index >= len(ledger) or known not in (None, ledger[index]):
+                self._say(child, f"begins without turn {index} of {asked.agent}")
+        if durable:
+            seen.durable.update(enumerate(ledger))
 
     def read(self, asked: Asked, epoch: int, node: str, ledger: list[str]) -> None:
         """A client that `asked` was shown the whole `ledger` by `node` in `epoch`."""
@@ -80,6 +105,12 @@ class Oracle:
             for index, text in sorted(seen.durable.items()):
                 if ledger[index : index + 1] != [text]:
                     self._say(agent, f"durable turn {index}, {text}, is lost on {node}")
+            for index, remembers in sorted(seen.remembers.items()):
+                if self._remembered(ledger[: index + 1]) != remembers:
+                    self._say(agent, f"{remembers} was remembered behind turn {index} of {node}")
+            for text in ledger:
+                if self._withdrawn.get(text) in ledger:
+                    self._say(agent, f"{self._withdrawn[text]} was withdrawn and taken on {node}")
             twice = [text for text, count in Counter(ledger).items() if count > 1]
             if twice:
                 self._say(agent, f"{', '.join(twice)} taken twice on {node}")
@@ -105,6 +136,15 @@ class Oracle:
         )
         if not there and not any(agent in record.get("moved", ()) for record in since):
             self._say(agent, f"its move to {target} was neither made nor given up")
+
+    def _remembered(self, ledger: list[str]) -> list[str]:
+        found: list[str] = []
+        for text in ledger:
+            if text in self._rewinds:
+                found = found[: max(0, len(found) - self._rewinds[text])]
+            else:
+                found.append(text)
+        return found
 
     def _acknowledged(self, asked: Asked, epoch: int, node: str) -> None:
         seen = self._agents[asked.agent]

@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.cluster.protocol.client import Client
-from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed, TurnLost, Unanswered
+from kvactors.actors.cluster.protocol.errors import (
+    ClusterError,
+    ForkLost,
+    HostFailed,
+    TurnLost,
+    Unanswered,
+)
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.faults import plan
-from kvactors.actors.cluster.testing.host import texts
+from kvactors.actors.cluster.testing.host import texts, withdrawn
 from kvactors.actors.cluster.testing.oracle import Asked
 from kvactors.actors.cluster.testing.world import DIRECTORY, World
 
@@ -19,6 +25,7 @@ FAULTS = 16.0
 PATIENCE = 90.0
 QUIET = 60.0
 LEASE = 2.0
+MOST_AGENTS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +80,27 @@ class _Story:
             await asyncio.sleep(self._rng.choice([0.01, 0.3, 1.0, 3.0]) * self._rng.random())
             agent = self._rng.choice(self._agents)
             try:
-                if self._rng.random() < 0.3:
-                    await self._read(client, agent)
-                else:
-                    await self._turn(client, agent, f"{name}.{number}")
+                await self._act(client, agent, f"{name}.{number}")
             except Unanswered as error:
                 self._oracle.unanswered(agent, f"{name}.{number}", str(error))
 
-    async def _turn(self, client: Client, agent: str, text: str) -> None:
-        asked = self._oracle.asks(agent, text)
-        request = {"id": f"r-{text}", "text": text}
+    async def _act(self, client: Client, agent: str, text: str) -> None:
+        draw = self._rng.random()
+        if draw < 0.25:
+            await self._read(client, agent)
+        elif draw < 0.35:
+            await self._cancel(client, agent, text)
+        elif draw < 0.42 and len(self._agents) < MOST_AGENTS:
+            await self._fork(client, agent, text)
+        else:
+            await self._turn(client, agent, text, self._rng.choice([None] * 6 + [1, 2]))
+
+    async def _turn(self, client: Client, agent: str, text: str, rewinds: int | None) -> None:
+        """Or, if it `rewinds` so many, that."""
+        asked = self._oracle.asks(agent, text, rewinds=rewinds)
+        request: dict[str, Any] = {"id": f"r-{text}", "text": text}
+        if rewinds is not None:
+            request |= {"kind": "rewind", "rewinds": rewinds}
         try:
             if self._rng.random() < 0.4:
                 await self._until_done(lambda: self._streamed(client, asked, request))
@@ -114,7 +132,41 @@ class _Story:
             durable = await self._until_done(
                 lambda: client.confirm(asked.agent, f"r-{asked.text}", PATIENCE)
             )
-        self._oracle.durable(asked, given["answer"]["index"])
+        answer = given["answer"]
+        self._oracle.durable(asked, answer["index"], answer["text"], answer["remembers"])
+
+    async def _cancel(self, client: Client, agent: str, text: str) -> None:
+        """Ask, and think better of it: it is taken, or never will be."""
+        request = {"id": f"r-{text}", "text": text}
+        asked = self._oracle.asks(agent, text, withdrawn=withdrawn(request["id"]))
+        turn = asyncio.ensure_future(
+            self._until_done(lambda: client.turn(agent, request, PATIENCE))
+        )
+        await asyncio.sleep(self._rng.choice([0.0, 0.02, 0.1, 2.0]) * self._rng.random())
+        given: dict[str, Any] = {"durable": None}
+        while not given["durable"]:
+            given = await self._until_done(lambda: client.cancel(agent, request["id"], PATIENCE))
+            self._answered(asked, given)
+            await asyncio.sleep(0.0 if given["durable"] else 0.5)
+        await self._made_durable(client, asked, given)
+        self._answered(asked, await turn)
+
+    async def _fork(self, client: Client, agent: str, text: str) -> None:
+        child = f"{agent}-{text}"
+        # What its parent has noted where it had no turn yet.
+        asked = self._oracle.asks(agent, text, withdrawn=withdrawn(text))
+        try:
+            durable = await self._until_done(lambda: client.fork(agent, child, text, PATIENCE))
+        except ForkLost:
+            self._world.say(f"{child} lost before it had begun")
+            return
+        shown = self._oracle.asks(child)
+        given = await self._until_done(lambda: client.read(child, 0, PATIENCE))
+        ledger = texts(given["records"])
+        self._world.say(f"{child} begins with {len(ledger)} of {agent}, durable: {durable}")
+        self._oracle.read(shown, given["epoch"], given["node"], ledger)
+        self._oracle.forked(asked, child, ledger, durable=durable)
+        self._agents.append(child)
 
     async def _read(self, client: Client, agent: str) -> None:
         asked = self._oracle.asks(agent, "a read")

@@ -42,7 +42,7 @@ def serve_node(
     stored_key()  # A file that holds none is refused here.
     key = None if (file := key_file()) is None else str(file.absolute())
     options = MemberOptions(name or socket.gethostname(), str(store.absolute()), model, engine, key)
-    command = NodeCommand(options, *address, join, Settings(**settings))
+    command = NodeCommand(options, *address, join, Settings(**settings, model=model))
     run_node(command, _told_to_end().is_set, err.print)
 
 

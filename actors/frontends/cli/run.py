@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.errors import StorageError
 from kvactors.actors.frontends.console.console import err, out, printable
 from kvactors.core.errors import EngineDied, InvalidConfig
@@ -55,6 +56,10 @@ def _run(
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="No round begins before the last one has ended.")
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="host:port of a cluster whose agents take part, with its nodes' model."),
+    ] = None,
 ) -> None:
     """Run a scenario: agents, phases, probes; its journal, tables and report."""
     changed = [*(settings or ()), *([] if seed is None else [f"seeds={seed}"])]
@@ -63,38 +68,52 @@ def _run(
         raise InvalidConfig("--resume, --replay and --from are three different things: take one")
     if (resume or replay) and changed:
         raise InvalidConfig("what goes on or is replayed is as it was: leave out other options")
-    if resume:
-        _go_on(
-            folder or scenario,
-            lambda known, watch: known.resume_run(folder or scenario, watch=watch),
-        )
-    elif replay:
+    if replay:
+        if cluster is not None:
+            raise InvalidConfig("what is replayed needs no agents: leave out --cluster")
         where = folder or _new_folder(f"{scenario.name}-replay")
         _show(_scenarios().replay_run(scenario, where), where)
+    elif resume:
+        where = folder or scenario
+        _go_on(where, cluster, lambda known, **given: known.resume_run(where, **given))
     elif from_ is not None:
         where, step = folder or _new_folder(f"{scenario.name}-fork"), from_
         _go_on(
             where,
-            lambda known, watch: known.fork_run(
-                scenario, step, where, settings=changed, watch=watch
-            ),
+            cluster,
+            lambda known, **given: known.fork_run(scenario, step, where, settings=changed, **given),
         )
     else:
         loaded = _scenarios().Scenario.load(scenario, settings=changed)
         where = folder or _new_folder(loaded.words.name)
-        _go_on(where, lambda _, watch: loaded.run(out=where, lockstep=lockstep, watch=watch))
+        _go_on(where, cluster, lambda _, **given: loaded.run(out=where, lockstep=lockstep, **given))
 
 
-def _go_on(where: Path, run: Callable[[Any, Callable[[int, Any], None]], "list[Run]"]) -> None:
-    """Run what there is to run in a folder, show it, and say how to go on if it is cut off."""
+def _go_on(where: Path, cluster: str | None, run: "Callable[..., list[Run]]") -> None:
+    """Run what there is to run in a folder, with agents of the `cluster` of this address if it has
+    one, show it, and say how to go on if it is cut off."""
     try:
-        with _progress() as watch:
-            runs = run(_scenarios(), watch)
-    except (KeyboardInterrupt, StorageError, EngineDied, OSError):
+        with _system(cluster) as system, _progress() as watch:
+            runs = run(_scenarios(), system=system, watch=watch)
+    except (KeyboardInterrupt, StorageError, EngineDied, OSError, ClusterError):
         if (where / "scenario.json").exists():
-            err.print(f"Go on with: kvactors run {where} --resume", soft_wrap=True)
+            there = "" if cluster is None else f" --cluster {cluster}"
+            err.print(f"Go on with: kvactors run {where} --resume{there}", soft_wrap=True)
         raise
     _show(runs, where)
+
+
+@contextmanager
+def _system(cluster: str | None) -> Iterator[Any]:
+    """The agents of a cluster as a run sees them; None: the run has a system of its own."""
+    if cluster is None:
+        yield None
+        return
+    made = _scenarios().ClusterSystem
+    from kvactors.actors.cluster.cluster import Cluster
+
+    with Cluster.connect(cluster) as connected:
+        yield made(connected)
 
 
 @commands.command("diff")

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from kvactors.actors.agents.handle import Agent
+from kvactors.actors.cluster.handle import ClusterAgent
 from kvactors.actors.errors import AgentExists
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.running.clustered import ClusterSystem
 from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
 from kvactors.actors.scenarios.running.script import Script
@@ -40,8 +42,8 @@ class MemoryMissing(KvactorsError):
 class World:
     """What has ended in one `system`, in the order in which it did."""
 
-    def __init__(self, system: AgentSystem) -> None:
-        self.system = system
+    def __init__(self, system: AgentSystem | ClusterSystem) -> None:
+        self.system: Any = system
         self._own = self._loaded = system.info.name
         self._lock = threading.Lock()
         self._ended: deque[Callable[[], None]] = deque()
@@ -93,12 +95,18 @@ class LiveAgents:
         self._prefix = prefix
         self._origin = origin
         self._clock = clock
-        self._agents: dict[str, Agent] = {}
+        self._agents: dict[str, Agent | ClusterAgent] = {}
         self._known = {known.agent_id for known in world.system.known_agents()}
 
     def require_new(self) -> None:
         """Raise AgentExists if the store has agents of another run by these names, InvalidScenario
-        for a persona that fills the context."""
+        for a persona that fills the context (a cluster's nodes refuse its agent's first turn)."""
+        if not isinstance(self._system, ClusterSystem):
+            self._require_room()
+        if found := sorted(known for known in self._known if known.startswith(self._prefix + "/")):
+            raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
+
+    def _require_room(self) -> None:
         info = self._system.info
         for member in self._script.cast.members.values():
             tokens = len(info.chat.encode(member.persona or ""))
@@ -107,8 +115,6 @@ class LiveAgents:
                     f"the persona of {member.name} has {tokens:,} tokens, and the context of "
                     f"{info.name} is {info.spec.context:,}"
                 )
-        if found := sorted(known for known in self._known if known.startswith(self._prefix + "/")):
-            raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
 
     def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
         """Bring agents to where the journal has them: what they were told since is taken back; and
@@ -189,13 +195,14 @@ class LiveAgents:
     def _id(self, lane: str) -> str:
         return f"{self._prefix}/{lane}"
 
-    def _agent(self, lane: Lane) -> Agent:
+    def _agent(self, lane: Lane) -> Agent | ClusterAgent:
         if lane.name not in self._agents:
             self._agents[lane.name] = self._spawned(lane)
         return self._agents[lane.name]
 
-    def _spawned(self, lane: Lane) -> Agent:
+    def _spawned(self, lane: Lane) -> Agent | ClusterAgent:
         """A lane's agent, which remembers what the journal says and nothing else."""
+        agent: Agent | ClusterAgent
         agent_id = self._id(lane.name)
         origin = f"{self._origin}/{lane.name}"
         if agent_id in self._known:

@@ -130,3 +130,31 @@ def test_a_cluster_of_one_process_may_have_a_key_too(tmp_path: Path) -> None:
 
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"memory" in data or b"Biscuit" in data for data in files)
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["encrypted", "plain"])
+def test_forks_rewinds_and_turns_that_end_early_outlive_their_node(
+    together: Open, key: bytes | None
+) -> None:
+    nodes = together("one", "two", key=key)
+    agent = nodes.cluster.spawn("ada", system_prompt=PROMPT)
+    early = nodes.cluster.spawn("eve", from_=agent)
+    for said in (FACT, "My cat is called Tom."):
+        agent.ask(said).get(timeout=60)
+    assert agent.rewind().get(timeout=60).durable.get(timeout=60)
+    child = nodes.cluster.spawn("bob", from_=agent)
+    with agent.stream("Say it.", request_id="left") as stream:
+        next(stream)
+    assert stream.reply.durable.get(timeout=60)
+    remembered = [turn.text for turn in agent.transcript().turns]
+
+    nodes.lose(nodes.cluster.place("ada").node)
+
+    assert child.ask(QUESTION).get(timeout=60).text == ANSWER
+    assert [turn.text for turn in child.transcript().turns[:2]] == remembered[:2]
+    assert agent.ask("Say it.", request_id="left").get(timeout=60).text == stream.reply.text
+    assert [turn.text for turn in agent.transcript().turns] == remembered
+    assert early.ask(FACT).get(timeout=60).text
+    assert found(nodes, [b"Biscuit", b"from memory"])[0] == (
+        set() if key else {b"Biscuit", b"from memory"}
+    )

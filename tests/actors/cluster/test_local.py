@@ -90,18 +90,6 @@ def test_pieces_add_up_to_the_reply_on_a_thread_and_under_asyncio(open_cluster: 
     assert asyncio.run(agent.ask_async(QUESTION)).text == ANSWER
 
 
-def test_a_stream_that_is_left_leaves_the_turn_to_its_node(open_cluster: Open) -> None:
-    agent = open_cluster().spawn("ada", system_prompt="You answer from memory.")
-    agent.ask(FACT).get(timeout=60)
-
-    with agent.stream(QUESTION) as stream:
-        next(stream)
-
-    assert agent.ask("And my dog?").get(timeout=60)
-    texts = [turn.text for turn in agent.transcript().turns]
-    assert texts[2:4] == [QUESTION, ANSWER]
-
-
 def test_what_is_told_and_observed_is_remembered_in_order(open_cluster: Open) -> None:
     agent = open_cluster().spawn("ada", system_prompt="You answer from memory.")
 

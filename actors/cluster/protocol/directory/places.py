@@ -17,7 +17,7 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.records import Place
+from kvactors.actors.cluster.protocol.records import FORK, Place
 
 __all__ = ["Places"]
 
@@ -83,18 +83,23 @@ class Places:
             raise StaleEpoch(agent=place.agent, epoch=place.epoch, held=now.epoch)
 
     async def spawn(self, record: Record) -> Record:
-        """A place for a new agent; that of one that was spawned in just this way."""
+        """A place for a new agent, on `node` if that is given and takes it; that of one that was
+        spawned in just this way."""
         agent, group, options = record["agent"], record["group"], record["options"]
         async with self._locks.of(agent):
             place = self._registry.places.get(agent)
             if place is None:
-                node = self._choose(agent, group)
+                node = self._wanted(record) or self._choose(agent, group)
                 epoch = self._registry.gone.get(agent, 0) + 1
                 place = Place(agent, node, 0, epoch, None, group, epoch, options)
                 await self._registry.note(places=[place])
-            elif (place.options, place.group) != (options, group):
+            elif not _same(place, options, group):
                 raise AgentExists(agent=agent)
         return place.to_record()
+
+    def _wanted(self, record: Record) -> str | None:
+        node: str | None = record.get("node")
+        return node if node and self._registry.takes(node) else None
 
     def _choose(self, agent: str, group: str | None) -> str:
         nodes = self._members.room()
@@ -115,6 +120,9 @@ class Places:
                 raise AgentMoving(agent=agent)
             claimed = next_epoch(place, incarnation=incarnation)
             await self._registry.note(places=[claimed])
+        if FORK in claimed.options and claimed.replica is None:
+            # It has a memory before its first turn.
+            self._changed()
         return claimed.to_record()
 
     async def offer(self, record: Record) -> Record:
@@ -143,6 +151,13 @@ class Places:
             if place.epoch == record["epoch"]:
                 await self._registry.note(places=[next_epoch(place)])
         return {}
+
+
+def _same(place: Place, options: Record, group: str | None) -> bool:
+    """Of a fork: whether it is the same request. What its parent remembers may be more by now."""
+    if FORK in place.options and FORK in options:
+        return bool(place.options[FORK]["request"] == options[FORK]["request"])
+    return (place.options, place.group) == (options, group)
 
 
 def _names(*nodes: str | None) -> str:

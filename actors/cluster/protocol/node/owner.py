@@ -15,7 +15,7 @@ from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Transport
 from kvactors.actors.cluster.protocol.node.copier import Copier, Peer
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
-from kvactors.actors.cluster.protocol.records import Place, Settings
+from kvactors.actors.cluster.protocol.records import FORK, Place, Settings
 
 __all__ = ["Held", "Owner"]
 
@@ -29,6 +29,8 @@ class Held:
     peer: Peer | None
     away_until: float = 0.0
     """Nobody could be brought up to date: until then it is not tried again."""
+    whole: bool = True
+    """Its ledger here has what it begins with; False: a fork's may not, yet."""
 
 
 class Owner:
@@ -93,7 +95,7 @@ class Owner:
         lease.check()
         if self._notes.promised(agent) > place.epoch:
             raise NotOwner(agent=agent, node=self._name)
-        self._held[agent] = held = Held(place, lease, _peer(place))
+        self._held[agent] = held = Held(place, lease, _peer(place), whole=FORK not in place.options)
         return held
 
     async def commit(self, held: Held) -> bool:

@@ -15,6 +15,8 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Journal, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.node.cancels import Cancels
+from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.leaving import Leaving
 from kvactors.actors.cluster.protocol.node.notes import Notes
@@ -67,10 +69,24 @@ class Node:
             settings=settings,
             give_up=self._give_up,
         )
+        self._forks = Forks(
+            name,
+            transport,
+            host,
+            self._owner,
+            self._serving,
+            locks=self._locks,
+            settings=settings,
+        )
+        self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
             "turn": self._turn,
+            "running": self._cancels.running,
+            "cancel": self._cancels.cancel,
+            "fork": self._forks.fork,
+            "begin": self._forks.begin,
             "read": self._read,
             "cached": self._cached,
             "confirm": self._confirm,
@@ -170,9 +186,9 @@ class Node:
     async def _turn(self, record: Record, emit: Emit | None = None) -> dict[str, Any]:
         agent, request = record["agent"], record["request"]
         async with self._locks.of(agent):
-            held = await self._owner.own(agent)
-            await self._serving.begin(agent, held.place.options)
-            answer = await self._host.turn(agent, request, emit and _tokens_to(emit))
+            held = await self._forks.served(agent)
+            with self._cancels.taking(agent, request) as taken:
+                answer = await self._host.turn(agent, taken, emit and _tokens_to(emit))
             held.lease.check()
             given = self._given(held, answer)
             if emit is not None:
@@ -200,9 +216,9 @@ class Node:
     async def _reading(self, agent: str) -> AsyncIterator[Held]:
         """No lock, so that a long turn does not hinder it: at the end the agent is this node's as
         it was at the beginning. Raises NotOwner, LeaseLost."""
-        if (held := self._owner.current(agent)) is None:
+        if (held := self._owner.current(agent)) is None or not held.whole:
             async with self._locks.of(agent):
-                held = await self._owner.own(agent)
+                held = await self._forks.owned(agent)
         yield held
         held.lease.check()
         if self._owner.current(agent) is not held:

@@ -65,26 +65,6 @@ def test_an_agent_is_begun_with_what_spawn_takes_and_again_as_it_is_stored(
     asyncio.run(talk())
 
 
-def test_a_fork_is_made_once_and_then_is_what_its_ledger_says(open_host: OpenHost) -> None:
-    host = open_host("1")
-
-    async def talk() -> None:
-        await host.begin("alice", {})
-        await asked(host, "alice", LONG, "r1")
-        for _ in range(2):
-            await host.begin("bob", spawn_options(from_="alice"))
-        await asked(host, "bob", [1], "r2")
-        await host.end("bob")
-        await host.begin("bob", spawn_options(from_="alice"))
-
-        reply = await asked(host, "bob", [2], "r3")
-
-        assert reply["cache"] == "warm"
-        assert await host.stored() == {"alice": 1, "bob": 3}
-
-    asyncio.run(talk())
-
-
 def test_what_is_served_is_not_written_below_and_what_is_not_takes_no_turn(
     open_host: OpenHost,
 ) -> None:
@@ -192,18 +172,17 @@ def test_a_turn_goes_on_whose_caller_is_cancelled(open_host: OpenHost, *, stream
     asyncio.run(talk())
 
 
-def test_what_is_told_and_observed_is_in_the_ledger_once(open_host: OpenHost) -> None:
+def test_what_is_observed_is_in_the_ledger_once(open_host: OpenHost) -> None:
     host = open_host("1", chat_model)
 
     async def talk() -> None:
         await host.begin("alice", {})
         for _ in range(2):
-            await host.tell("alice", ask_request("note it", request_id="t", sampling=SHORT))
-            await host.observe("alice", across(observe_request("o", "a fact")))
+            await host.turn("alice", across(observe_request("o", "a fact")), None)
         await host.end("alice")
 
-        assert await host.stored() == {"alice": 2}
-        assert [await host.knows("alice", name) for name in "tox"] == [True, True, False]
+        assert await host.stored() == {"alice": 1}
+        assert [await host.knows("alice", name) for name in "ox"] == [True, False]
 
     asyncio.run(talk())
 

@@ -109,7 +109,7 @@ def test_options_of_a_new_agent_arrive_as_they_were_given(policy: Any) -> None:
 
     assert given.pop("context_policy", None) == policy
     assert given == {"system_prompt": "You.", "prompt_lane": lane}
-    assert read_spawn_options(across(spawn_options(from_="alice"))) == {"from_": "alice"}
+    assert read_spawn_options(across(spawn_options())) == {}
 
 
 @pytest.mark.parametrize(

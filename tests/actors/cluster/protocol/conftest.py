@@ -1,8 +1,9 @@
-"""One machine for each test."""
+"""One machine, or the clusters, of a test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from lives import Cluster
 from machine import Machine
 
 
@@ -13,6 +14,19 @@ def machine() -> Iterator[Machine]:
     machine.process.kill()
     machine.loop.run_until_complete(_nothing())
     machine.loop.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Callable[[int], Cluster]]:
+    made: list[Cluster] = []
+
+    def make(nodes: int) -> Cluster:
+        made.append(Cluster(nodes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.world.close()
 
 
 async def _nothing() -> None:

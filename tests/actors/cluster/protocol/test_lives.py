@@ -2,63 +2,12 @@
 and go."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from lives import SETTINGS, Cluster
 
-from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.errors import UnknownAgent
-from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.world import DIRECTORY, World
-
-SETTINGS = Settings(lease=2.0, call=0.5, served=2)
-
-
-class Cluster:
-    """A world and somebody who asks."""
-
-    def __init__(self, nodes: int) -> None:
-        self.world = World(1, nodes, SETTINGS)
-        self.client: Client = self.world.client("client")
-
-    def does(self, work: Awaitable[Any]) -> Any:
-        async def waits() -> Any:
-            return await work
-
-        return self.world.loop.run_until_complete(waits())
-
-    def spawns(self, *agents: str) -> None:
-        for agent in agents:
-            self.does(self.client.spawn(agent, {}, None, 30))
-
-    def says(self, agent: str, text: str) -> dict[str, Any]:
-        request = {"id": f"r-{text}", "text": text}
-        return dict(self.does(self.client.turn(agent, request, 30)))
-
-    def asks(self, method: str, **record: object) -> dict[str, Any]:
-        return dict(self.does(self.client.ask(method, record, 30)))
-
-    def passes(self, seconds: float) -> None:
-        self.does(self.world.machines[DIRECTORY].process.wait(seconds))
-
-    def owners(self) -> Counter[str]:
-        return Counter(place["node"] for place in self.asks("agents", after="", count=99).values())
-
-
-@pytest.fixture
-def cluster() -> Iterator[Callable[[int], Cluster]]:
-    made: list[Cluster] = []
-
-    def make(nodes: int) -> Cluster:
-        made.append(Cluster(nodes))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.world.close()
-
 
 Make = Callable[[int], Cluster]
 

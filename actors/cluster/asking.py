@@ -1,0 +1,89 @@
+"""How one agent of a cluster is asked, by one handle: in order, until it is answered or ended. Any
+thread; what it does runs on the cluster's loop."""
+
+import logging
+from typing import Any
+
+from kvactors.actors.cluster.asked import AskedFuture
+from kvactors.actors.cluster.host.answers import read_reply, read_rewound
+from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.cluster.streams import Pieces, Reading, pieces
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.reply import Reply, Rewound
+
+__all__ = ["Asking"]
+
+logger = logging.getLogger("kvactors")
+
+
+class Asking:
+    """Of `agent_id`, through `link`."""
+
+    def __init__(self, agent_id: str, link: Link) -> None:
+        self._agent_id = agent_id
+        self._link = link
+        self._order = link.order(agent_id)
+
+    def turn(self, request: dict[str, Any]) -> ReplyFuture[Reply]:
+        """A future of its reply."""
+        return self._link.begin(self._turn(request))
+
+    def rewind(self, request: dict[str, Any]) -> ReplyFuture[Rewound]:
+        """A future of its end."""
+        return self._link.begin(self._rewound(request))
+
+    def reading(self, request: dict[str, Any]) -> Reading:
+        """The same turn, piece by piece."""
+        return Reading(self._link, self._pieces(request), lambda: self.cancel(request["id"]))
+
+    def cancel(self, request: str) -> None:
+        """End the turn of this id, or see to it that there will be none."""
+        self._link.begin(self._link.cancel(self._agent_id, request)).on_done(self.log)
+
+    def cancel_first(self) -> None:
+        """End the one that runs, or waits first."""
+        self._link.begin(self._cancel_first()).on_done(self.log)
+
+    def log(self, done: ReplyFuture[Any]) -> None:
+        """How something ended that nobody waits for."""
+        if done.error is not None:
+            logger.warning("what %r was told failed: %s", self._agent_id, done.error)
+
+    async def _turn(self, request: dict[str, Any]) -> Reply:
+        return self._reply(request, await self._given(request))
+
+    async def _rewound(self, request: dict[str, Any]) -> Rewound:
+        given = await self._given(request)
+        return read_rewound(given["answer"], self._durable(request, given))
+
+    async def _given(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._link.asking(self._agent_id, request["id"]):
+            async with self._order:
+                seconds = self._link.patience(request)
+                return await self._link.client.turn(self._agent_id, request, seconds)
+
+    async def _pieces(self, request: dict[str, Any]) -> Pieces:
+        with self._link.asking(self._agent_id, request["id"]):
+            async with self._order:
+                seconds = self._link.patience(request)
+                items = self._link.client.stream(self._agent_id, request, seconds)
+                async for piece in pieces(items, lambda given: self._reply(request, given)):
+                    yield piece
+
+    async def _cancel_first(self) -> None:
+        if (request := await self._link.first(self._agent_id)) is not None:
+            await self._link.cancel(self._agent_id, request)
+
+    def _reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
+        """Whether its KV is on disk is asked when somebody wants to know."""
+        link = self._link
+        cached = AskedFuture(lambda: link.begin(link.cached(self._agent_id, request["id"])))
+        return read_reply(given["answer"], self._durable(request, given), cached)
+
+    def _durable(self, request: dict[str, Any], given: dict[str, Any]) -> ReplyFuture[bool]:
+        """Settled at once, or when a second node has it."""
+        if not given["durable"]:
+            return self._link.begin(self._link.durable(self._agent_id, request["id"]))
+        durable = ReplyFuture[bool]()
+        durable.resolve(True)
+        return durable
