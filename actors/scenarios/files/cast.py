@@ -7,7 +7,7 @@ import csv
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +35,8 @@ class Member:
     sampling: SamplingWords
     from_: str | None
     joins: str | None
+    behaviour: str | None
+    asks: tuple[str, ...]
 
 
 class Cast:
@@ -85,7 +87,8 @@ def make_cast(words: ScenarioWords, folder: Path, base: Mapping[str, Any], probl
             raise problem(("agents", member.view.group), f"two agents are called {member.name!r}")
         seen.add(member.name)
     _check_origins(members, [phase.name for phase in words.phases], problem)
-    return Cast(members)
+    cast = Cast(members)
+    return Cast([_with_asked(member, cast, problem) for member in members])
 
 
 def _group(
@@ -105,7 +108,10 @@ def _group(
             raise problem(place, f"{name!r} is no name: a letter, then letters, digits, _ or -")
         view = SimpleNamespace(name=name, group=group, number=number, **row)
         persona = _persona(agent.persona, view, base, (*place, "persona"), problem)
-        members.append(Member(name, view, persona, agent.sampling, agent.from_, agent.joins))
+        begins = (agent.from_, agent.joins)
+        members.append(
+            Member(name, view, persona, agent.sampling, *begins, agent.behaviour, agent.asks)
+        )
     return members
 
 
@@ -159,6 +165,22 @@ def _persona(
         return str(text.render(**base, agent=view))
     except Exception as error:  # Whatever a template may do.
         raise wrong(f"of {view.name}: {error}") from error
+
+
+def _with_asked(member: Member, cast: Cast, problem: Any) -> Member:
+    """With the names of those whom its behaviour asks, of whom none has one itself."""
+    if not member.asks:
+        return member
+
+    def wrong(text: str) -> InvalidScenario:
+        error: InvalidScenario = problem(("agents", member.view.group, "asks"), text)
+        return error
+
+    asked = tuple(name for name in cast.resolve(member.asks, wrong) if name != member.name)
+    for name in asked:
+        if cast.members[name].behaviour is not None:
+            raise wrong(f"{name} has a behaviour: let a phase ask it, and {member.name} hear that")
+    return replace(member, asks=asked)
 
 
 def _check_origins(members: Sequence[Member], phases: Sequence[str], problem: Any) -> None:

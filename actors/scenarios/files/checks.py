@@ -21,7 +21,7 @@ from kvactors.actors.scenarios.files.templates import (
     template,
 )
 
-__all__ = ["OWN_NAMES", "Checks", "load_function"]
+__all__ = ["OWN_NAMES", "Checks", "load_own"]
 
 # What templates call by these names is not a parameter.
 OWN_NAMES = frozenset(QUERIES) | frozenset(
@@ -51,7 +51,8 @@ class Checks:
             self._phase(number, phase)
         self._probes()
         for number, metric in enumerate(self._words.metrics):
-            load_function(metric, self._at("metrics", number))
+            if not callable(load_own(metric, self._at("metrics", number))):
+                raise self._make(("metrics", number), f"{metric} is no function")
         for number, stop in enumerate(self._words.stop):
             at = self._at("stop", number, "when")
             self._text(expression(stop.when), ["agents", "phase", "round", *QUERIES], at)
@@ -190,13 +191,18 @@ class Checks:
                 raise at(f"no step is called {step!r}: {nearest(str(step), steps)}")
 
 
-def load_function(name: str, at: Problem) -> Callable[..., Any]:
-    """The function `module:function`. Raises what `at` makes."""
+def load_own(name: str, at: Problem) -> Any:
+    """What a module of somebody's own has, by `module:name`. Raises what `at` makes."""
     module, colon, attribute = name.partition(":")
-    if not colon:
-        raise at(f"a metric is a function of your own, module:function, not {name!r}")
+    if not (module and colon and attribute):
+        raise at(f"what is your own is named module:name, not {name!r}")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise at(f"cannot be imported: {error}") from error
-    return found
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # Whatever somebody's module may do.
+        if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or ":"):
+            raise at(f"no module {error.name!r} is beside the file, or installed") from error
+        raise at(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(found, attribute):
+        public = [known for known in vars(found) if not known.startswith("_")]
+        raise at(f"{found.__file__} has no {attribute!r}: {nearest(attribute, public)}")
+    return getattr(found, attribute)
