@@ -28,7 +28,7 @@ from kvactors.core.errors import InvalidInput
 
 __all__ = ["Cue", "Roles", "behaviour_class", "check_behaviours"]
 
-Spoken = Callable[[Lane, Step], object]
+Submit = Callable[[Lane, Step], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +49,27 @@ class Cue:
 
 
 class Roles:
-    """The roles of one run of a `script`. `submit` lets a part be performed in a lane; `spoken` is
-    told of a lane and its step once what its behaviour says is known, or that it failed."""
+    """The roles of one run of a `script`. `submit` lets a part of a step be performed in a lane,
+    and the step itself once what is said is known; `skip` is told of one in which nothing is."""
 
-    def __init__(self, script: Script, submit: Spoken, spoken: Spoken) -> None:
+    def __init__(self, script: Script, submit: Submit, skip: Callable[[Step], object]) -> None:
         self._script = script
         self._submit = submit
-        self._spoken = spoken
+        self._skip = skip
         self._roles: dict[str, _Role] = {}
         self._ready: deque[_Role] = deque()
 
     def begin(
-        self, lane: Lane, step: Step, heard: Sequence[SimpleNamespace], lent: Mapping[str, Lane]
+        self, lane: Lane, step: Step, heard: Sequence[SimpleNamespace], lanes: Mapping[str, Lane]
     ) -> None:
-        """Let the behaviour of a `lane`, which has `heard` this since its last turn, begin a
-        `step`; agents are `lent` to it."""
+        """Let the behaviour of a `lane`, which has `heard` this since its last turn, begin a `step`
+        with those of the `lanes` that it holds."""
         if lane.name not in self._roles:
-            self._roles[lane.name] = _Role(lane, Scene(lane, self._submit), self._spoken)
-        role = self._roles[lane.name]
-        role.begin(step, self._cue(lane, step, heard), lent)
+            self._roles[lane.name] = _Role(lane, Scene(lane, self._submit))
+        lane.held, role = step, self._roles[lane.name]
+        lent = (lanes[name] for name in step.holds[1:])
+        cue = self._cue(lane, step, heard)
+        role.begin(step, cue, {other.member.name: other for other in lent})
         self._ready.append(role)
 
     def settle(self, step: Step, record: Record) -> None:
@@ -81,13 +83,18 @@ class Roles:
         """Another lane goes on with what the behaviour of a lane keeps. Raises InvalidScenario."""
         if lane.name in self._roles:
             scene = Scene(child, self._submit)
-            self._roles[child.name] = self._roles[lane.name].copy(child, scene, self._spoken)
+            self._roles[child.name] = self._roles[lane.name].copy(child, scene)
 
     def advance(self) -> bool:
         """Let all go on that can; whether there was one."""
         moved = bool(self._ready)
         while self._ready:
-            self._ready.popleft().advance()
+            role = self._ready.popleft()
+            step = role.advance()
+            if step is not None and step.said is step.failed is None:
+                self._skip(step)
+            elif step is not None:
+                self._submit(role.lane, step)
         return moved
 
     def _cue(self, lane: Lane, step: Step, heard: Sequence[SimpleNamespace]) -> Cue:
@@ -111,10 +118,9 @@ class Roles:
 class _Role:
     """The behaviour of a `lane`, which acts in a `scene`."""
 
-    def __init__(self, lane: Lane, scene: Scene, spoken: Spoken) -> None:
+    def __init__(self, lane: Lane, scene: Scene) -> None:
+        self.lane = lane
         self.scene = scene
-        self._lane = lane
-        self._spoken = spoken
         self._behaviour: AgentBehaviour | None = None
         self._step: Step | None = None
         self._work: Coroutine[Any, Any, str | None] | None = None
@@ -127,21 +133,23 @@ class _Role:
 
     async def _play(self, cue: Cue) -> str | None:
         if self._behaviour is None:
-            made = behaviour_class(self._lane.member.behaviour or "", InvalidScenario)()
+            made = behaviour_class(self.lane.member.behaviour or "", InvalidScenario)()
             made.bind(self.scene)  # type: ignore[arg-type]
             self._behaviour = made
             await _value(made.on_start())
         said = await _value(self._behaviour.on_message(cue, None))
         return _checked(said.text if isinstance(said, Answer) else said, cue)
 
-    def advance(self) -> None:
-        """Go on, if what it awaits is there; end behind all of its parts."""
+    def advance(self) -> Step | None:
+        """Go on, if what it awaits is there; the step, where it has ended behind all of its
+        parts."""
         if self._work is not None and (self._awaited is None or self._awaited.done):
             self._run(self._work, self._step)
+        ended = None
         if self._work is None and self._step is not None and not self.scene.open:
-            step, self._step = self._step, None
+            ended, self._step = self._step, None
             self.scene.enter(None, {})
-            self._spoken(self._lane, step)
+        return ended
 
     def _run(self, work: Coroutine[Any, Any, str | None], step: Any) -> None:
         """Run until it awaits a part, or ends."""
@@ -161,14 +169,13 @@ class _Role:
             step.failed, self._work = (type(error).__name__, str(error)), None
             self._behaviour = None
 
-    def copy(self, lane: Lane, scene: Scene, spoken: Spoken) -> "_Role":
-        """The same for another `lane` and its `scene`, which tells `spoken`. Raises
-        InvalidScenario."""
-        other = _Role(lane, scene, spoken)
+    def copy(self, lane: Lane, scene: Scene) -> "_Role":
+        """The same for another `lane` and its `scene`. Raises InvalidScenario."""
+        other = _Role(lane, scene)
         try:
             other._behaviour = copy.deepcopy(self._behaviour, {id(self.scene): scene})
         except Exception as error:  # Whatever somebody's attributes may do.
-            what = f"{self._lane.member.behaviour} of {self._lane.name}"
+            what = f"{self.lane.member.behaviour} of {self.lane.name}"
             raise InvalidScenario(f"{what} cannot be copied into {lane.name}: {error}") from error
         return other
 

@@ -9,7 +9,7 @@ on with the agents of a system (`go_on`), if it is given them. One thread.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario
@@ -50,7 +50,7 @@ class Runner:
         self._layout = Layout(walk, script.variables, lockstep=lockstep)
         self._ready: deque[Lane] = deque()
         self._open = 0
-        self._roles = Roles(script, self._submit, self._spoken)
+        self._roles = Roles(script, self._submit, self._skip)
         self._pending: dict[tuple[int, int], Step] = {}
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._agents: Agents | None = None
@@ -197,8 +197,12 @@ class Runner:
         last = lane.flying[-1].kind if lane.flying else None
         if last and (last == "probe" or step.holds or step.kind in ("fork", "probe", "lend")):
             return False
-        if step.kind == "lend":
-            return self._lend(lane, step)
+        if (source := step.source) is not None and step.kind == "lend":
+            if source.ended:
+                return self._skip(step)
+            lane.held = source
+            self._ready.append(self.lanes[source.lane])
+            return False
         if step.kind == "fork":
             return self._submit(lane, step)
         if step.kind == "hear":
@@ -228,30 +232,9 @@ class Runner:
             self._end(step, step.call.text)
             return True
         if step.holds:
-            return self._act(lane, step, heard)
+            self._roles.begin(lane, step, heard, self.lanes)
+            return True
         return self._submit(lane, step)
-
-    def _act(self, lane: Lane, step: Step, heard: Sequence[SimpleNamespace]) -> bool:
-        """Let the behaviour of a lane, which heard this since its last turn, take a step."""
-        lane.held = step
-        lent = (self.lanes[name] for name in step.holds[1:])
-        self._roles.begin(lane, step, heard, {each.member.name: each for each in lent})
-        return True
-
-    def _spoken(self, lane: Lane, step: Step) -> None:
-        if step.said is None and step.failed is None:
-            self._skip(step)
-        else:
-            self._submit(lane, step)
-
-    def _lend(self, lane: Lane, step: Step) -> bool:
-        """Let another's behaviour have a lane, until it has spoken."""
-        assert step.source is not None
-        if step.source.ended:
-            return self._skip(step)
-        lane.held = step.source
-        self._ready.append(self.lanes[step.source.lane])
-        return False
 
     def _skip(self, step: Step) -> bool:
         self._end(step, None)

@@ -1,13 +1,27 @@
 """Behaviours of scenarios that tests play."""
 
 import asyncio
+import threading
 from random import Random
 from typing import Any
 
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.scenarios.running.roles import Cue
 
-__all__ = ["Broken", "Chooser", "Dealer", "Echo", "Left", "Needs", "Own", "Shaky", "Silent"]
+__all__ = [
+    "Broken",
+    "Chooser",
+    "Dealer",
+    "Echo",
+    "Left",
+    "Locked",
+    "Needs",
+    "Own",
+    "Shaky",
+    "Silent",
+    "Unwise",
+    "Wise",
+]
 
 
 class Dealer(AgentBehaviour):
@@ -41,6 +55,29 @@ class Echo(AgentBehaviour):
 
     def on_message(self, message: Cue, sender: Any) -> Any:
         return self.think(message.text)
+
+
+class Wise(AgentBehaviour):
+    """Says yes, whatever its agent thinks."""
+
+    said = "Yes."
+
+    async def on_message(self, message: Cue, sender: Any) -> Any:
+        await self.think(message.text)
+        return self.said
+
+
+class Unwise(Wise):
+    """Says no instead."""
+
+    said = "No."
+
+
+class Locked(Echo):
+    """Has what cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
 
 
 class Silent(AgentBehaviour):
