@@ -22,6 +22,7 @@ ALL = "all"
 MOST_AGENTS = 100_000
 # "007" is a name, 7 and -0.5 are numbers.
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+MOST_DIGITS = 300
 OWN = ("name", "group", "number")
 
 
@@ -119,9 +120,12 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
     place = (*place, "table")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, strict=True))
+            reader = csv.DictReader(file, strict=True)
+            rows, named = list(reader), reader.fieldnames or ()
     except FileNotFoundError:
         raise problem(place, f"there is no {path}") from None
+    except OSError as error:
+        raise problem(place, f"{path} cannot be read: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise problem(place, f"{path} is no CSV in UTF-8: {error}") from error
     if not rows:
@@ -129,6 +133,8 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise problem(place, f"{path}:{number}: not as many values as there are columns")
+    if len(set(named)) < len(named):
+        raise problem(place, f"{path}: two columns have one name: {', '.join(named)}")
     columns = [name for name in rows[0] if name not in ("name",)]
     for column in columns:
         if not column.isidentifier() or column.startswith("_") or column in OWN:
@@ -138,7 +144,7 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
 
 def _value(text: str) -> Any:
     """What looks like a number is one."""
-    if not NUMBER.fullmatch(text):
+    if len(text) > MOST_DIGITS or not NUMBER.fullmatch(text):
         return text
     return float(text) if "." in text else int(text)
 

@@ -62,13 +62,34 @@ def test_code_goes_on_behind_any_record(play: MakePlay, text: str, order: int) -
         assert untimed(play(text).run(order=cut, before=whole.records[:cut])) == untimed(expected)
 
 
-def test_nobody_else_is_asked_while_code_may_ask_it(play: MakePlay) -> None:
-    text = DEALERS.replace("    rounds: 2\n", "    rounds: 2\n    order: together\n")
+ASKED = """\
+name: asked
+agents: {emma: {}, bob: {}, anna: {behaviour: "own_code:Dealer", asks: bob}}
+phases:
+  - name: news
+    who: emma
+    steps:
+      - say: "News?"
+        to: bob
+  - name: talk
+    who: [bob, anna]
+    order: together
+    rounds: 2
+    steps:
+      - ask: "Speak, {{ round }}."
+"""
 
-    for order in range(10):
-        made = play(text, lambda agent, prompt: f"{agent}!")
-        made.run(order=order)
-        assert made.told["bob"][:3] == ["What of anna!?", "Thank you.", "Speak, 1."]
+
+@pytest.mark.parametrize("order", range(10))
+def test_who_is_asked_by_code_has_done_what_stands_before_and_nothing_behind(
+    play: MakePlay, order: int
+) -> None:
+    made = play(ASKED, lambda agent, prompt: f"{agent}!")
+
+    made.run(order=order)
+
+    asked = ["What of anna!?", "Thank you."]
+    assert made.told["bob"] == ["emma: emma!", "Speak, 1.", *asked, "Speak, 2.", *asked]
 
 
 def test_code_chooses_among_the_choices(play: MakePlay) -> None:
