@@ -14,7 +14,13 @@ from typing import Any
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import AgentWords, SamplingWords, ScenarioWords
-from kvactors.actors.scenarios.files.templates import Problem, check_names, columns_of, template
+from kvactors.actors.scenarios.files.templates import (
+    Problem,
+    check_names,
+    columns_of,
+    placed,
+    template,
+)
 
 __all__ = ["ALL", "Cast", "Member", "make_cast"]
 
@@ -163,7 +169,7 @@ def _persona(
         error: InvalidScenario = problem(place, text)
         return error
 
-    text = template(source)
+    text = placed(template, source, wrong)
     check_names(text, [*base, "agent"], wrong)
     for column in sorted(columns_of(text, "agent") - set(vars(view))):
         raise wrong(f"{view.name} has no column {column!r}: {nearest(column, vars(view))}")

@@ -43,6 +43,35 @@ def test_a_strange_file_is_refused_in_words(write: Write, text: str, told: str) 
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("Who are you?", '"{{"', "scenario.yaml:8: phases.0.steps.0.ask: '{{' is no template"),
+        ("{{ agent.name }}", "{{", "scenario.yaml:4: agents.anna.persona: 'You are {{.' is no"),
+        ("steps:", "when: '1 +'\n    steps:", "scenario.yaml:7: phases.0.when: '1 +' is no expr"),
+        ("phases:", "channels: {a: {form: '{{'}}\nphases:", "channels.a.form: '{{' is no template"),
+        ("phases:", "stop: [{when: '('}]\nphases:", "stop.0.when: '(' is no expression"),
+        (
+            "Who are you?",
+            "\"{{ answers(step=['a']) }}\"",
+            "phases.0.steps.0.ask: a step goes by its name, and not ['a']",
+        ),
+        (
+            "phases:",
+            "probes: [{name: p, ask: x, about: all}]\nphases:",
+            "probes.0.about: no such phase as 'all'",
+        ),
+    ],
+)
+def test_a_strange_text_is_refused_with_its_line(
+    write: Write, old: str, new: str, told: str
+) -> None:
+    with pytest.raises(InvalidScenario) as caught:
+        Scenario.load(write(GOOD.replace(old, new)))
+
+    assert told in str(caught.value)
+
+
 def test_half_a_character_is_set_nowhere(write: Write) -> None:
     with pytest.raises(InvalidScenario, match="--set about:1: half a character"):
         Scenario.load(write(GOOD), settings=['about="\\ud800"'])
