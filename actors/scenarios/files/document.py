@@ -153,7 +153,7 @@ def _composed(text: str, where: str) -> Any:
 def _made(root: yaml.Node | None, where: str) -> Any:
     """The values of nodes."""
     try:
-        return None if root is None else _Loader("").construct_document(root)  # type: ignore[no-untyped-call]
+        return None if root is None else _Loader("").construct_document(root)
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
 

@@ -91,7 +91,7 @@ class Roles:
         while self._ready:
             role = self._ready.popleft()
             step = role.advance()
-            if step is not None and step.said is step.failed is None:
+            if step is not None and step.said is None and step.failed is None:
                 self._skip(step)
             elif step is not None:
                 self._submit(role.lane, step)
