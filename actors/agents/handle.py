@@ -90,7 +90,8 @@ class Agent:
 
         `sampling` says how to decode. `timeout` in seconds bounds the whole turn, queue included:
         past it the turn is undone and the future raises TurnTimeout. Where turns wait for room,
-        one with a higher `priority` goes first, until another was passed over often enough.
+        one with a higher `priority` goes first, until another was passed over often enough; one
+        below 0 leaves a place free for the others.
         A turn with a `request_id` (1 to 200 characters) is taken once: where the agent's ledger has
         a turn of this id, its answer is given again (`reply.recorded`).
         Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull,

@@ -3,6 +3,7 @@
 A decode step of many scores takes two cores there. GPU thread only.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -63,16 +64,18 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
     folded = asked.reshape(1, rows, kv_heads, repeats * tokens, dim)
     key_side, value_side = stored.sides
     assert not isinstance(plan.mask, str)
-    scores = _masked(score(folded, stored.keys, key_side, unpack=plan.unpack), plan.mask, tokens)
+    scores = score(folded, stored.keys, key_side, unpack=plan.unpack)
     total = None
     if powers:
-        weights, total = _powers(scores, plan.sinks)
+        weights, total = _powers(_masked(scores, plan.mask, tokens), plan.sinks)
     elif many:
-        exponents = scores[0]
-        total = exponentiate(exponents, None, repeats, plan.sinks)[None]
+        # In place, what is hidden too: a few of them, where a mask would be an array of all.
+        exponents = mx.contiguous(scores[0])
+        hidden = _hidden(plan.mask, (rows, 1, tokens, extent))
+        total = exponentiate(exponents, hidden, repeats, plan.sinks)[None]
         weights = exponents[None]
     else:
-        weights = _softmax(scores, plan.sinks, tokens)
+        weights = _softmax(_masked(scores, plan.mask, tokens), plan.sinks, tokens)
     out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
     if total is not None:
         out = out / total
@@ -88,6 +91,11 @@ def _masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
     _, rows, kv_heads, _, extent = scores.shape
     apart = scores.reshape(rows, kv_heads, -1, tokens, extent)
     return mx.where(mask[:, :, None], apart, -mx.inf).reshape(scores.shape)
+
+
+def _hidden(mask: mx.array | None, shape: Sequence[int]) -> np.ndarray | None:
+    """What is not seen, [rows, 1, T, extent]."""
+    return None if mask is None else ~np.asarray(mx.broadcast_to(mask, shape))
 
 
 def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:

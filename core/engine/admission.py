@@ -151,7 +151,7 @@ class Admission:
             waits = self._transfer.reading(request.agent_id) or self._follows(request, ahead)
             if has_place:
                 ahead.append(request)
-            if waits or (not has_place and (full or len(held) >= self._config.max_batch)):
+            if waits or (not has_place and (full or len(held) >= self._places_for(request))):
                 continue
             self._sharing.prepare(request)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
@@ -178,6 +178,11 @@ class Admission:
             return self.waiting.in_order(self._places)
         first = self.waiting.first(max(LOOKED_AT, 2 * self._config.max_batch))
         return self.waiting.in_order({*first, *self._places}) if self._places else first
+
+    def _places_for(self, request: Request) -> int:
+        """How many may run beside each other for this one to begin: who gives way to others leaves
+        a place for them."""
+        return max(1, self._config.max_batch - (request.priority < 0))
 
     def _take(self, request: Request) -> None:
         self.waiting.remove(request)

@@ -95,13 +95,18 @@ class Execution:
         # A step that was in flight is done after a chunk: its tokens do not wait for another one,
         # which stays owed, so that batches of both forms go on together.
         late = [b for b in running.common if b.in_flight and (plan.prefill or b.long_row_ends)]
-        seconds = 0.0
+        steps: list[float] = []
         for batch in running.decoding:
             if self.preemption.make_growth(batch):
                 launch = batch not in late and not self._waits(batch)
-                seconds += yield from self._decode(batch, launch=launch)
-        if seconds and not late:
-            self._scheduler.record_decode(seconds)
+                steps += yield from self._decode(batch, launch=launch)
+        if steps and not late:
+            self._scheduler.record_decode(sum(steps) if all(steps) else 0.0)
+        if any(request.remaining for request in running.prefills):
+            # What a turn begins or ends with does not wait for the chunk of another.
+            for batch in running.decoding:
+                if batch.awaited:
+                    yield from self._decode(batch, launch=False)
         for batch in list(running.suspects):
             running.rejoin(batch)
 
@@ -207,8 +212,9 @@ class Execution:
         drafts = self._speculation.drafts(batch.requests)
         return drafts if drafts and self.preemption.can_check(batch, drafts) else {}
 
-    def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, float]:
-        """One step of a batch; returns the seconds that it took, 0 if none was launched."""
+    def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, list[float]]:
+        """One step of a batch; returns the seconds that it took, if one was launched: 0 where none
+        was waited for."""
         steady, rows = batch.in_flight and launch, len(batch)
         begin, self.forward = self._clock(), batch.requests
         drafts = self._drafts(batch) if launch else {}
@@ -217,8 +223,9 @@ class Execution:
             decoded = self._metrics.decode(batch, drafts, launch=launch)
         except Exception as error:
             yield from self._blame(batch.requests, error)
-            return 0.0
-        seconds = self._clock() - begin if launch else 0.0
+            return []
+        waited = steady or drafts
+        seconds = [self._clock() - begin if waited else 0.0] if launch else []
         if self._speculation is not None and (steady or drafts):
             self._speculation.took(rows, drafts, self._clock() - launched)
         for item in decoded:

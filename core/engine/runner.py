@@ -164,6 +164,13 @@ class DecodeBatch:
         long = (r for r in self.requests if r.cached > longest)
         return any(self._last_in_flight(request, self._flight) for request in long)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the first token of a turn is in flight, or its last."""
+        flight = self._flight
+        turns = () if flight is None else flight.requests
+        return any(r and (not r.decoded or self._last_in_flight(r, flight)) for r in turns)
+
     def step(self, *, launch: bool) -> list[Decoded]:
         """Launch the next step, if asked to, then read the one before it.
 

@@ -1,9 +1,11 @@
 """The scheduler: which prefill chunks and which decode rows run next. Pure, no clock, no MLX.
 
 Continuous batching with chunked prefill [paper, 3.4]: decode and prefill share time.
-While anybody decodes, a chunk is as long as the target inter-token latency allows, from 32
+While anybody decodes, a chunk is as long as the target inter-token latency allows, from 8
 tokens up, and between two chunks run as many decode steps as that target asks for; where a
-step alone takes about as long, a chunk may take `patience` steps, or nothing would get on.
+step alone takes about as long, a chunk may take `patience` steps, or nothing would get on. Behind
+so many tokens that 8 take longer than the target, it is 32: shorter ones would take the most of
+their time for what any chunk takes.
 Where nobody reads tokens as they come, nor is more urgent, a short prompt goes first: its row
 then decodes beside the others, which costs less than apart (bench/LOG.md). While nobody decodes,
 chunks grow from 256 to the table of [write-up, 3.4]. Times come from measured steps, told
@@ -13,7 +15,6 @@ through `record_prefill` and `record_decode`.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
 from kvactors.core.schedule.request import Request
 
@@ -25,8 +26,9 @@ _LONGEST_CHUNK_BEYOND = 512
 _BLOCK = 256
 # Seconds between two tokens where nobody said how many; and steps of those who read them.
 _LATENCY, _SMOOTH = 0.1, 5.0
-# Chunks beside decoding rows have multiples of so many tokens.
-_GRAIN = 16
+# Chunks beside decoding rows have multiples of so many tokens; and any chunk takes about as long
+# as so many tokens more, since what is cached becomes floats for all of them (bench/LOG.md).
+_GRAIN, _OVERHEAD = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class SchedulerConfig:
     prefills (None: a tenth of one, or five of its steps where somebody reads them as they come and
     those are shorter), or `patience` of its steps for the prefill where those are longer;
     `unwatched_latency` those that a short prompt, or one that was passed over for long, may take
-    at once where nobody reads the tokens as they come; `max_wait` plans that may pass a prefill
-    over before it goes first.
+    at once where nobody reads the tokens as they come; `max_wait` plans that pass a prefill over
+    raise its priority by one. A chunk has at least `shortest_chunk` tokens where that keeps the
+    latency, else, and where it is not known what a token takes, `least_chunk`.
     No chunk has more than `longest_chunk` tokens: longer ones are no faster on this device.
     `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
     gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
@@ -45,6 +48,7 @@ class SchedulerConfig:
     target_latency: float | None = None
     unwatched_latency: float = 1.0
     patience: float = 2.5
+    shortest_chunk: int = 8
     least_chunk: int = 32
     first_chunk: int = 256
     max_wait: int = 8
@@ -84,7 +88,8 @@ class Scheduler:
     """State: measured paces, decode steps owed before the next chunk, growth of chunks."""
 
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    # Seconds a token of prefill, by the longest chunk: behind more tokens one takes longer.
+    # Seconds a token of prefill, those of any chunk (_OVERHEAD) among them, by the longest chunk:
+    # behind more tokens one takes longer.
     _paces: dict[int, _Pace] = field(default_factory=lambda: defaultdict(_Pace))
     _decode_seconds: _Pace = field(default_factory=_Pace)
     _owed: int = 0
@@ -108,7 +113,15 @@ class Scheduler:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
             budget = self._chunk_size(first.cached, self.config.first_chunk, decoding=decode)
-            alike = [other for other in ordered[1:] if other.form is first.form]
+            if self._pace.value:
+                # Behind much that is cached, each row's keys cost more than a launch saves.
+                budget = min(budget, self._affordable(self.config.target_latency or _LATENCY))
+            # Who is less urgent keeps nobody waiting.
+            alike = [
+                other
+                for other in ordered[1:]
+                if other.form is first.form and other.priority >= first.priority
+            ]
             chunks += self._pack(alike, size, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
@@ -134,14 +147,16 @@ class Scheduler:
     def record_prefill(self, tokens: int, seconds: float, *, decoding: bool) -> None:
         """A chunk of `tokens` tokens (padding included) took `seconds`, while others were
         `decoding` or not."""
-        # A few tokens take as long as many.
-        if tokens >= self.config.least_chunk or self._pace.value is None:
-            self._pace.add(seconds / tokens)
-        self._owed = max(1, ceil(seconds / self._spare(self._latency))) if decoding else 0
+        # Of fewer tokens little can be told.
+        if tokens >= self.config.shortest_chunk or self._pace.value is None:
+            self._pace.add(seconds / (tokens + _OVERHEAD))
+        self._owed = max(1, round(seconds / self._spare(self._latency))) if decoding else 0
 
     def record_decode(self, seconds: float) -> None:
-        """A decode step took `seconds`."""
-        self._decode_seconds.add(seconds)
+        """A decode step took `seconds`; 0 where it is not known what it took, since it was only
+        launched."""
+        if seconds:
+            self._decode_seconds.add(seconds)
         self._owed = max(0, self._owed - 1)
 
     def prefill_ended(self) -> None:
@@ -184,17 +199,24 @@ class Scheduler:
         return request.remaining
 
     def _affordable(self, latency: float) -> int:
-        """Tokens that fit between two decode steps so far apart; the least chunk always does."""
-        least, pace = self.config.least_chunk, self._pace.value
-        return max(least, int(self._spare(latency) / pace) // _GRAIN * _GRAIN) if pace else least
+        """Tokens of a chunk that fits between two decode steps so far apart. Where not even the
+        shortest does, nor before the next step, it is better to get on: the least chunk."""
+        shortest, pace = self.config.shortest_chunk, self._pace.value
+        if not pace:
+            return self.config.least_chunk
+        fits = int(self._spare(latency) / pace) - _OVERHEAD
+        if fits < shortest and (shortest + _OVERHEAD) * pace > latency:
+            return self.config.least_chunk
+        return max(shortest, fits // _GRAIN * _GRAIN)
 
     def _waited_enough(self, request: Request) -> bool:
         return request.passed_over >= self.config.max_wait
 
-    def _rank(self, request: Request) -> tuple[bool, int, int, int]:
-        waited_enough = self._waited_enough(request)
-        remaining = request.arrival if waited_enough else request.remaining
-        return (not waited_enough, -request.priority, remaining, request.arrival)
+    def _rank(self, request: Request) -> tuple[int, bool, int, int]:
+        """The lowest goes first. Who waits rises by a priority for each `max_wait` plans."""
+        level = request.priority + request.passed_over // self.config.max_wait
+        fresh = not self._waited_enough(request)
+        return (-level, fresh, request.remaining if fresh else request.arrival, request.arrival)
 
     def _pack(self, others: Sequence[Request], size: int, budget: int) -> list[Chunk]:
         """Further short prompts for the same forward, padded to the longest of them."""

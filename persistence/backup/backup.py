@@ -43,11 +43,12 @@ class Backup:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._there = {name.rpartition("/")[2] for name in objects.names(BLOBS)}
+        # With their sizes: of a file, a loss of power may have left less than was written.
+        self._there = {name.rpartition("/")[2]: size for name, size in objects.sizes(BLOBS)}
+        latest = snapshots(objects)[-1:]
+        self._latest = "".join(latest)
         before = [
-            agent
-            for name in snapshots(objects)[-1:]
-            for agent in Snapshot.unpack(objects.get(name), name).agents
+            agent for name in latest for agent in Snapshot.unpack(objects.get(name), name).agents
         ]
         self._ledgers = {agent.encoded: agent.ledger for agent in before}
         # Digests of files that were read before: a name says what is in it.
@@ -70,6 +71,9 @@ class Backup:
     def finish(self) -> BackupReport:
         """Name all that was added: from now on it can be restored."""
         name = f"{SNAPSHOTS}/{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.msgpack"
+        if name <= self._latest:
+            # The clock went back, or another machine's goes ahead: the latest is the last in order.
+            name = f"{self._latest.removesuffix('.msgpack')}_.msgpack"
         self._objects.put(name, Snapshot(tuple(self._agents)).pack())
         return BackupReport(name, len(self._agents), self._nbytes, self._added)
 
@@ -77,8 +81,9 @@ class Backup:
         segments = []
         for path in held.segments:
             digest = self._files.get((encoded, held.fingerprint, path.name), "")
-            if digest in self._there:
-                self._nbytes += path.stat().st_size
+            size = path.stat().st_size
+            if self._there.get(digest) == size:
+                self._nbytes += size
             else:
                 digest = self._put(path.read_bytes())
             segments.append((path.name, digest))
@@ -99,7 +104,7 @@ class Backup:
         """Whether `data` begins with these `pieces`, and all of them are still there."""
         begin = 0
         for digest, size in pieces:
-            if digest_of(data[begin : begin + size]) != digest or digest not in self._there:
+            if digest_of(data[begin : begin + size]) != digest or self._there.get(digest) != size:
                 return False
             begin += size
         return True
@@ -107,9 +112,9 @@ class Backup:
     def _put(self, data: bytes) -> str:
         digest = digest_of(data)
         self._nbytes += len(data)
-        if digest not in self._there:
+        if self._there.get(digest) != len(data):
             self._objects.put(blob_name(digest), data)
-            self._there.add(digest)
+            self._there[digest] = len(data)
             self._added += len(data)
         return digest
 

@@ -19,11 +19,15 @@ class Objects:
 
     def names(self, prefix: str) -> Iterator[str]:
         """Of all that begin with `prefix`, a folder's."""
+        yield from (name for name, _ in self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Of the same objects: names, and bytes."""
         import obstore
 
         with _told(prefix):
             for page in obstore.list(self._store, prefix=prefix):
-                yield from (found["path"] for found in page)
+                yield from ((found["path"], found["size"]) for found in page)
 
     def put(self, name: str, data: bytes) -> None:
         """Make or replace an object."""

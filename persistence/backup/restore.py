@@ -11,6 +11,7 @@ from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.backup.snapshot import AgentEntry, Snapshot, blob_name, digest_of
 from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.files.atomic import NO_LINKS, Files
+from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.files.naming import LEDGER_NAME, MANIFEST_NAME
 
 __all__ = ["restore"]
@@ -19,7 +20,8 @@ __all__ = ["restore"]
 def restore(objects: Objects, root: Path, name: str | None = None) -> int:
     """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
     default the latest; how many agents it has. Every object is checked against its digest. Raises
-    BackupFailed, OSError; then nothing is at `root`."""
+    BackupFailed, StoreLocked while another restore makes it, OSError; then nothing is at `root`."""
+    root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
     found = snapshots(objects)
@@ -30,13 +32,17 @@ def restore(objects: Objects, root: Path, name: str | None = None) -> int:
     snapshot = Snapshot.unpack(objects.get(chosen), chosen)
     root.parent.mkdir(parents=True, exist_ok=True)
     making = root.with_name(root.name + ".restoring")
-    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(0o700, exist_ok=True)
+    # That of the store which is made here: another restore may be at it.
+    lock = StoreLock(making, Files())
     try:
         _Making(objects, making).run(snapshot)
         Files().rename(making, root)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
+    finally:
+        lock.release()
     Files().sync_dir(root.parent)
     return len(snapshot.agents)
 
@@ -53,7 +59,9 @@ class _Making:
 
     def run(self, snapshot: Snapshot) -> None:
         """All of it."""
-        for folder in ("", "agents", "kv"):
+        for folder in ("agents", "kv"):
+            # What a kill left of another restore.
+            shutil.rmtree(self._root / folder, ignore_errors=True)
             self._files.mkdir(self._root / folder)
         for agent in snapshot.agents:
             self._agent(agent)

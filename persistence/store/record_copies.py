@@ -56,20 +56,32 @@ class RecordCopies:
         self._store = store
         self._folders = folders
         self._touch = touch
+        # A node of a cluster asks for the counts again and again.
+        self._ids: dict[str, str] = {}
 
     def counts(self) -> dict[str, int]:
         """How many records each agent has. Those whose ledgers cannot be read are left out, with a
-        warning. Reads every ledger. Raises OSError."""
+        warning. Reads every ledger, once. Raises OSError."""
         found: dict[str, int] = {}
         for folder in self._folders():
             try:
-                ledger = self._store.ledgers.load(self._touch(folder))
+                agent_id = self._id_of(folder)
+                records = self._store.ledgers.state(agent_id).records if agent_id else 0
             except (LedgerUnreadable, NewerFormat) as error:
                 _log.warning("%s", error)
                 continue
-            if ledger is not None:
-                found[ledger.agent_id] = ledger.records
+            if records:
+                found[agent_id] = records
         return found
+
+    def _id_of(self, folder: str) -> str:
+        """Whose folder it is; "" where there is no ledger."""
+        if folder not in self._ids:
+            ledger = self._store.ledgers.load(self._touch(folder))
+            if ledger is None:
+                return ""
+            self._ids[folder] = ledger.agent_id
+        return self._ids[folder]
 
     def read(self, agent_id: str, start: int = 0) -> list[bytes]:
         """Copies of the records of `agent_id` from the `start`-th on; none where there are no more.

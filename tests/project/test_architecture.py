@@ -76,7 +76,8 @@ actors/system: actors/agents actors/behaviours actors/errors actors/runtime acto
     persistence/backup persistence/commit persistence/errors persistence/files persistence/formats
     persistence/store
 actors/cluster/machine: actors/cluster/host actors/cluster/protocol actors/cluster/protocol/node
-    actors/runtime actors/system core/errors persistence/files persistence/ledger
+    actors/runtime actors/system core/errors persistence/errors persistence/files
+    persistence/ledger
 actors/cluster/ray: actors/cluster/machine actors/cluster/protocol
     actors/cluster/protocol/directory core/errors
 actors/cluster: actors/agents actors/cluster/host actors/cluster/machine actors/cluster/protocol

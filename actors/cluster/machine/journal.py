@@ -1,16 +1,22 @@
 """A journal that is a file: frames as agents' ledgers have them, each synced before the next."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.persistence.errors import StoreLocked
 from kvactors.persistence.files.atomic import Files, replace_file
+from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.ledger.frames import encode_header, encode_records, scan
 from kvactors.persistence.ledger.records import decode_records
 
-__all__ = ["FileJournal"]
+__all__ = ["FileJournal", "held_alone"]
+
+DIES = 10.0
+"""Seconds that a process has for its end."""
 
 
 class FileJournal:
@@ -25,6 +31,8 @@ class FileJournal:
         self._disk = ThreadPoolExecutor(1, f"journal-{name}")
         self._length = 0
         self._frames = 0
+        # Whether those are the file's.
+        self._known = True
 
     def load(self) -> list[Record]:
         """All records, in order. Raises OSError, LedgerUnreadable."""
@@ -48,8 +56,15 @@ class FileJournal:
         await asyncio.get_running_loop().run_in_executor(self._disk, self._replace, records)
 
     def _append(self, record: Record) -> None:
+        if not self._known:
+            # A replacement failed at its end: the old records stand, or the new ones.
+            self._files.sync_dir(self._path.parent)
+            self.load()
+            self._known = True
         if not self._frames:
             self._replace([record])
+            # Whoever made the folder may not have synced its name.
+            self._files.sync_dir(self._path.parent.parent)
             return
         # A failed append may have left a part of it: what is written next would stand behind that.
         self._files.truncate(self._path, self._length)
@@ -65,5 +80,19 @@ class FileJournal:
             encode_records([dict(record)], number, self._name, None)
             for number, record in enumerate(records, start=1)
         ]
+        self._known = False
         replace_file(self._files, self._path, b"".join(frames))
-        self._length, self._frames = sum(map(len, frames)), len(frames)
+        self._length, self._frames, self._known = sum(map(len, frames)), len(frames), True
+
+
+async def held_alone(folder: Path, patience: float = DIES) -> StoreLock:
+    """A lock on the journals in `folder`, while it lives. A process that ends is waited for, for
+    `patience` seconds. Raises StoreLocked, StoreNotWritable."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return StoreLock(folder, Files())
+        except StoreLocked:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(0.1)

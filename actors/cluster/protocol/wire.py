@@ -23,14 +23,14 @@ def unpack(data: bytes) -> dict[str, Any]:
     """The record again. Raises WrongRecord where a newer or older kvactors packed it."""
     try:
         whole = msgpack.unpackb(data, unicode_errors="surrogatepass")
-        version, record = whole["version"], whole["record"]
+        version = whole["version"]
+        if version == VERSION:
+            return dict(whole["record"])
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise WrongRecord(reason=f"not a record of a cluster: {error}") from error
-    if version != VERSION:
-        raise WrongRecord(
-            reason=f"record version {version}, this node speaks {VERSION}: run one release on all"
-        )
-    return dict(record)
+    raise WrongRecord(
+        reason=f"record version {version}, this node speaks {VERSION}: run one release on all"
+    )
 
 
 async def serve(

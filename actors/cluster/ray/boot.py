@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
-from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.machine.journal import FileJournal, held_alone
 from kvactors.actors.cluster.machine.member import MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
@@ -35,7 +35,8 @@ class DirectoryActor(Shell):
         super().__init__()
 
     async def begin(self) -> Directory:
-        """Start it over its journal."""
+        """Start it over its journal. Raises StoreLocked where another head has that."""
+        self._lock = await held_alone(self._folder)
         journal = FileJournal(self._folder / "directory.journal", DIRECTORY)
         settings = Settings(**msgpack.unpackb(self._settings))
         directory = Directory(RayTransport(), MonotonicClock(), journal, settings)

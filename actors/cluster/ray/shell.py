@@ -19,6 +19,9 @@ __all__ = ["CONCURRENT", "Shell"]
 CONCURRENT = 10_000
 """Calls that one actor has under way at once. Turns wait in the engine, not here."""
 
+TOLD = 2.0
+"""Seconds between a beginning that failed and the next."""
+
 logger = logging.getLogger("kvactors")
 
 
@@ -63,10 +66,16 @@ class Shell(ABC):
     async def _begun(self) -> Answers:
         if self._beginning is None:
             self._beginning = asyncio.get_running_loop().create_task(self.begin())
+            self._beginning.add_done_callback(_begin_anew)
         return await asyncio.shield(self._beginning)
 
 
-def _end_if_failed(running: "asyncio.Task[None]") -> None:
+def _begin_anew(beginning: "asyncio.Task[Any]") -> None:
+    """What has not begun never will here; whoever waits is told first."""
+    beginning.get_loop().call_later(TOLD, _end_if_failed, beginning)
+
+
+def _end_if_failed(running: "asyncio.Task[Any]") -> None:
     if not running.cancelled() and (error := running.exception()) is not None:
         logger.critical("this process ends, and another one begins: %s", error, exc_info=error)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.disk import Disk
 from kvactors.actors.cluster.testing.process import Process
 
-__all__ = ["ModelHost", "texts"]
+__all__ = ["ModelHost", "fits", "texts"]
 
 TURN = (0.002, 0.08)
 SAVED = 0.3
@@ -127,7 +127,7 @@ class ModelHost:
     async def store_piece(self, agent: str, piece: Record) -> None:
         """If the ledger has what it is of."""
         ledger = self._ledgers.get(agent, [])
-        if _digest(ledger[: piece["count"]]) == piece["digest"]:
+        if fits(piece, ledger):
             pieces = self._pieces.setdefault(agent, [])
             await self._disk.write(self._process, "store piece", lambda: pieces.append(dict(piece)))
 
@@ -156,6 +156,11 @@ class ModelHost:
 def texts(ledger: list[bytes]) -> list[str]:
     """What was asked, in order."""
     return [msgpack.unpackb(record)["text"] for record in ledger]
+
+
+def fits(piece: Record, ledger: list[bytes]) -> bool:
+    """Whether a piece of KV is of the first turns of a ledger."""
+    return bool(_digest(ledger[: piece["count"]]) == piece["digest"])
 
 
 def _put(ledger: list[bytes], start: int, records: list[bytes]) -> None:

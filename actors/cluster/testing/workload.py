@@ -167,7 +167,8 @@ class _Story:
             self._oracle.ends(
                 agent, self._world.ledgers(agent), self._world.aside(), self._home(agent)
             )
-
+            if nodes := self._world.misfits(agent):
+                self._oracle.broken.append(f"{agent}: KV of other turns on {', '.join(nodes)}")
         for agent, target, written in self._moves:
             self._oracle.moved(agent, target, self._journal()[written:])
 

@@ -12,7 +12,7 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.disk import Disk, SimJournal
-from kvactors.actors.cluster.testing.host import ModelHost, texts
+from kvactors.actors.cluster.testing.host import ModelHost, fits, texts
 from kvactors.actors.cluster.testing.network import Network, SimTransport
 from kvactors.actors.cluster.testing.oracle import Oracle
 from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
@@ -126,6 +126,16 @@ class World:
             if agent in held:
                 found[name] = texts(held[agent])
         return found
+
+    def misfits(self, agent: str) -> list[str]:
+        """Nodes that have KV of it which is not of their ledger."""
+        files = {name: self.machines[name].disk.files for name in self.nodes}
+        return [
+            name
+            for name, held in files.items()
+            for piece in held["pieces"].get(agent, ())
+            if not fits(piece, held["ledgers"].get(agent, []))
+        ]
 
     def aside(self) -> list[str]:
         """What was set aside anywhere."""

@@ -111,6 +111,25 @@ def test_a_higher_priority_goes_first_and_nobody_waits_for_ever(
     assert 8 <= order.index("patient") <= 10
 
 
+def test_turns_that_give_way_leave_a_place_for_one_that_does_not(
+    load_grid: Callable[..., LoadedModel],
+) -> None:
+    engine = Engine(load_grid(), EngineConfig(3, 1 << 30, stored=False))
+    for number in range(5):
+        helper = make_request(f"helper {number}", [], [2], Sampling(max_tokens=40))
+        helper.priority = -1
+        engine.submit(helper)
+    engine.step()
+    assert len(engine.memory.running.active) == 2
+
+    engine.submit(make_request("main", [], [3], Sampling(max_tokens=1)))
+    order: list[str] = []
+    while not order:
+        order += ends(engine)
+
+    assert order == ["main"]
+
+
 def test_priorities_of_asks_reach_the_engine(open_system: OpenSystem) -> None:
     seen: dict[str, int] = {}
 

@@ -30,8 +30,13 @@ def request(
     )
 
 
+def seconds_of(tokens: int) -> float:
+    """Of a chunk: just under a millisecond a token, and as long as 16 of them whatever it has."""
+    return (tokens + 16) * 0.00098
+
+
 def paced(**config: float) -> Scheduler:
-    """One that has seen a millisecond a token of short prompts, and ten a step."""
+    """One that has seen such chunks of short prompts, and steps of ten milliseconds."""
     scheduler = Scheduler(SchedulerConfig(**config))  # type: ignore[arg-type]
     run(scheduler, [request(1000)], [ASKED], 1)
     scheduler.prefill_ended()
@@ -53,7 +58,7 @@ def run(
         if plan.prefill:
             log.append("+".join(str(chunk.tokens) for chunk in plan.prefill))
             tokens = sum(chunk.tokens for chunk in plan.prefill)
-            scheduler.record_prefill(tokens, tokens * 0.001, decoding=plan.decode)
+            scheduler.record_prefill(tokens, seconds_of(tokens), decoding=plan.decode)
         elif plan.decode:
             log.append("d")
         if plan.decode:
@@ -86,25 +91,33 @@ def test_where_nobody_reads_tokens_as_they_come_a_short_prompt_goes_first() -> N
     log = run(paced(), [request(200), request(300, 1), request(1001, 2)], [ASKED], 10)
 
     # The last one takes longer than a second.
-    assert log[:3] == ["200", "300", "80"]
+    assert log[:3] == ["200", "300", "72"]
 
 
 def test_a_short_prompt_waits_for_those_whose_tokens_are_read_as_they_come() -> None:
     log = run(paced(target_latency=0.1), [request(200)], [ASKED, STREAMED], 5)
 
-    assert log == ["80", "80", "40", "d", "d"]
+    assert log == ["72", "72", "56", "d", "d"]
 
 
 def test_who_is_streamed_waits_for_five_of_its_steps_where_nothing_else_was_asked() -> None:
-    assert run(paced(), [request(200)], [STREAMED], 3) == ["32", "32", "32"]
+    assert run(paced(), [request(200)], [STREAMED], 3) == ["24", "24", "24"]
+
+
+def test_steps_that_were_only_launched_are_no_quick_ones() -> None:
+    scheduler = paced()
+    for _ in range(20):
+        scheduler.record_decode(0.0)
+
+    assert run(scheduler, [request(200)], [STREAMED], 1) == ["24"]
 
 
 def test_the_last_few_tokens_of_a_prompt_go_with_the_ones_before() -> None:
-    assert run(paced(target_latency=0.1), [request(168)], [STREAMED], 3) == ["80", "88", "d"]
+    assert run(paced(target_latency=0.1), [request(152)], [STREAMED], 3) == ["72", "80", "d"]
 
 
 def test_a_short_prompt_waits_for_turns_that_are_more_urgent() -> None:
-    assert run(paced(), [request(200, priority=-1)], [ASKED], 2) == ["80", "80"]
+    assert run(paced(), [request(200, priority=-1)], [ASKED], 2) == ["72", "72"]
 
 
 def test_a_long_prompt_that_was_passed_over_for_long_gets_as_much_as_a_short_one() -> None:
@@ -112,7 +125,7 @@ def test_a_long_prompt_that_was_passed_over_for_long_gets_as_much_as_a_short_one
     for arrival in range(8):
         run(scheduler, [long, request(500, arrival + 1)], [ASKED], 1)
 
-    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["976"]
+    assert run(scheduler, [long, request(500, 9)], [ASKED], 1) == ["992"]
 
 
 def test_the_pace_of_short_prompts_says_nothing_about_a_deep_one() -> None:
@@ -124,7 +137,64 @@ def test_a_few_tokens_that_took_long_do_not_shorten_the_next_chunk() -> None:
     scheduler.plan([request(1)], [])
     scheduler.record_prefill(1, 0.09, decoding=False)
 
-    assert run(scheduler, [request(900)], [STREAMED], 1) == ["80"]
+    assert run(scheduler, [request(900)], [STREAMED], 1) == ["72"]
+
+
+def prefill_beside(step: float, tokens: int, cached: int) -> list[tuple[int, float]]:
+    """Tokens and seconds of the chunks of a prompt with so many `cached` tokens beside a stream
+    whose steps take so many seconds: a chunk takes longer the deeper it is, as on a CPU."""
+    scheduler, prompt, chunks = Scheduler(), request(tokens, cached=cached), []
+    for _ in range(20):
+        scheduler.record_decode(step)
+    while prompt.remaining:
+        for chunk in scheduler.plan([prompt], [STREAMED]).prefill:
+            depth, size = prompt.cached, chunk.tokens
+            seconds = 0.002 + depth * 4.2e-6 + size * (570e-6 + depth * 0.23e-6)
+            chunks.append((size, seconds))
+            prompt.cached += size
+            scheduler.record_prefill(size, seconds, decoding=True)
+        scheduler.record_decode(step)
+    return chunks
+
+
+def test_who_is_streamed_waits_no_longer_the_deeper_the_prompt_of_another_gets() -> None:
+    chunks = prefill_beside(0.0125, 8000, 0)
+
+    late = sorted(seconds for _, seconds in chunks)
+    assert late[-len(chunks) // 50] + 0.0125 < 5.5 * 0.0125
+    # As much as that allows.
+    assert late[len(chunks) // 2] + 0.0125 > 4 * 0.0125
+
+
+def test_where_not_even_a_few_tokens_keep_the_latency_the_prefill_gets_on() -> None:
+    chunks = prefill_beside(0.0125, 2000, 16_000)
+
+    assert {size for size, _ in chunks[:-1]} == {32}
+
+
+@given(
+    st.floats(1e-4, 1e-2),
+    st.integers(0, 48),
+    st.floats(1e-3, 0.05),
+    st.lists(st.booleans(), min_size=1, max_size=30),
+)
+def test_chunks_of_any_cost_keep_the_latency_or_are_the_least_that_gets_on(
+    token: float, overhead: int, step: float, streams: list[bool]
+) -> None:
+    scheduler, config = Scheduler(), SchedulerConfig()
+    for _ in range(20):
+        scheduler.record_decode(step)
+
+    # Who is streamed comes and goes.
+    for stream in [*streams, *[True] * 40]:
+        plan = scheduler.plan([request(4000)], [STREAMED if stream else ASKED])
+        for chunk in plan.prefill:
+            seconds = (chunk.tokens + overhead) * token
+            scheduler.record_prefill(chunk.tokens, seconds, decoding=True)
+        scheduler.record_decode(step)
+
+    latency = max(min(0.1, 5 * step), 3.5 * step)
+    assert chunk.tokens == config.least_chunk or seconds < 1.3 * latency
 
 
 def test_prompts_that_end_with_each_chunk_still_owe_the_others_their_steps() -> None:
@@ -182,6 +252,36 @@ def test_ageing_lets_no_prompt_starve() -> None:
             break
 
     assert tick == 9
+
+
+def test_prompts_that_waited_long_do_not_pass_one_that_is_more_urgent() -> None:
+    scheduler = Scheduler(SchedulerConfig(max_wait=8))
+    crowd = [request(3000, n, priority=-8) for n in range(16)]
+    run(scheduler, crowd, [], 12)
+    assert max(prompt.passed_over for prompt in crowd if prompt.remaining) > 8
+
+    urgent = request(2000, 99)
+
+    assert scheduler.plan([*crowd, urgent], []).prefill[0].request is urgent
+
+
+def test_a_less_urgent_prompt_does_not_share_a_forward_with_an_urgent_one() -> None:
+    crowd = [request(40, n, priority=-1) for n in range(3)]
+
+    plan = Scheduler().plan([*crowd, request(50, 3), request(45, 4)], [])
+
+    assert sorted(chunk.tokens for chunk in plan.prefill) == [45, 50]
+
+
+def test_prompts_share_a_forward_as_long_as_it_keeps_the_latency() -> None:
+    scheduler = Scheduler()
+    deep = [request(48, n, cached=3000) for n in range(4)]
+    assert len(scheduler.plan(deep, []).prefill) == 4
+
+    # A row of 48 tokens takes as long as the latency allows.
+    scheduler.record_prefill(48, 0.1, decoding=False)
+
+    assert len(scheduler.plan(deep, []).prefill) == 1
 
 
 def test_short_prompts_share_a_forward_and_longer_ones_do_not() -> None:

@@ -92,6 +92,22 @@ def test_an_older_snapshot_can_be_restored(store: Store, tmp_path: Path, objects
     assert Store(tmp_path / "new").read_ledger("alice") == ({"another": 1},)
 
 
+def test_the_latest_is_the_last_that_was_made_whatever_the_clock_said(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    put(store, Save("alice", (RECORD,), None, ()))
+    first = back_up(store, objects)
+    ahead = "snapshots/29990101T000000.000000Z.msgpack"
+    objects.put(ahead, objects.get(first.name))
+    for number in range(3):
+        put(store, Save("alice", ({"n": number},), None, ()))
+        assert back_up(store, objects).name > ahead
+
+    restore(objects, tmp_path / "new")
+
+    assert Store(tmp_path / "new").read_ledger("alice") == (RECORD, {"n": 0}, {"n": 1}, {"n": 2})
+
+
 def test_a_ledger_of_many_pieces_is_copied_whole_again(
     store: Store, tmp_path: Path, objects: Objects
 ) -> None:
@@ -159,6 +175,21 @@ def test_a_missing_object_is_named(store: Store, tmp_path: Path) -> None:
     # What is missing is copied by the next backup.
     back_up(store, Objects(memory))
     assert restore(Objects(memory), tmp_path / "new") == 1
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_objects_that_a_loss_of_power_cut_off_are_copied_again(
+    store: Store, tmp_path: Path, objects: Objects, left: int
+) -> None:
+    put(store, Save("alice", (RECORD,), F1, SEGMENTS))
+    back_up(store, objects)
+    for name in blobs(objects):
+        objects.put(name, objects.get(name)[:left])
+
+    back_up(store, objects)
+
+    assert restore(objects, tmp_path / "new") == 1
+    assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Nobody answers with another conversation's memory, nor loses his own to one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -118,3 +119,37 @@ def test_what_forgotten_agents_were_told_is_forgotten() -> None:
 
     assert index.said_behind(b"0") == ["shared"]
     assert index.said_behind(b"1") == ["of b"]
+
+
+def test_names_of_agents_are_a_keys_own(system: AgentSystem) -> None:
+    ann, other = ("a" * 20, "b" * 20)
+    with serve(system, port=0, any_model=True, keys=lambda: {ann, other}) as server:
+
+        def said_by(key: str, said: list[dict[str, Any]]) -> httpx.Response:
+            headers = {"x-kvactors-agent": "ann", "authorization": f"Bearer {key}"}
+            return say(server, said, **headers)
+
+        answers = [said_by(key, HELLO) for key in (ann, other)]
+        again = [
+            said_by(key, on(HELLO, answer, "more"))
+            for key, answer in zip((ann, other), answers, strict=True)
+        ]
+
+    assert {answer.headers["x-kvactors-agent"] for answer in (*answers, *again)} == {"ann"}
+    assert len({agent.agent_id for agent in system.agents()}) == 2
+
+
+@bug(AgentSystem, "health")
+def ann_waits(health: Any) -> Any:
+    return lambda system: replace(health(system), waiting=("ann of another key",))
+
+
+def test_with_keys_nobody_is_told_who_waits_for_whom(system: AgentSystem) -> None:
+    keys = {"k" * 20}
+    with seeded(ann_waits), serve(system, port=0, any_model=True, keys=lambda: keys) as keyed:
+        probe = httpx.get(f"{keyed.url}/health", timeout=WAIT)
+    with seeded(ann_waits), serve(system, port=0, any_model=True) as own:
+        mine = httpx.get(f"{own.url}/health", timeout=WAIT)
+
+    assert (probe.status_code, probe.json()["waiting"]) == (200, [])
+    assert mine.json()["waiting"] == ["ann of another key"]

@@ -1,6 +1,7 @@
 """Parts of the protocol on one machine, whose disk outlives them."""
 
-from collections.abc import Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
 from random import Random
 from typing import Any
 
@@ -17,13 +18,29 @@ from kvactors.actors.cluster.testing.host import ModelHost, texts
 from kvactors.actors.cluster.testing.network import Network, SimTransport
 from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
 
-__all__ = ["SETTINGS", "Machine", "record"]
+__all__ = ["SETTINGS", "Answering", "Machine", "record"]
 
 SETTINGS = Settings(lease=2.0)
 
 
 def record(text: str) -> bytes:
     return bytes(msgpack.packb({"id": f"r-{text}", "text": text}))
+
+
+class Answering(ABC):
+    """A transport to others that a test makes up."""
+
+    @abstractmethod
+    async def answer(self, method: str, asked: Record) -> Record:
+        """Of whomever it is asked."""
+
+    async def call(
+        self, to: str, method: str, record: Record, *, within: float | None = None
+    ) -> Record:
+        return await self.answer(method, record)
+
+    def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
+        raise NotImplementedError
 
 
 class Machine:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import LedgerGap
@@ -31,6 +32,20 @@ class Echo:
             yield {"number": number}
         if method == "gap":
             raise LedgerGap(agent="a", have=3)
+
+
+class LateShell(Shell):
+    """One that cannot begin but in its third process: `folder` counts them."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        super().__init__()
+
+    async def begin(self) -> Any:
+        (self._folder / str(os.getpid())).touch()
+        if len(list(self._folder.iterdir())) < 3:
+            raise OSError("the disk is not there yet")
+        return Echo()
 
 
 class EchoShell(Shell):

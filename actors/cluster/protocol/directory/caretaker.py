@@ -137,7 +137,11 @@ class Caretaker:
 
     async def _drive(self, agent: str) -> None:
         """One try. A crash anywhere leaves the move in the journal: it is tried again."""
-        target = self._registry.moves[agent].target
+        move = self._registry.moves.get(agent)
+        if move is None:
+            # It was forgotten, while others were brought.
+            return
+        target = move.target
         place = await self._places.settled(agent)
         if place.node == target or not self._registry.takes(target):
             await self._moves.give_up(agent)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvactors.actors.cluster.protocol.directory.places import Places
 from kvactors.actors.cluster.protocol.directory.registry import Registry, next_epoch
-from kvactors.actors.cluster.protocol.errors import UnknownNode
+from kvactors.actors.cluster.protocol.errors import UnknownAgent, UnknownNode
 from kvactors.actors.cluster.protocol.interfaces import Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.records import Move, Place, Settings
@@ -63,10 +63,15 @@ class Moves:
         return place.node if place.replica in (None, target) else place.replica
 
     async def forget(self, record: Record) -> Record:
-        """The agent is no more, its owner knows; what nodes have of it goes with their sweeps."""
-        place = await self._places.settled(record["agent"])
-        async with self._let_go(place, "retire"):
-            await self._registry.note(gone=[place.agent])
+        """The agent is no more, its owner knows; what nodes have of it goes with their sweeps. Who
+        asks again, as its owner took long, is told the same. Raises UnknownAgent."""
+        try:
+            place = await self._places.settled(record["agent"])
+            async with self._let_go(place, "retire"):
+                await self._registry.note(gone=[place.agent])
+        except UnknownAgent:
+            if record["agent"] not in self._registry.gone:
+                raise
         return {}
 
     @asynccontextmanager

@@ -61,7 +61,10 @@ class Directory:
         self.registry.check()
         if method not in self._methods:
             raise WrongRecord(reason=f"the directory has no method {method!r}")
-        return await self._methods[method](record)
+        answer = await self._methods[method](record)
+        # It may have waited for a write that failed: a restart knows what that was.
+        self.registry.check()
+        return answer
 
     async def run(self) -> None:
         """Its rounds. Raises OSError when its journal failed."""

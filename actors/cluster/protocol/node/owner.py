@@ -1,5 +1,6 @@
 """A node as owner: what it may answer for, and when a turn is durable."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ class Held:
 
 class Owner:
     """What the node `name` claims from the directory, through `transport`, and notes in `notes`;
-    its agents are those of `host`, its leases and replicas as `settings` say, by its own `clock`.
+    its agents are those of `host`, its leases and replicas as `settings` say, by its own `clock`;
+    `end` takes one out of memory.
 
     All but `current` with the agent's lock held.
     """
@@ -45,8 +47,10 @@ class Owner:
         host: Host,
         notes: Notes,
         settings: Settings,
+        *,
+        end: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._name, self._transport, self._clock = name, transport, clock
+        self._name, self._transport, self._clock, self._end = name, transport, clock, end
         self._host, self._notes, self._settings = host, notes, settings
         self.copier = Copier(transport, host, settings)
         self.lease: Lease | None = None
@@ -82,7 +86,8 @@ class Owner:
         record = {"agent": agent, "node": self._name, "incarnation": lease.incarnation}
         place = Place.from_record(await self._ask("claim", record))
         if 0 < self._notes.promised(agent) < place.born:
-            # Another agent of this name, which was forgotten.
+            # Another agent of this name, which was forgotten; it may be in memory still.
+            await self._end(agent)
             await self._host.set_aside(agent, 0)
         await self._notes.promise(agent, place.epoch)
         lease.check()

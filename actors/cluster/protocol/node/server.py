@@ -53,8 +53,10 @@ class Node:
         self._settings = settings
         self._notes = Notes(journal)
         self._locks = Locks()
-        self._owner = Owner(name, transport, clock, host, self._notes, settings)
         self._serving = Serving(host, self._locks, settings.served)
+        self._owner = Owner(
+            name, transport, clock, host, self._notes, settings, end=self._serving.end
+        )
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
             name,

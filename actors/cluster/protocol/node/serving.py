@@ -1,5 +1,7 @@
 """Which agents of a node are in memory: begun when they are needed, ended when others are."""
 
+from contextlib import suppress
+
 from kvactors.actors.cluster.protocol.interfaces import Host, Record
 from kvactors.actors.cluster.protocol.locks import Locks
 
@@ -34,5 +36,7 @@ class Serving:
                 return
             # Nobody has its lock, so it is had at once.
             if not self._locks.busy(agent):
-                async with self._locks.of(agent):
-                    await self.end(agent)
+                # What is told of it cannot be stored just now: it stays.
+                with suppress(Exception):
+                    async with self._locks.of(agent):
+                        await self.end(agent)

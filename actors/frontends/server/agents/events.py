@@ -129,8 +129,11 @@ async def _seen(owned: OwnedAgents, name: str, content: dict[str, Any]) -> dict[
     """What the key may see of an event; None for nothing."""
     if name == "snapshot":
         turns = [await _seen(owned, "turn", turn) for turn in content["turns"] or ()]
-        hidden = {"stats": None, "agents": None, "outstanding_turns": None} if owned.tenant else {}
-        return {**content, **hidden, "turns": [turn for turn in turns if turn]}
+        shown = {**content, "turns": [turn for turn in turns if turn]}
+        if owned.tenant:
+            shown |= {"stats": None, "agents": None, "outstanding_turns": None}
+            shown["health"] = {**content["health"], "waiting": ()}
+        return shown
     if not await owned.owns(content["agent_id"]):
         return None
     return {**content, "agent_id": owned.shown(content["agent_id"])}

@@ -79,10 +79,12 @@ def log_opened(opened: Opened) -> None:
 
 
 def opened_of(taken: Taken) -> Opened:
-    """Who takes it, and what is known."""
+    """Who takes it, as its client calls it, and what is known."""
     turns = taken.agent.transcript().turns[: taken.plan.keep]
     known = sum(len(turn.token_ids) for turn in turns)
-    return Opened(taken.agent.agent_id, secrets.token_hex(12), known, taken.plan.reuse)
+    mine = taken.plan.known
+    shown = mine.agent_id.removeprefix(f"{mine.tenant}/") if mine.tenant else mine.agent_id
+    return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse)
 
 
 def stop_of(agent: Agent, stops: Sequence[str]) -> str | None:

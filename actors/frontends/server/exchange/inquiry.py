@@ -13,6 +13,10 @@ from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Call", "Client", "Form", "Inquiry", "Message", "Role", "Tool", "ToolChoice"]
 
+# Lower by so much that as many admissions and chunks of other sub-agents as some dozen of them take
+# do not raise one to a main agent's priority.
+SUB_AGENT = -8
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -83,8 +87,9 @@ class Client:
 
     @property
     def priority(self) -> int:
-        """Of its turns: somebody waits for a main agent, and sub-agents give way."""
-        return -1 if self.helps else 0
+        """Of its turns: somebody waits for a main agent, and sub-agents give way, however long
+        the others of them make one wait."""
+        return SUB_AGENT if self.helps else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,8 @@ class Resolver:
         """The longest place that counts: of the client's own thread, else of any; of those that
         are as long, one whose agent goes on there."""
         client, thread = inquiry.client, _thread(inquiry.client)
-        own = {client.agent, *(self._index.thread(client.tenant, thread) if thread else ())}
+        name = self._name(client)
+        own = {name, *(self._index.thread(client.tenant, thread) if thread else ())}
         places = self._index.places([conversation.before, *conversation.hashes])
         best: _Found | None = None
         for place in sorted(places, key=lambda place: place.agent_id not in own):
@@ -196,7 +197,7 @@ class Resolver:
                 continue
             if (stands := self._stands(place)) != "no":
                 ends = stands == "end"
-                named = client.agent == known.agent_id
+                named = name == known.agent_id
                 free = (named or known.thread == thread) and known.agent_id not in busy
                 found = _Found(place, known, ends, goes_on=ends and free)
                 best = found if best is None or found.goes_on else best
@@ -209,10 +210,19 @@ class Resolver:
         self, client: Client, tools: dict[str, str], busy: set[str], *, forked: bool = False
     ) -> Known:
         """A new agent for a client: under the name that it asks for, if that is free."""
-        taken = forked or client.agent in busy or self._index.known(client.agent) is not None
-        named = bool(client.agent) and not taken
-        mine = Known(client.agent, client.tenant, _thread(client), json.dumps(tools), "{}", True)
+        name = self._name(client)
+        taken = forked or name in busy or self._index.known(name) is not None
+        named = bool(name) and not taken
+        mine = Known(name, client.tenant, _thread(client), json.dumps(tools), "{}", True)
         return mine if named else unnamed(mine)
+
+    def _name(self, client: Client) -> str:
+        """The system's id of the agent that a client names: names are a key's own."""
+        known = self._index.known(client.agent)
+        own = known is not None and known.tenant == client.tenant
+        if own or not client.agent or not client.tenant:
+            return client.agent
+        return f"{client.tenant}/{client.agent}"
 
     def _twin(self, mine: Known, conversation: Conversation, busy: set[str]) -> Known | None:
         """An agent that begins with the same system prompt and tools, rather one that has time."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -55,7 +55,7 @@ def make_app(
     app.include_router(agent_routes(service))
     app.include_router(event_routes(service))
     app.include_router(page_routes())
-    app.include_router(model_routes(named, lambda: _health(service), service.counts.registry))
+    app.include_router(model_routes(named, lambda: _health(service, keys), service.counts.registry))
 
     async def failed(request: Request, error: Exception) -> Response:
         failure = failure_of(error)
@@ -76,6 +76,9 @@ def make_app(
     return app
 
 
-def _health(service: Service) -> tuple[bool, dict[str, Any]]:
+def _health(service: Service, keys: Callable[[], Collection[str]]) -> tuple[bool, dict[str, Any]]:
     health = service.system.health()
+    if keys():
+        # Whoever asks, these are agents of others.
+        health = replace(health, waiting=())
     return health.state in ("ok", "stalled") and not service.closing, asdict(health)

@@ -5,9 +5,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from filelock import FileLock
 
-from kvactors.actors.cluster.machine.journal import FileJournal
-from kvactors.persistence.errors import LedgerUnreadable
+from kvactors.actors.cluster.machine.journal import FileJournal, held_alone
+from kvactors.persistence.errors import LedgerUnreadable, StoreLocked
 from kvactors.persistence.files.atomic import Files
 from kvactors.persistence.testing.doubles import FailingFiles, PowerLossFiles
 
@@ -44,6 +45,15 @@ def test_a_loss_of_power_takes_nothing_that_was_synced(tmp_path: Path, seed: int
     files.lose_power(Random(seed))
 
     assert journal(tmp_path).load() == RECORDS
+
+
+def test_a_loss_of_power_does_not_take_its_folder(tmp_path: Path) -> None:
+    files = PowerLossFiles()
+    files.mkdir(tmp_path / "cluster")
+    asyncio.run(append(journal(tmp_path / "cluster", files), *RECORDS))
+    files.lose_power()
+
+    assert journal(tmp_path / "cluster").load() == RECORDS
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
@@ -98,6 +108,24 @@ def test_a_replacement_that_fails_leaves_the_old_records(tmp_path: Path, at: int
     assert journal(tmp_path).load() == (RECORDS if at < 3 else RECORDS[3:])
 
 
+@pytest.mark.parametrize("kept", [RECORDS[3:], [*RECORDS, *RECORDS]], ids=["shorter", "longer"])
+def test_behind_a_replacement_whose_name_was_not_synced_the_next_append_is_whole(
+    tmp_path: Path, kept: list[dict[str, object]]
+) -> None:
+    files = FailingFiles(name="sync_dir")
+    files.armed = False
+    mine = journal(tmp_path, files)
+    asyncio.run(append(mine, *RECORDS))
+    files.arm()
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(mine.replace(kept))
+    files.armed = False
+
+    asyncio.run(append(mine, {"more": True}))
+
+    assert journal(tmp_path).load() == [*kept, {"more": True}]
+
+
 def test_appends_at_once_stand_one_behind_the_other(tmp_path: Path) -> None:
     mine = journal(tmp_path)
 
@@ -107,3 +135,20 @@ def test_appends_at_once_stand_one_behind_the_other(tmp_path: Path) -> None:
     asyncio.run(all_at_once())
 
     assert journal(tmp_path).load() == RECORDS
+
+
+def test_a_second_directory_over_a_journal_is_refused_and_one_that_ends_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    other = FileLock(tmp_path / "store.lock")
+
+    async def ends() -> None:
+        waiting = asyncio.create_task(held_alone(tmp_path))
+        await asyncio.sleep(0)
+        other.release()
+        (await waiting).release()
+
+    with other, pytest.raises(StoreLocked, match="is open in another process"):
+        asyncio.run(held_alone(tmp_path, patience=0))
+    other.acquire()
+    asyncio.run(ends())

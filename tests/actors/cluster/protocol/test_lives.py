@@ -1,6 +1,7 @@
 """Whole clusters without faults: more agents than memory, names that become free, nodes that come
 and go."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -90,6 +91,26 @@ def test_a_forgotten_agent_leaves_nothing_and_its_name_is_free(cluster: Make) ->
 
     two.spawns("alice")
     assert two.says("alice", "in the second")["answer"]["index"] == 0
+
+
+def test_an_agent_is_forgotten_behind_a_turn_that_takes_longer_than_a_call(cluster: Make) -> None:
+    two = cluster(2)
+    two.spawns("alice")
+    owner = two.says("alice", "one")["node"]
+    two.world.machines[owner].disk.slow = 500.0
+    request = {"id": "r-two", "text": "two"}
+
+    async def ask_and_forget() -> None:
+        turn = asyncio.ensure_future(two.client.turn("alice", request, 30))
+        await asyncio.sleep(0.1)
+        await two.client.ask("forget", {"agent": "alice"}, 30)
+        await asyncio.gather(turn, return_exceptions=True)
+
+    two.does(ask_and_forget())
+
+    assert two.owners() == {}
+    with pytest.raises(UnknownAgent):
+        two.asks("forget", agent="bob")
 
 
 def test_a_name_that_is_used_again_at_once_has_no_memory_of_the_last(cluster: Make) -> None:

@@ -1,8 +1,10 @@
 """Parts of the protocol by themselves, where a whole cluster would meet the case too seldom."""
 
 import pytest
-from machine import SETTINGS, Machine, record
+from machine import SETTINGS, Answering, Machine, record
 
+from kvactors.actors.cluster.protocol.directory.registry import next_epoch
+from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.errors import (
     AgentExists,
     AgentUnavailable,
@@ -15,6 +17,7 @@ from kvactors.actors.cluster.protocol.errors import (
     UnknownAgent,
     Unreachable,
 )
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.testing.host import texts
@@ -201,6 +204,51 @@ def test_a_move_is_not_forgotten(machine: Machine) -> None:
     assert machine.ask("moves") == {"alice": "n2"}
 
 
+def test_an_agent_that_is_forgotten_while_it_waits_for_its_move_stops_nobody(
+    machine: Machine,
+) -> None:
+    machine.joins("n1")
+    agents = [f"a{index}" for index in range(2 * SETTINGS.moves)]
+    for agent in agents:
+        machine.ask("spawn", agent=agent, group=None, options={})
+    machine.joins("n2")
+    for agent in agents:
+        machine.ask("move", agent=agent, target="n2")
+
+    rounds = machine.process.start(machine.directory.run())
+    machine.does(machine.process.wait(0.01))
+    machine.does(machine.directory.registry.note(gone=agents[-1:]))
+    machine.does(machine.process.wait(SETTINGS.lease / 2))
+
+    assert not rounds.done()
+    rounds.cancel()
+
+
+def test_a_move_does_not_undo_a_take_over_that_came_first(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.spawns()
+    machine.joins("n2", "n3")
+    registry = machine.directory.registry
+
+    class TakenOver(Answering):
+        async def answer(self, method: str, asked: Record) -> Record:
+            place = registry.places["alice"]
+            if method == "release" and place.node == "n1":
+                await registry.note(places=[next_epoch(place, node="n3", incarnation=0)])
+            return {}
+
+    moves = Directory(TakenOver(), machine.clock, machine.journal, SETTINGS)
+    registry = moves.registry
+    machine.does(moves.handle("move", {"agent": "alice", "target": "n2"}))
+    rounds = machine.process.start(moves.run())
+    machine.does(machine.process.wait(SETTINGS.lease))
+    rounds.cancel()
+
+    lived = [p for entry in machine.disk.files["journal"] for p in entry.get("places", ())]
+    assert [place["node"] for place in lived] == ["n1", "n3", "n2"]
+    assert [place["epoch"] for place in lived] == [1, 2, 3]
+
+
 def test_after_its_disk_failed_the_directory_answers_nothing(machine: Machine) -> None:
     machine.joins("n1")
     machine.disk.full = True
@@ -212,6 +260,19 @@ def test_after_its_disk_failed_the_directory_answers_nothing(machine: Machine) -
         machine.ask("find", agent="alice")
     with pytest.raises(OSError, match="no space left"):
         machine.does(machine.directory.run())
+
+
+def test_a_lease_is_not_renewed_behind_a_fence_whose_write_failed(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.does(machine.process.wait(2 * SETTINGS.lease))
+    machine.disk.failing = 1.0
+    rounds = machine.process.start(machine.directory.run())
+    machine.does(machine.process.wait(0.0005))
+
+    with pytest.raises(Unreachable, match="its journal"):
+        machine.ask("renew", node="n1", incarnation=1, load={"bytes": 0, "waiting": 0})
+    with pytest.raises(OSError, match="disk failed"):
+        machine.loop.run_until_complete(rounds)
 
 
 def test_a_journal_of_the_past_is_written_anew(machine: Machine) -> None:

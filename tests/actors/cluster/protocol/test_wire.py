@@ -51,6 +51,8 @@ def test_a_record_with_other_fields_is_refused(change: Record) -> None:
         b"\xc1",
         msgpack.packb(7),
         msgpack.packb({"record": {}}),
+        msgpack.packb({"version": VERSION, "record": 7}),
+        msgpack.packb({"version": VERSION, "record": "of text"}),
         msgpack.packb({"version": VERSION + 1, "record": {}}),
     ],
 )

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from nodes import Nodes, eventually
-from shells import EchoShell
+from shells import EchoShell, LateShell
 
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
@@ -15,6 +16,7 @@ from kvactors.actors.cluster.protocol.errors import (
     LedgerGap,
     Unreachable,
 )
+from kvactors.actors.cluster.protocol.wire import answered
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 
 
@@ -72,10 +74,21 @@ def test_the_successor_of_a_dead_actor_is_reached_by_its_name(echo: Any) -> None
     with pytest.raises(Unreachable):
         asyncio.run(items("die", 5))
 
-    def answers() -> bool:
-        try:
-            return bool(call("say")["pid"] != first)
-        except ClusterError:
-            return False
+    eventually(lambda: answers("echo", but=first))
 
-    eventually(answers)
+
+def test_one_that_cannot_begin_is_begun_again(three: Nodes, tmp_path: Path) -> None:
+    options = {"name": "late", "namespace": NAMESPACE, "num_cpus": 0, "max_restarts": -1}
+    actor = ray.remote(LateShell).options(**options).remote(str(tmp_path))
+
+    with pytest.raises(HostFailed, match="OSError: the disk is not there yet"):
+        answered(ray.get(actor.ready.remote()))
+    eventually(lambda: answers("late"))
+
+
+def answers(to: str, but: int = 0) -> bool:
+    """Whether another process than that one does by now."""
+    try:
+        return bool(call("say", to)["pid"] != but)
+    except ClusterError:
+        return False

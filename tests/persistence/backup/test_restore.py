@@ -1,0 +1,72 @@
+"""Where a backup is restored to: an empty place, whatever it is named, and by one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+from store_saves import F1, RECORD, put
+
+from kvactors.persistence import Save, Store
+from kvactors.persistence.backup.backup import Backup
+from kvactors.persistence.backup.objects import Objects
+from kvactors.persistence.backup.restore import restore
+from kvactors.persistence.errors import StoreAlreadyOpen, StoreLocked
+from kvactors.persistence.testing.doubles import example_segment
+
+SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
+
+
+@pytest.fixture
+def objects(store: Store) -> Objects:
+    """A backup of alice."""
+    put(store, Save("alice", (RECORD,), F1, SEGMENTS))
+    objects = Objects(MemoryStore())
+    backup = Backup(objects)
+    for name in store.agent_folders():
+        held = store.files.of(name)
+        assert held is not None
+        backup.add(held)
+    backup.finish()
+    return objects
+
+
+def test_two_restores_at_once_do_not_mix(tmp_path: Path, objects: Objects) -> None:
+    refused = list[str]()
+
+    class Meanwhile(Objects):
+        """Another restore is begun at each object."""
+
+        def names(self, prefix: str) -> Iterator[str]:
+            return objects.names(prefix)
+
+        def get(self, name: str) -> bytes:
+            if name.startswith("blobs/"):
+                with pytest.raises((StoreLocked, StoreAlreadyOpen), match="restoring"):
+                    restore(objects, tmp_path / "new")
+                refused.append(name)
+            return objects.get(name)
+
+    assert restore(Meanwhile(None), tmp_path / "new") == 1
+    assert refused
+    assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
+
+
+def test_an_empty_directory_behind_a_link_becomes_a_store(tmp_path: Path, objects: Objects) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+
+    assert restore(objects, tmp_path / "link") == 1
+    assert (tmp_path / "there" / "agents").is_dir()
+
+
+def test_an_empty_working_directory_becomes_a_store(
+    tmp_path: Path, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    assert restore(objects, Path()) == 1
+    assert Store(tmp_path / "here").read_ledger("alice") == (RECORD,)
