@@ -5,6 +5,7 @@ a step are put where they belong later, many steps in one write. Of many long ro
 half a gigabyte for a quarter of the time (bench/LOG.md).
 """
 
+from collections.abc import Sequence
 from copy import copy
 
 import mlx.core as mx
@@ -102,6 +103,8 @@ class KeptFloats:
         self._stored = stored
         self._whole = whole
         self._prefix: tuple[mx.array, ...] = ()
+        self.begun = True
+        """Whether the prefix is kept that a step of these rows keeps, if it does."""
         self._shared = 0
         self._waits = 0
 
@@ -141,7 +144,8 @@ class KeptFloats:
 
     def keep(self, shared: int = 0) -> None:
         """A step begins that reads floats, with so many tokens that all rows begin with."""
-        self._shared = 0 if self._waits else shared
+        shared = 0 if self._waits else shared
+        self.begun, self._shared = shared == self._shared, shared
         if self._prefix and self._prefix[0].shape[2] != self._shared:
             self._prefix = ()
         if self._waits:
@@ -159,6 +163,19 @@ class KeptFloats:
         self.settle()
         self.copy, self._prefix, self._shared = None, (), 0
         self._waits = _STEPS_WITHOUT if wait else self._waits
+
+    @property
+    def kept_prefix(self) -> tuple[mx.array, ...]:
+        """What is kept of what all rows begin with: keys and values, [1, kv_heads, tokens, dim]."""
+        return self._prefix
+
+    def stand_in(self, flat: mx.array, prefix: Sequence[mx.array]) -> "KeptFloats":
+        """One that keeps the same, if a copy one of these floats [cells, dim], and this `prefix`,
+        [1, kv_heads, tokens, dim] each; what it keeps more is its own."""
+        other = copy(self)
+        other.copy = None if self.copy is None else self.copy.stand_in(flat)
+        other._prefix = tuple(prefix)
+        return other
 
     def prefix(self, tokens: int) -> tuple[mx.array, ...]:
         """The first keys and values of the first slot, [1, kv_heads, tokens, dim]; or nothing."""

@@ -6,6 +6,7 @@ past to go on from the piece's end. Such a piece is `whole`. GPU thread only.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 
@@ -76,6 +77,22 @@ class LayerPieces:
             )
             for piece in pieces
         ]
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The tokens of each piece, [start, end)."""
+        return tuple((start, end) for start, end, _ in self._parts)
+
+    @property
+    def arrays(self) -> list[Arrays]:
+        """Of each piece, [sides, 1, kv_heads, tokens, width] by name."""
+        return [arrays for *_, arrays in self._parts]
+
+    def stand_in(self, arrays: Sequence[Arrays]) -> "LayerPieces":
+        """The same tokens of other `arrays`, as above."""
+        other = copy(self)
+        other._parts = [(*tokens, a) for tokens, a in zip(self.ranges, arrays, strict=True)]
+        return other
 
     def read(self, name: str, start: int, end: int, rows: int = 1) -> list[mx.array]:
         """Tokens [start, end) of the array `name`, as `rows` would hold them, piece by piece:

@@ -133,7 +133,8 @@ class ModelCacheSpec:
     masks: str = "rows"
     batched: bool = True
 
-    @property
+    # Steps ask for these.
+    @cached_property
     def bytes_per_token(self) -> int:
         """Bytes that each further token takes, over the layers that keep every token."""
         return sum(layer.bytes_per_token() for layer in self.layers if not layer.checkpointed)
@@ -180,7 +181,7 @@ class ModelCacheSpec:
         every token: that takes what a flat step does."""
         return self.flat and any(self.by_token)
 
-    @property
+    @cached_property
     def joined_bytes(self) -> int:
         """Bytes of each token that a row reads where it is, while it is read: of one layer."""
         kept = (layer for layer in self.layers if not layer.checkpointed)

@@ -18,16 +18,17 @@ class StopMatcher:
         self._stop = stop
         self._decode = decode
 
-    def matches(self, generated: list[int]) -> bool:
-        """Whether the text of the tokens generated so far contains a stop string.
+    def matches(self, tokens: list[int], begin: int = 0) -> bool:
+        """Whether the text of the tokens generated so far, those from `begin` on, contains a stop
+        string.
 
         Called after every token: only the tail that the newest tokens can have touched
-        is decoded, one token per character of the longest stop string and some more.
+        is copied and decoded, one token per character of the longest stop string and some more.
         """
         if not self._stop:
             return False
         reach = max(len(text.encode()) for text in self._stop) + 8
-        text = self._decode(generated[-reach:])
+        text = self._decode(tokens[max(begin, len(tokens) - reach) :])
         return any(stop in text for stop in self._stop)
 
 
@@ -112,7 +113,7 @@ class Request:
     @property
     def says_stop(self) -> bool:
         """Whether the token that was decoded last ends the turn, whatever it may still have."""
-        if self.tokens[-1] in self.stop_tokens or self.matcher.matches(self.generated):
+        if self.tokens[-1] in self.stop_tokens or self.matcher.matches(self.tokens, self.prompt):
             return True
         return self.guide is not None and self.guide.completed_by(self.decoded)
 

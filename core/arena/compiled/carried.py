@@ -47,22 +47,37 @@ def carrier(layer: LayerCache) -> Carrier:
 
 
 class _Pools:
-    """Keys and values: codes, or the floats that are kept of them and codes that wait."""
+    """Keys and values: codes, or the floats that are kept of them and codes that wait; and what is
+    read of rows' beginnings elsewhere."""
 
     def __init__(self, pools: list[Pool]) -> None:
         self._pools = pools
 
     @property
-    def form(self) -> tuple[Any, ...]:
-        return tuple((pool.shape, pool.floats.copy is None) for pool in self._pools)
+    def form(self) -> tuple[Any, ...] | None:
+        if not all(pool.floats.begun for pool in self._pools):
+            return None
+        return tuple(
+            (
+                pool.shape,
+                pool.floats.copy is None,
+                tuple(array.shape for array in pool.floats.kept_prefix),
+                pool.trunk.ranges,
+            )
+            for pool in self._pools
+        )
 
     @property
-    def arrays(self) -> list[list[mx.array]]:
-        """Of each slab [cells, dim], or [sides, slots, kv_heads, capacity, width] by name."""
-        return [_arrays(pool) for pool in self._pools]
+    def arrays(self) -> list[Any]:
+        """Of each slab its own, [cells, dim] or [sides, slots, kv_heads, capacity, width] by name;
+        the prefix that is kept, [1, kv_heads, tokens, dim]; and those of its trunk, piece by piece,
+        [sides, 1, kv_heads, tokens, width] by name."""
+        return [
+            (_own(pool), list(pool.floats.kept_prefix), pool.trunk.arrays) for pool in self._pools
+        ]
 
     @contextmanager
-    def standing_in(self, arrays: list[list[mx.array]]) -> Iterator[None]:
+    def standing_in(self, arrays: list[Any]) -> Iterator[None]:
         """Of each slab as `arrays` are."""
         with ExitStack() as stack:
             for pool, some in zip(self._pools, arrays, strict=True):
@@ -71,10 +86,10 @@ class _Pools:
 
     @property
     def outcome(self) -> list[tuple[list[mx.array], list[mx.array]]]:
-        """Of each slab as `arrays` are, and what waits, [sides, n, kv_heads, T, width]."""
+        """Of each slab its own arrays, and what waits, [sides, n, kv_heads, T, width]."""
         copies = [pool.floats.copy for pool in self._pools]
         waiting = [[] if copy is None else copy.waiting for copy in copies]
-        return list(zip(self.arrays, waiting, strict=True))
+        return list(zip(map(_own, self._pools), waiting, strict=True))
 
     def accept(self, outcome: list[tuple[list[mx.array], list[mx.array]]]) -> None:
         """Of each slab as `outcome` is: [cells, dim], or [sides, slots, kv_heads, capacity,
@@ -86,26 +101,26 @@ class _Pools:
                 pool.floats.copy.accept(arrays[0], waiting)
 
 
-def _arrays(pool: Pool) -> list[mx.array]:
+def _own(pool: Pool) -> list[mx.array]:
     copy = pool.floats.copy
     return list(pool.stored.values()) if copy is None else [copy.flat]
 
 
 @contextmanager
-def _made_of(pool: Pool, arrays: list[mx.array]) -> Iterator[None]:
-    stored, copy = dict(pool.stored), pool.floats.copy
+def _made_of(pool: Pool, arrays: Any) -> Iterator[None]:
+    own, prefix, trunk = arrays
+    stored, floats, begins = dict(pool.stored), pool.floats, pool.trunk
     try:
         # With floats it has no codes: whoever reads them would read those of another step.
         pool.stored.clear()
-        if copy is None:
-            pool.stored.update(zip(stored, arrays, strict=True))
-        else:
-            pool.floats.copy = copy.stand_in(arrays[0])
+        if floats.copy is None:
+            pool.stored.update(zip(stored, own, strict=True))
+        pool.floats, pool.trunk = floats.stand_in(own[0], prefix), begins.stand_in(trunk)
         yield
     finally:
         pool.stored.clear()
         pool.stored.update(stored)
-        pool.floats.copy = copy
+        pool.floats, pool.trunk = floats, begins
 
 
 class _States:

@@ -205,11 +205,11 @@ def _standing_in(arena: Arena, offset: mx.array, carried: list[Any]) -> Iterator
 
 
 def _key(arena: Arena, geometry: EvenStep, tail: Tail | None) -> Hashable:
-    """What shapes the graph of a step; None if it cannot be traced: what rows begin with and read
-    once is no array that a step carries, and states, and what layers learn of a model, are made by
-    a first step."""
+    """What shapes the graph of a step; None if it cannot be traced: states, what layers learn of
+    a model, and what is kept of a common beginning, are made by a first step."""
     forms = [carrier(arena.layers[group[0]]).form for group in arena.spec.groups()]
-    if any(geometry.shared) or None in forms or not all(layer.known for layer in arena.layers):
+    if None in forms or not all(layer.known for layer in arena.layers):
         return None
+    reads = geometry.counts, geometry.extents, geometry.shared
     form = None if tail is None else tail.form
-    return tuple(geometry.counts), tuple(geometry.extents), tuple(forms), form
+    return tuple(map(tuple, reads)), tuple(forms), form

@@ -38,6 +38,15 @@ def streamed(pieces: list[str], stop: tuple[str, ...] = (), strip: bool = True) 
     return shown, chat.reply_text(tokens, stop)
 
 
+def test_a_stop_string_of_the_prompt_ends_no_answer() -> None:
+    chat = ChatFormat(Pieces(["STOP", "a", "ST", "OP"], strip=False))
+    matcher = StopMatcher(("STOP",), chat.decode)
+
+    found = [matcher.matches([0, 1, 2, 3][:end], 1) for end in (2, 3, 4)]
+
+    assert found == [False, False, True]
+
+
 @given(st.lists(st.text(st.sampled_from(" abé\n🦊"), min_size=1, max_size=3), max_size=12))
 def test_what_is_shown_is_a_beginning_of_the_reply(pieces: list[str]) -> None:
     shown, reply = streamed(pieces)

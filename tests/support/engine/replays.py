@@ -10,6 +10,7 @@ from makers import prompts_of
 
 from kvactors.core.arena.compiled.compiler import StepCompiler
 from kvactors.core.arena.wire import to_raw
+from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
@@ -44,6 +45,17 @@ class Rows:
     def join(self, name: int, prompt: Sequence[int]) -> None:
         alone = new_arena(self.loaded)
         alone.add_row(0, len(prompt))
+        alone.forward(self.loaded.model, mx.array([prompt]))
+        alone.evaluate()
+        self.names.insert(self.arena.take(alone, 0), name)
+
+    def fork(self, name: int, trunk: Trunk, prompt: Sequence[int], *, reads: bool) -> None:
+        """A row that begins with a `trunk`, which it `reads` where it is or has a copy of."""
+        alone = new_arena(self.loaded)
+        end = trunk.end + len(prompt)
+        alone.add_row(trunk.end, end, trunk=trunk if reads else NO_TRUNK)
+        for piece in trunk.pieces:
+            alone.load(0, piece)
         alone.forward(self.loaded.model, mx.array([prompt]))
         alone.evaluate()
         self.names.insert(self.arena.take(alone, 0), name)
@@ -87,15 +99,19 @@ class Rows:
 
 
 class Twins:
-    """Both sides, and a life for them that `seed` draws. What they give is compared to the bit."""
+    """Both sides, and a life for them that `seed` draws. What they give is compared to the bit.
+    Most rows begin with one of `trunks`, if there are any."""
 
-    def __init__(self, loaded: LoadedModel, seed: str, *, floats: bool) -> None:
+    def __init__(
+        self, loaded: LoadedModel, seed: str, *, floats: bool, trunks: Sequence[Trunk] = ()
+    ) -> None:
         self.replayed = Rows(loaded, 1, floats=floats)
         self.eager = Rows(loaded, float("inf"), floats=floats)
         self.turns: dict[int, Request] = {}
         self._rng = Random(seed)
         self._next = 0
         self._flat = loaded.spec.flat
+        self._trunks = tuple(trunks)
 
     def live(self, moments: int) -> None:
         """So many joins, leaves, cuts and verifications, with steps in between."""
@@ -127,8 +143,13 @@ class Twins:
         prompt = [self._rng.randrange(1, 128) for _ in range(self._rng.choice(_LENGTHS))]
         sampling = self._rng.choice(SAMPLINGS)
         self.turns[name] = make_request(f"{name}", [], [*prompt, 3], sampling, turn=1)
+        trunk = self._rng.choice([NO_TRUNK, *self._trunks * 3])
+        reads = self._rng.random() < 0.7
         for side in (self.replayed, self.eager):
-            side.join(name, prompt)
+            if trunk.end:
+                side.fork(name, trunk, prompt, reads=reads)
+            else:
+                side.join(name, prompt)
 
     def _leave(self) -> None:
         if len(self.turns) > 1:
