@@ -28,7 +28,7 @@ _BLOCK = 256
 _LATENCY, _SMOOTH = 0.1, 5.0
 # Chunks beside decoding rows have multiples of so many tokens; and any chunk takes about as long
 # as so many tokens more, since what is cached becomes floats for all of them (bench/LOG.md).
-_GRAIN, _OVERHEAD = 8, 16
+_GRAIN, _OVERHEAD = 8, 12
 
 
 @dataclass(frozen=True, slots=True)

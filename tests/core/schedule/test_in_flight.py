@@ -34,7 +34,11 @@ def test_a_step_that_was_only_launched_says_nothing_of_how_long_steps_take(
 
     @bug(Scheduler, "record_decode")
     def listened_to(true: Any) -> Any:
-        return lambda scheduler, seconds: (told.append(seconds), true(scheduler, seconds))
+        def record(scheduler: Scheduler, seconds: float) -> None:
+            told.append(seconds)
+            true(scheduler, seconds)
+
+        return record
 
     engine = make_engine(load_grid(), clock=Ticks())
     engine.submit(make_request("a", [], prompts_of([20])[0], Sampling(max_tokens=4)))

@@ -1,0 +1,76 @@
+"""How long chunks are beside who decodes, by what they cost."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+from kvactors.core.testing.engines import make_request
+
+
+def prompt_of(tokens: int, cached: int = 0, *, stream: bool = False) -> Request:
+    request = make_request("agent", [], [1] * (cached + tokens + 1), Sampling())
+    request.kept = request.cached = cached
+    request.stream = stream
+    return request
+
+
+STREAMED, ASKED = prompt_of(0, stream=True), prompt_of(0)
+
+
+def prefill_beside(step: float, tokens: int, cached: int) -> list[tuple[int, float]]:
+    """Tokens and seconds of the chunks of a prompt with so many `cached` tokens beside a stream
+    whose steps take so many seconds: a chunk takes longer the deeper it is, as on a CPU."""
+    scheduler, prompt, chunks = Scheduler(), prompt_of(tokens, cached), []
+    for _ in range(20):
+        scheduler.record_decode(step)
+    while prompt.remaining:
+        for chunk in scheduler.plan([prompt], [STREAMED]).prefill:
+            depth, size = prompt.cached, chunk.tokens
+            seconds = 0.002 + depth * 4.2e-6 + size * (570e-6 + depth * 0.23e-6)
+            chunks.append((size, seconds))
+            prompt.cached += size
+            scheduler.record_prefill(size, seconds, decoding=True)
+        scheduler.record_decode(step)
+    return chunks
+
+
+def test_who_is_streamed_waits_no_longer_the_deeper_the_prompt_of_another_gets() -> None:
+    chunks = prefill_beside(0.0125, 8000, 0)
+
+    late = sorted(seconds for _, seconds in chunks)
+    assert late[-len(chunks) // 50] + 0.0125 < 5.5 * 0.0125
+    # As much as that allows.
+    assert late[len(chunks) // 2] + 0.0125 > 4 * 0.0125
+
+
+def test_where_not_even_a_few_tokens_keep_the_latency_the_prefill_gets_on() -> None:
+    chunks = prefill_beside(0.0125, 2000, 16_000)
+
+    assert {size for size, _ in chunks[:-1]} == {32}
+
+
+@given(
+    st.floats(1e-4, 1e-2),
+    st.integers(0, 48),
+    st.floats(1e-3, 0.05),
+    st.lists(st.booleans(), min_size=1, max_size=30),
+)
+def test_chunks_of_any_cost_keep_the_latency_or_are_the_least_that_gets_on(
+    token: float, overhead: int, step: float, streams: list[bool]
+) -> None:
+    scheduler, config = Scheduler(), SchedulerConfig()
+    for _ in range(20):
+        scheduler.record_decode(step)
+
+    # Who is streamed comes and goes.
+    for stream in [*streams, *[True] * 40]:
+        plan = scheduler.plan([prompt_of(4000)], [STREAMED if stream else ASKED])
+        for chunk in plan.prefill:
+            seconds = (chunk.tokens + overhead) * token
+            scheduler.record_prefill(chunk.tokens, seconds, decoding=True)
+        scheduler.record_decode(step)
+
+    latency = max(min(0.1, 5 * step), 3.5 * step)
+    assert chunk.tokens == config.least_chunk or seconds < 1.3 * latency
