@@ -21,7 +21,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
 
-__all__ = ["Replayed", "replay"]
+__all__ = ["Replayed", "error_of", "replay"]
 
 
 _KINDS: dict[str, type[KvactorsError]] = {
@@ -195,9 +195,14 @@ def _done(value: Any) -> ReplyFuture[Any]:
 
 
 def _failed(recorded: Mapping[str, Any]) -> ReplyFuture[Any]:
-    """What failed then fails again, with the same error if it is one of kvactors."""
-    name, text = recorded["error"], recorded["text"]
-    kind = _KINDS.get(name)
+    """What failed then fails again."""
     future: ReplyFuture[Any] = ReplyFuture()
-    future.reject(kind(text) if kind else KvactorsError(f"{name}: {text}"))
+    future.reject(error_of(recorded["error"], recorded["text"]))
     return future
+
+
+def error_of(name: str, text: str) -> KvactorsError:
+    """An error as a journal has it, with the `name` of its class and its `text`: of that class, if
+    it is one of kvactors."""
+    kind = _KINDS.get(name)
+    return kind(text) if kind else KvactorsError(f"{name}: {text}")

@@ -29,8 +29,9 @@ class Difference:
 def differences(left: Run, right: Run) -> Iterator[Difference]:
     """Where the run `left` and the run `right` part, in the order of the file."""
     ours, theirs = _steps(left), _steps(right)
-    for step in sorted(ours.keys() | theirs.keys()):
-        one, other = ours.get(step), theirs.get(step)
+    for place in sorted(ours.keys() | theirs.keys()):
+        one, other = ours.get(place), theirs.get(place)
+        step = place[0]
         if one is None or other is None:
             some = one or other
             assert some is not None
@@ -43,6 +44,6 @@ def differences(left: Run, right: Run) -> Iterator[Difference]:
                 yield Difference(step, one.agent, one.phase, name, *pair)
 
 
-def _steps(run: Run) -> dict[int, Turn | Heard | Failure]:
+def _steps(run: Run) -> dict[tuple[int, int], Turn | Heard | Failure]:
     records: list[Turn | Heard | Failure] = [*run.turns, *run.heard, *run.failures]
-    return {record.step: record for record in records}
+    return {(record.step, record.part): record for record in records}

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from kvactors.actors.scenarios.files.checks import Checks
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ScenarioWords
+from kvactors.actors.scenarios.running.roles import check_behaviours
 from kvactors.actors.scenarios.running.script import PLAIN, Point, Script, points
 from kvactors.persistence.files.atomic import Files, replace_file
 
@@ -153,6 +154,7 @@ def check_script(words: ScenarioWords, point: Point, folder: Path, problem: Any)
     `problem` makes the error of a place. Raises InvalidScenario, OSError."""
     script = Script.of(words, point, folder, problem)
     Checks(words, script.cast, problem).run()
+    check_behaviours(script.cast, problem)
     return script
 
 

@@ -240,7 +240,7 @@ def _with_own(name: str, run: Run) -> Run:
     module, _, attribute = name.partition(":")
     try:
         own = [_sound(m) for m in getattr(importlib.import_module(module), attribute)(run)]
-    except Exception as error:  # Whatever somebody's function may do.
+    except (Exception, SystemExit) as error:  # Whatever somebody's function may do.
         text = f"metric {name}: {error}"
         failure = Failure(0, "", "", 0, "", type(error).__name__, text)
         return replace(run, failures=(*run.failures, failure))

@@ -158,6 +158,8 @@ def go_on(
     """Run what is left in a `folder`, in this process and in others where it says so; `system`,
     `lockstep` and `watch` as in `Scenario.run`."""
     _check_own(folder.words, system)
+    with folder.held():
+        pass  # Where somebody else runs it, nothing is loaded, nor written over their results.
     try:
         if system is not None:
             run_part(folder, system, lockstep=lockstep, watch=watch)

@@ -180,7 +180,7 @@ def _progress() -> Iterator[Callable[[int, Any], None]]:
 
         def watch(expected: int, record: Any) -> None:
             agents.add(getattr(record, "agent", ""))
-            counts["turns"] += hasattr(record, "answer")
+            counts["turns"] += hasattr(record, "answer") and not record.part
             counts["tokens"] += getattr(record, "generated_tokens", 0)
             counts["tokens"] += getattr(record, "prefilled_tokens", 0)
             seconds = bar.tasks[0].elapsed or 1

@@ -7,14 +7,20 @@ import csv
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import AgentWords, SamplingWords, ScenarioWords
-from kvactors.actors.scenarios.files.templates import Problem, check_names, columns_of, template
+from kvactors.actors.scenarios.files.templates import (
+    Problem,
+    check_names,
+    columns_of,
+    placed,
+    template,
+)
 
 __all__ = ["ALL", "Cast", "Member", "make_cast"]
 
@@ -22,6 +28,7 @@ ALL = "all"
 MOST_AGENTS = 100_000
 # "007" is a name, 7 and -0.5 are numbers.
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+MOST_DIGITS = 300
 OWN = ("name", "group", "number")
 
 
@@ -35,6 +42,8 @@ class Member:
     sampling: SamplingWords
     from_: str | None
     joins: str | None
+    behaviour: str | None
+    asks: tuple[str, ...]
 
 
 class Cast:
@@ -85,7 +94,8 @@ def make_cast(words: ScenarioWords, folder: Path, base: Mapping[str, Any], probl
             raise problem(("agents", member.view.group), f"two agents are called {member.name!r}")
         seen.add(member.name)
     _check_origins(members, [phase.name for phase in words.phases], problem)
-    return Cast(members)
+    cast = Cast(members)
+    return Cast([_with_asked(member, cast, problem) for member in members])
 
 
 def _group(
@@ -105,7 +115,10 @@ def _group(
             raise problem(place, f"{name!r} is no name: a letter, then letters, digits, _ or -")
         view = SimpleNamespace(name=name, group=group, number=number, **row)
         persona = _persona(agent.persona, view, base, (*place, "persona"), problem)
-        members.append(Member(name, view, persona, agent.sampling, agent.from_, agent.joins))
+        begins = (agent.from_, agent.joins)
+        members.append(
+            Member(name, view, persona, agent.sampling, *begins, agent.behaviour, agent.asks)
+        )
     return members
 
 
@@ -113,9 +126,12 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
     place = (*place, "table")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, strict=True))
+            reader = csv.DictReader(file, strict=True)
+            rows, named = list(reader), reader.fieldnames or ()
     except FileNotFoundError:
         raise problem(place, f"there is no {path}") from None
+    except OSError as error:
+        raise problem(place, f"{path} cannot be read: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise problem(place, f"{path} is no CSV in UTF-8: {error}") from error
     if not rows:
@@ -123,6 +139,8 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise problem(place, f"{path}:{number}: not as many values as there are columns")
+    if len(set(named)) < len(named):
+        raise problem(place, f"{path}: two columns have one name: {', '.join(named)}")
     columns = [name for name in rows[0] if name not in ("name",)]
     for column in columns:
         if not column.isidentifier() or column.startswith("_") or column in OWN:
@@ -132,7 +150,7 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
 
 def _value(text: str) -> Any:
     """What looks like a number is one."""
-    if not NUMBER.fullmatch(text):
+    if len(text) > MOST_DIGITS or not NUMBER.fullmatch(text):
         return text
     return float(text) if "." in text else int(text)
 
@@ -151,7 +169,7 @@ def _persona(
         error: InvalidScenario = problem(place, text)
         return error
 
-    text = template(source)
+    text = placed(template, source, wrong)
     check_names(text, [*base, "agent"], wrong)
     for column in sorted(columns_of(text, "agent") - set(vars(view))):
         raise wrong(f"{view.name} has no column {column!r}: {nearest(column, vars(view))}")
@@ -159,6 +177,22 @@ def _persona(
         return str(text.render(**base, agent=view))
     except Exception as error:  # Whatever a template may do.
         raise wrong(f"of {view.name}: {error}") from error
+
+
+def _with_asked(member: Member, cast: Cast, problem: Any) -> Member:
+    """With the names of those whom its behaviour asks, of whom none has one itself."""
+    if not member.asks:
+        return member
+
+    def wrong(text: str) -> InvalidScenario:
+        error: InvalidScenario = problem(("agents", member.view.group, "asks"), text)
+        return error
+
+    asked = tuple(name for name in cast.resolve(member.asks, wrong) if name != member.name)
+    for name in asked:
+        if cast.members[name].behaviour is not None:
+            raise wrong(f"{name} has a behaviour: let a phase ask it, and {member.name} hear that")
+    return replace(member, asks=asked)
 
 
 def _check_origins(members: Sequence[Member], phases: Sequence[str], problem: Any) -> None:

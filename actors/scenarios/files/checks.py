@@ -18,10 +18,11 @@ from kvactors.actors.scenarios.files.templates import (
     check_names,
     columns_of,
     expression,
+    placed,
     template,
 )
 
-__all__ = ["OWN_NAMES", "Checks", "load_function"]
+__all__ = ["OWN_NAMES", "Checks", "load_own"]
 
 # What templates call by these names is not a parameter.
 OWN_NAMES = frozenset(QUERIES) | frozenset(
@@ -51,11 +52,13 @@ class Checks:
             self._phase(number, phase)
         self._probes()
         for number, metric in enumerate(self._words.metrics):
-            load_function(metric, self._at("metrics", number))
+            if not callable(load_own(metric, self._at("metrics", number))):
+                raise self._make(("metrics", number), f"{metric} is no function")
         for number, stop in enumerate(self._words.stop):
             at = self._at("stop", number, "when")
-            self._text(expression(stop.when), ["agents", "phase", "round", *QUERIES], at)
-            self._quotes(expression(stop.when), len(self._phases), at)
+            text = placed(expression, stop.when, at)
+            self._text(text, ["agents", "phase", "round", *QUERIES], at)
+            self._quotes(text, len(self._phases), at)
 
     def _at(self, *place: str | int) -> Problem:
         return lambda text: self._make(place, text)
@@ -78,12 +81,14 @@ class Checks:
         for name, channel in self._words.channels.items():
             members = self._cast.resolve(channel.members, self._at("channels", name, "members"))
             at = self._at("channels", name, "form")
-            self._text(template(channel.form), ["speaker", "text", "phase", "round"], at)
-            self._columns(template(channel.form), "speaker", members, at)
+            form = placed(template, channel.form, at)
+            self._text(form, ["speaker", "text", "phase", "round"], at)
+            self._columns(form, "speaker", members, at)
             if channel.listeners:
                 at = self._at("channels", name, "listeners")
-                self._text(expression(channel.listeners), ["speaker", "agents"], at)
-                self._columns(expression(channel.listeners), "speaker", members, at)
+                listeners = placed(expression, channel.listeners, at)
+                self._text(listeners, ["speaker", "agents"], at)
+                self._columns(listeners, "speaker", members, at)
 
     def _phase(self, number: int, phase: PhaseWords) -> None:
         here = ("phases", number)
@@ -102,8 +107,9 @@ class Checks:
         for word, reach in (("when", number), ("until", number + 1), ("rule", number + 1)):
             if source := getattr(phase, word):
                 at = self._at(*here, word)
-                self._text(expression(source), ["agents", "phase", "round", *QUERIES], at)
-                self._quotes(expression(source), reach, at)
+                text = placed(expression, source, at)
+                self._text(text, ["agents", "phase", "round", *QUERIES], at)
+                self._quotes(text, reach, at)
         self._fork(here, phase.fork)
         if phase.swap_model and any(p.fork for p in self._words.phases[: number + 1]):
             raise self._make((*here, "swap_model"), "branches of a run have one model")
@@ -121,11 +127,12 @@ class Checks:
         self, here: tuple[str | int, ...], number: int, who: Sequence[str], step: Any
     ) -> None:
         names = ["agent", "agents", "phase", "round", "heard", *QUERIES]
-        texts = [(step.verb if step.verb != "choose" else "prompt", template(step.template))]
-        texts += [("when", expression(step.when))] if step.when else []
-        texts += [("choose", template(choice)) for choice in step.choose or ()]
-        for word, text in texts:
+        texts = [(step.verb if step.verb != "choose" else "prompt", template, step.template)]
+        texts += [("when", expression, step.when)] if step.when else []
+        texts += [("choose", template, choice) for choice in step.choose or ()]
+        for word, made, source in texts:
             at = self._at(*here, word)
+            text = placed(made, source, at)
             self._text(text, names, at)
             self._columns(text, "agent", who, at)
             self._quotes(text, number + 1, at)
@@ -145,9 +152,10 @@ class Checks:
             if names.count(probe.name) > 1:
                 raise self._make(here, f"two probes are {probe.name!r}")
             who = self._cast.resolve(probe.who, self._at(*here, "who"))
-            for word, phases in (("after", probe.after), ("about", [probe.about or "all"])):
+            about = () if probe.about is None else (probe.about,)
+            for word, phases in (("after", probe.after), ("about", about)):
                 for phase in phases:
-                    if phase != "all" and phase not in self._phases:
+                    if phase not in self._phases and (word, phase) != ("after", "all"):
                         known = nearest(phase, self._phases)
                         raise self._make((*here, word), f"no such phase as {phase!r}: {known}")
             for phase in probe.after:
@@ -158,8 +166,10 @@ class Checks:
             names_known = ["agent", "agents", "phase", *QUERIES, *(["item"] if probe.each else [])]
             for word in ("ask", "expect", "when", "each"):
                 if source := getattr(probe, word):
-                    text = (expression if word in ("when", "each") else template)(source)
-                    at = self._at(*here, word)
+                    at, made = self._at(*here, word), template
+                    if word in ("when", "each"):
+                        made = expression
+                    text = placed(made, source, at)
                     self._text(text, names_known, at)
                     self._columns(text, "agent", who, at)
 
@@ -178,6 +188,9 @@ class Checks:
     def _quotes(self, text: Template, reach: int, at: Problem) -> None:
         """Results that are asked for exist, and come from one of the first `reach` phases."""
         for _, filters in calls(text):
+            for word in ("phase", "agent", "step"):
+                if not isinstance(filters.get(word), str | None):
+                    raise at(f"a {word} goes by its name, and not {filters[word]!r:.80}")
             phase = filters.get("phase")
             if phase is not None and phase not in self._phases:
                 raise at(f"no phase is called {phase!r}: {nearest(str(phase), self._phases)}")
@@ -190,13 +203,18 @@ class Checks:
                 raise at(f"no step is called {step!r}: {nearest(str(step), steps)}")
 
 
-def load_function(name: str, at: Problem) -> Callable[..., Any]:
-    """The function `module:function`. Raises what `at` makes."""
+def load_own(name: str, at: Problem) -> Any:
+    """What a module of somebody's own has, by `module:name`. Raises what `at` makes."""
     module, colon, attribute = name.partition(":")
-    if not colon:
-        raise at(f"a metric is a function of your own, module:function, not {name!r}")
+    if not (module and colon and attribute):
+        raise at(f"what is your own is named module:name, not {name!r}")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise at(f"cannot be imported: {error}") from error
-    return found
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # Whatever somebody's module may do.
+        if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or ":"):
+            raise at(f"no module {error.name!r} is beside the file, or installed") from error
+        raise at(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(found, attribute):
+        public = [known for known in vars(found) if not known.startswith("_")]
+        raise at(f"{found.__file__} has no {attribute!r}: {nearest(attribute, public)}")
+    return getattr(found, attribute)

@@ -9,6 +9,7 @@ Only plain values are made of a file, never an object. Any thread.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ from pydantic import ValidationError
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import ScenarioWords
+from kvactors.actors.scenarios.files.templates import Problem
 
-__all__ = ["Document", "read_document"]
+__all__ = ["MOST_BYTES", "Document", "read_document"]
 
 # An alias of aliases of aliases is small in a file and without end in memory.
 MOST_VALUES = 200_000
+MOST_BYTES = 16_000_000
+MOST_LEVELS = 50
+# Half of a character: it has no UTF-8 to be stored as.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 Place = tuple[str | int, ...]
 
 
@@ -58,7 +64,7 @@ class Document:
                 raise InvalidScenario(
                     f"--set takes path=value, such as seeds=1..3, not {setting!r}"
                 )
-            value = _loaded(text, f"--set {path}")
+            value = _made(_composed(text, f"--set {path}"), f"--set {path}")
             values = _with(values, path.strip().split("."), value, setting)
         return Document(self.path, values, self.sources)
 
@@ -91,24 +97,36 @@ def read_document(path: Path) -> Document:
     """A scenario file and what it inherits. Raises InvalidScenario, OSError."""
     values: dict[str, Any] = {}
     sources: list[tuple[Path, yaml.Node]] = []
-    file: Path | None = path
-    while file is not None:
-        if any(file.resolve() == known.resolve() for known, _ in sources):
-            chain = " -> ".join(known.name for known, _ in sources)
-            raise InvalidScenario(
-                f"{path}: inherits goes round in a circle: {chain} -> {file.name}"
-            )
-        root, read = _read(file)
+    file, (root, read) = path, _read(path)
+    while True:
         sources.append((file, root))
         parent = read.pop("inherits", None)
         values = _merged(read, values)
-        if parent is not None and not isinstance(parent, str):
-            raise InvalidScenario(f"{file}: inherits is the path of another scenario file")
-        file = file.parent / parent if parent else None
-    return Document(path, values, tuple(sources))
+        if parent is None:
+            return Document(path, values, tuple(sources))
+        here = Document(file, {}, ((file, root),))
+        file, root, read = _parent(file, parent, partial(here.problem, ("inherits",)))
+        if any(file.resolve() == known.resolve() for known, _ in sources):
+            chain = " -> ".join([*(known.name for known, _ in sources), file.name])
+            raise InvalidScenario(f"{path}: inherits goes round in a circle: {chain}")
+
+
+def _parent(file: Path, parent: Any, problem: Problem) -> tuple[Path, yaml.Node, dict[str, Any]]:
+    """What a `file` inherits from its `parent`. Raises what `problem` makes of it."""
+    if not isinstance(parent, str) or not parent:
+        raise problem("it is the path of another scenario file")
+    try:
+        return file.parent / parent, *_read(file.parent / parent)
+    except InvalidScenario:
+        raise
+    except (OSError, ValueError) as error:
+        raise problem(f"{parent!r} cannot be read: {error}") from error
 
 
 def _read(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
+    if (size := path.stat().st_size) > MOST_BYTES:
+        most = f"{size:,} bytes, more than {MOST_BYTES:,}: what is long goes into a table"
+        raise InvalidScenario(f"{path}: {most}")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -116,21 +134,27 @@ def _read(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
     root = _composed(text, str(path))
     if not isinstance(root, yaml.MappingNode):
         raise InvalidScenario(f"{path}:1: a scenario is a mapping of words, such as `name: gossip`")
-    _check_nodes(root, str(path))
-    return root, _loaded(text, str(path))
+    return root, _made(root, str(path))
 
 
 def _composed(text: str, where: str) -> Any:
+    """The nodes of a text, each of which can be made; None of an empty one."""
     try:
-        return yaml.compose(text, _Loader)
+        root = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
+    except RecursionError:
+        raise InvalidScenario(f"{where}: more than {MOST_LEVELS} levels deep") from None
+    if root is not None:
+        _check_nodes(root, where)
+    return root
 
 
-def _loaded(text: str, where: str) -> Any:
+def _made(root: yaml.Node | None, where: str) -> Any:
+    """The values of nodes."""
     try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return None if root is None else _Loader("").construct_document(root)
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
 
 
@@ -142,20 +166,26 @@ def _yaml_problem(error: Exception, where: str) -> str:
 
 
 def _check_nodes(root: yaml.Node, where: str) -> None:
-    """A word stands once in its mapping, and aliases stay small."""
+    """A word stands once in its mapping, aliases stay small, and texts can be stored."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node, depth: int) -> int:
         if id(node) in sizes:
             return sizes[id(node)]
-        if depth > 50:
-            raise InvalidScenario(f"{where}:{node.start_mark.line + 1}: more than 50 levels deep")
+        line = node.start_mark.line + 1
+        if depth > MOST_LEVELS:
+            raise InvalidScenario(f"{where}:{line}: more than {MOST_LEVELS} levels deep")
+        if isinstance(node, yaml.ScalarNode) and _LONE_SURROGATE.search(node.value):
+            raise InvalidScenario(f"{where}:{line}: half a character, {node.value!a:.80}")
         total, seen = 1, set[str]()
         children: Sequence[yaml.Node] = ()
         if isinstance(node, yaml.MappingNode):
             for key, _ in node.value:
+                line = key.start_mark.line + 1
+                size(key, depth + 1)
+                if not isinstance(key, yaml.ScalarNode):
+                    raise InvalidScenario(f"{where}:{line}: a word is no list or mapping")
                 if key.value in seen and key.value != "<<":
-                    line = key.start_mark.line + 1
                     raise InvalidScenario(f"{where}:{line}: {key.value} stands here twice")
                 seen.add(str(key.value))
             children = [child for _, child in node.value]
@@ -186,7 +216,13 @@ def _with(values: Any, path: list[str], value: Any, setting: str) -> Any:
         names = [
             item.get("name", n) if isinstance(item, dict) else n for n, item in enumerate(values)
         ]
-        at = int(first) if first.isdigit() else names.index(first) if first in names else len(names)
+        at = (
+            int(first)
+            if first.isdecimal()
+            else names.index(first)
+            if first in names
+            else len(names)
+        )
         if at >= len(values):
             known = nearest(first, map(str, names))
             raise InvalidScenario(f"--set {setting}: there is no {first!r}: {known}")

@@ -119,9 +119,14 @@ class AgentWords(Words):
     from_: Name | None = Field(default=None, alias="from")
     joins: Name | None = None
     sampling: SamplingWords = SamplingWords()
+    # module:Class of an AgentBehaviour, which says what the agent says, and whom it may ask.
+    behaviour: Text | None = None
+    asks: Names = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.asks and self.behaviour is None:
+            raise ValueError("`asks` is whom a `behaviour` asks: there is none")
         if (self.from_ is None) != (self.joins is None):
             raise ValueError("`from` and `joins` go together: whose memory, and at which phase")
         if self.from_ and (self.persona or self.table or self.count):

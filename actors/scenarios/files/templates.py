@@ -23,6 +23,7 @@ __all__ = [
     "check_names",
     "columns_of",
     "expression",
+    "placed",
     "template",
 ]
 
@@ -97,6 +98,14 @@ def expression(source: str) -> Template:
         return Template(source, _JINJA.compile_expression(source, undefined_to_none=False), tree)
     except TemplateError as error:
         raise InvalidScenario(f"{source!r:.80} is no expression: {error}") from error
+
+
+def placed(made: Callable[[str], Template], source: str, problem: Problem) -> Template:
+    """A template or an expression, as it is `made` of its `source`. Raises what `problem` makes."""
+    try:
+        return made(source)
+    except InvalidScenario as error:
+        raise problem(str(error)) from error
 
 
 def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:

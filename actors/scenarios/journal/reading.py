@@ -11,6 +11,7 @@ from kvactors.actors.scenarios.journal.records import (
     Metric,
     Run,
     Turn,
+    place_of,
 )
 from kvactors.core.errors import InvalidInput
 
@@ -33,7 +34,7 @@ def read_run(path: Path) -> Run:
 
 def run_of(header: Header, records: list[Record], metrics: tuple[Metric, ...] = ()) -> Run:
     """A run of a `header` and `records` in any order, with its `metrics`."""
-    placed = sorted(records, key=lambda record: record.step)
+    placed = sorted(records, key=place_of)
     events = tuple(record for record in records if isinstance(record, Event))
     return Run(
         header,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Event", "Failure", "Header", "Heard", "Metric", "Run", "Turn", "Verb"]
+__all__ = ["Event", "Failure", "Header", "Heard", "Metric", "Run", "Turn", "Verb", "place_of"]
 
 Verb = Literal["say", "ask", "choose", "probe"]
 
@@ -34,7 +34,8 @@ class Turn:
     """An agent was asked something and answered.
 
     `step` is its place in the order of the file, which is not the order in which turns ended; it
-    has gaps, where somebody heard something. Seconds of `begun` count from the begin of this
+    has gaps, where somebody heard something; what a behaviour did in its step are parts of it.
+    Seconds of `begun` count from the begin of this
     process's part of the run, the other ones are those of `Timing`; what replays has them too.
     """
 
@@ -50,7 +51,7 @@ class Turn:
     scores: Mapping[str, float] | None  # log-probabilities of choices
     heard_by: tuple[str, ...]  # who observes the answer
     heard: tuple[int, ...]  # steps of others that it heard since its last turn
-    cache: str  # "hot", "warm", "cold"
+    cache: str  # "hot", "warm", "cold"; "" of what a behaviour said, which costs no tokens
     finish: str  # "stop", "length", "cancelled"
     prompt_tokens: int
     reused_tokens: int
@@ -67,6 +68,7 @@ class Turn:
     right: bool | None = None  # of a probe that expects something
     about: str | None = None  # the phase that a probe asks of
     distance: int | None = None  # phases between that one and this one
+    part: int = 0  # what a behaviour did for the step, from 1; 0 is the step itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Heard:
     memory: int
     text: str = ""  # of what was told; what was said is in the turn of `source`
     speaker: str = ""  # of a text that an agent told; "" where the file itself tells
+    part: int = 0  # as of a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Failure:
     branch: str
     error: str  # the name of its class
     text: str
+    part: int = 0  # as of a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +138,9 @@ class Run:
     events: tuple[Event, ...]
     metrics: tuple[Metric, ...]
     ended: bool
+
+
+def place_of(record: Turn | Heard | Failure | Event) -> tuple[int, bool, int]:
+    """Its place in the order of the file: what a behaviour did for a step comes before the step."""
+    part = 0 if isinstance(record, Event) else record.part
+    return record.step, part == 0, part

@@ -55,11 +55,11 @@ def _shares(
 
 
 def _repeated(turns: Sequence[Turn]) -> Iterator[tuple[Turn, bool]]:
-    """Questions that an agent was asked before, and whether the answer is that one's. A branch goes
-    on with what was answered before it began."""
+    """Questions of the file that an agent was asked before, and whether the answer is that one's. A
+    branch goes on with what was answered before it began."""
     before: dict[tuple[str, str, str], str] = {}
     for turn in sorted(turns, key=lambda turn: turn.step):
-        if turn.verb not in QUESTIONS:
+        if turn.verb not in QUESTIONS or turn.part:
             continue
         answer = " ".join(turn.answer.casefold().split())
         for branch in _lineage(turn.branch):

@@ -10,7 +10,14 @@ from importlib.resources import files
 from itertools import groupby
 from typing import NamedTuple
 
-from kvactors.actors.scenarios.journal.records import Event, Failure, Heard, Run, Turn
+from kvactors.actors.scenarios.journal.records import (
+    Event,
+    Failure,
+    Heard,
+    Run,
+    Turn,
+    place_of,
+)
 from kvactors.actors.scenarios.results.figures import Picture
 from kvactors.actors.scenarios.results.tables import summary
 from kvactors.actors.scenarios.results.talk import conversations, seconds_of
@@ -65,7 +72,7 @@ def story(run: Run) -> Iterator[tuple[str, list[Said]]]:
         *(Said("turn", turn) for turn in run.turns),
         *(Said("failure", failure) for failure in run.failures),
     ]
-    records.sort(key=lambda said: said.record.step)
+    records.sort(key=lambda said: place_of(said.record))
     phase = next((r.phase for _, r in records if not isinstance(r, Event)), "")
     placed = []
     for said in records:

@@ -21,6 +21,7 @@ class Lane:
     member: Member
     open: bool
     asleep: bool = False  # its next step waits for steps of others
+    held: Step | None = None  # the step whose behaviour has it now
     waiting: deque[Step] = field(default_factory=deque)
     flying: deque[Step] = field(default_factory=deque)
     unread: list[SimpleNamespace] = field(default_factory=list)

@@ -17,7 +17,13 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.running.clustered import ClusterSystem
 from kvactors.actors.scenarios.running.lanes import Lane
-from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
+from kvactors.actors.scenarios.running.outcomes import (
+    Failed,
+    Happened,
+    Outcome,
+    Replied,
+    spoken,
+)
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Step
 from kvactors.actors.system.system import AgentSystem
@@ -128,6 +134,8 @@ class LiveAgents:
         """Begin a step; its outcome comes by the world's queue."""
         if step.failed is not None:
             self._tell(step, Failed(*step.failed))
+        elif step.said is not None:
+            self._tell(step, spoken(step.said, self._clock()[1]))
         elif lane is None:
             self._whole(step)
         elif step.kind == "fork":

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+from kvactors.actors.runtime.futures import resolved
 from kvactors.actors.scenarios.files.schema import ProbeWords
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.records import Event, Failure, Heard, Turn
 from kvactors.actors.scenarios.running.steps import Step
-from kvactors.actors.turns.reply import Reply
+from kvactors.actors.turns.reply import Reply, Timing, Usage
 
-__all__ = ["Failed", "Happened", "Outcome", "Replied", "diverged", "record_of", "same"]
+__all__ = ["Failed", "Happened", "Outcome", "Replied", "diverged", "record_of", "same", "spoken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class Happened:
 Outcome = Replied | Failed | Happened
 
 
+def spoken(text: str, begun: float) -> Replied:
+    """What a behaviour said by itself, ready at `begun`: no tokens, no time."""
+    none, no_time, kept = Usage(0, 0, 0, 0, 0), Timing(0.0, 0.0, 0.0, 0.0, 0.0), resolved()
+    reply = Reply(text, (), "stop", "", None, none, no_time, kept, kept)  # type: ignore[arg-type]
+    return Replied(reply, begun)
+
+
 def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
     """The record of a step with its `outcome`; its agent remembered `memory` exchanges before."""
     if isinstance(outcome, Happened):
@@ -45,10 +53,11 @@ def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
         return Event(step.number, step.kind, text, outcome.at)
     where = (step.agent, step.phase, step.round, step.branch.path)
     if isinstance(outcome, Failed):
-        return Failure(step.number, *where, outcome.error, outcome.text)
+        text = outcome.text.encode(errors="backslashreplace").decode()
+        return Failure(step.number, *where, outcome.error, text, step.part)
     if step.kind == "hear":
         return _heard(step, outcome.reply, memory + 1)
-    return _turn(step, outcome, memory + (step.kind != "probe"))
+    return _turn(step, outcome, memory + (step.kind != "probe" and step.said is None))
 
 
 def _heard(step: Step, reply: Reply, memory: int) -> Heard:
@@ -67,6 +76,7 @@ def _heard(step: Step, reply: Reply, memory: int) -> Heard:
         memory=memory,
         text=call.text if told else "",
         speaker=source.agent if told and source.form is not None else "",
+        part=step.part,
     )
 
 
@@ -100,6 +110,7 @@ def _turn(step: Step, outcome: Replied, memory: int) -> Turn:
         first_token=timing.first_token,
         total=timing.total,
         memory=memory,
+        part=step.part,
         **_of_probe(step, reply.text),
     )
 
@@ -129,12 +140,13 @@ def same(step: Step, record: Record) -> bool:
     if step.failed is not None:
         return isinstance(record, Failure) and record.error == step.failed[0]
     if isinstance(record, Turn):
-        return step.asks and step.call is not None and record.prompt == step.call.text
+        asked = step.asks and step.call is not None and record.prompt == step.call.text
+        return asked and step.said in (None, record.answer)
     if isinstance(record, Heard):
         told = step.source is not None and step.source.kind == "tell"
         text = step.call.text if step.call is not None and told else ""
         return step.kind == "hear" and record.text == text
-    return step.asks or step.kind == "hear"
+    return step.said is None and (step.asks or step.kind == "hear")
 
 
 def diverged(step: Step | None, record: Record) -> str:
@@ -142,6 +154,8 @@ def diverged(step: Step | None, record: Record) -> str:
     what = "it has no such step" if step is None else f"there it is a {step.kind} of {step.agent!r}"
     if step is not None and step.call is not None and isinstance(record, Turn):
         what += f" with the prompt {step.call.text!r:.80} and not {record.prompt!r:.80}"
+        if step.said is not None:
+            what += f", which answers {step.said!r:.80} and not {record.answer!r:.80}"
     return (
         f"step {record.step} of the journal is not what the scenario says now ({what}): go on with "
         "the scenario as it was, or begin another run"

@@ -20,6 +20,7 @@ from kvactors.actors.scenarios.running.calls import as_heard, make_call
 from kvactors.actors.scenarios.running.lanes import Agents, Lane
 from kvactors.actors.scenarios.running.layout import WHOLE, Layout
 from kvactors.actors.scenarios.running.outcomes import Outcome, diverged, record_of, same
+from kvactors.actors.scenarios.running.roles import Roles
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Call, NotYet, Step, when_ended
 from kvactors.actors.scenarios.running.walk import Walk
@@ -49,8 +50,9 @@ class Runner:
         self._layout = Layout(walk, script.variables, lockstep=lockstep)
         self._ready: deque[Lane] = deque()
         self._open = 0
-        self._pending: dict[int, Step] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._roles = Roles(script, self._submit, self._skip)
+        self._pending: dict[tuple[int, int], Step] = {}
+        self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._agents: Agents | None = None
 
     @property
@@ -68,7 +70,7 @@ class Runner:
                 self._keep(record)
                 self._go_on()
                 continue
-            step = self._pending.pop(record.step, None)
+            step = self._pending.pop((record.step, getattr(record, "part", 0)), None)
             if step is None or not same(step, record):
                 raise InvalidScenario(diverged(step, record))
             self._finish(step, record)
@@ -92,17 +94,17 @@ class Runner:
     def take(self, step: Step, outcome: Outcome) -> None:
         """The `outcome` of a step that was performed."""
         lane = self.lanes.get(step.lane)
-        self._outcomes[step.number] = outcome
-        while lane is not None and lane.flying and lane.flying[0].number in self._outcomes:
+        self._outcomes[step.key] = outcome
+        while lane is not None and lane.flying and lane.flying[0].key in self._outcomes:
             self._settle(lane.flying[0])
         if lane is None:
             self._settle(step)
         self._advance()
 
     def _settle(self, step: Step) -> None:
-        self._pending.pop(step.number)
+        self._pending.pop(step.key)
         lane = self.lanes.get(step.lane)
-        outcome = self._outcomes.pop(step.number)
+        outcome = self._outcomes.pop(step.key)
         self._finish(step, record_of(step, outcome, lane.memory if lane else 0))
 
     def _finish(self, step: Step, record: Record) -> None:
@@ -117,9 +119,14 @@ class Runner:
             child = self._lane(step.detail, step.child)
             child.memory, child.open = lane.memory, True
             self._ready.append(child)
+            if step.child == step.agent:
+                self._roles.fork(lane, child)
         if isinstance(record, Event):
             self.ended = record.kind if record.kind in ("end", "restart") else ""
             self.model = record.text if record.kind == "swap" else self.model
+        if step.part:
+            self._roles.settle(step, record)
+            return
         if isinstance(record, Failure) and self.script.words.on_failure == "stop":
             self._give_up(f"step {record.step} failed")
         self._end(step, getattr(record, "answer", None))
@@ -135,13 +142,17 @@ class Runner:
 
     def _end(self, step: Step, text: str | None) -> None:
         self._open -= 1
+        for lane in map(self.lanes.__getitem__, step.holds):
+            if lane.held is step:
+                lane.held = None
+                self._ready.append(lane)
         step.end(text)
 
     # -- laying out and beginning ------------------------------------------------------
 
     def _advance(self) -> None:
         """Begin all that can begin."""
-        while not self.ended and (self._lay_out() | self._begin_ready()):
+        while not self.ended and (self._lay_out() | self._begin_ready() | self._roles.advance()):
             pass
 
     def _lay_out(self) -> bool:
@@ -181,7 +192,16 @@ class Runner:
 
     def _begin(self, lane: Lane, step: Step) -> bool:
         """Begin a lane's next step, or skip it; False if it has to wait."""
-        if lane.flying and (lane.flying[-1].kind == "probe" or step.kind in ("fork", "probe")):
+        if lane.held is not None:
+            return False
+        last = lane.flying[-1].kind if lane.flying else None
+        if last and (last == "probe" or step.holds or step.kind in ("fork", "probe", "lend")):
+            return False
+        if (source := step.source) is not None and step.kind == "lend":
+            if source.ended:
+                return self._skip(step)
+            lane.held = source
+            self._ready.append(self.lanes[source.lane])
             return False
         if step.kind == "fork":
             return self._submit(lane, step)
@@ -191,6 +211,8 @@ class Runner:
             return False
         if step.if_heard and not lane.unread:
             return self._skip(step)
+        if any(self.lanes[name].held is not step for name in step.holds[1:]):
+            return False
         try:
             step.call = make_call(self.script, self._answers, lane, step)
         except NotYet as not_yet:
@@ -203,10 +225,14 @@ class Runner:
         if step.call is None:
             return self._skip(step)
         step.heard = tuple(said.step for said in lane.unread)
+        heard = lane.unread
         if step.kind != "probe":
             lane.unread = []
         if step.kind == "tell":
             self._end(step, step.call.text)
+            return True
+        if step.holds:
+            self._roles.begin(lane, step, heard, self.lanes)
             return True
         return self._submit(lane, step)
 
@@ -235,7 +261,7 @@ class Runner:
 
     def _submit(self, lane: Lane | None, step: Step) -> bool:
         """Let a step be performed, or, while there are records, be found in them."""
-        self._pending[step.number] = step
+        self._pending[step.key] = step
         if lane is not None:
             lane.flying.append(step)
         if self._agents is not None:

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,11 @@ class Script:
 
     def sampling(self, member: Member, step: Step) -> Sampling:
         """How an answer is drawn: what the step says, else the agent, else the scenario."""
+        choices = step.call.choices if step.call is not None else ()
+        if step.call is not None and step.call.sampling is not None:
+            return replace(step.call.sampling, seed=self.point.seed, choices=choices)
         own = step.words.sampling if step.words is not None else SamplingWords()
         merged: dict[str, Any] = {"seed": self.point.seed}
         for words in (self.words.sampling, member.sampling, own):
             merged |= words.model_dump(exclude_none=True, exclude_unset=True)
-        choices = step.call.choices if step.call is not None else ()
         return Sampling(**merged, choices=choices)

@@ -9,11 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords
+from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Branch", "Call", "Kind", "NotYet", "Step", "when_ended"]
 
 Kind = Literal[
-    "say", "ask", "choose", "tell", "probe", "hear", "fork", "swap", "restart", "stop", "end"
+    "say",
+    "ask",
+    "choose",
+    "tell",
+    "probe",
+    "hear",
+    "lend",
+    "fork",
+    "swap",
+    "restart",
+    "stop",
+    "end",
 ]
 
 
@@ -48,15 +60,18 @@ class Call:
     text: str
     choices: tuple[str, ...] = ()
     expected: str | None = None
+    sampling: Sampling | None = None  # instead of the file's
 
 
 @dataclass(eq=False, slots=True)
 class Step:
     """One step. `lane` is whose memory it concerns; "" for those of the run as a whole.
 
-    `words` are those of the file. `source` of a `hear` is the step that is heard. Filled in on the
-    way: `call` when it begins, `text` when it ended (None: skipped or failed), `heard` the steps
-    that its agent had heard since its last turn.
+    `words` are those of the file. `source` of a `hear` is the step that is heard. A step whose
+    agent has a behaviour `holds` its lane, and those that were lent to it by a `lend`, whose
+    `source` it is; what the behaviour does in it are its parts, `part` 1 and so on. Filled in on
+    the way: `call` when it begins, `said` when its behaviour has spoken, `text` when it ended
+    (None: skipped or failed), `heard` the steps that its agent had heard since its last turn.
     """
 
     number: int
@@ -79,9 +94,17 @@ class Step:
     call: Call | None = None
     failed: tuple[str, str] | None = None  # before it could begin: the error's name and text
     heard: tuple[int, ...] = ()
+    holds: tuple[str, ...] = ()
+    part: int = 0
+    said: str | None = None
     ended: bool = False
     text: str | None = None
     waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What its record is found by."""
+        return self.number, self.part
 
     @property
     def name(self) -> str:

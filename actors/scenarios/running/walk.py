@@ -15,14 +15,14 @@ from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import PhaseWords, ProbeWords, ScenarioWords, StepWords
 from kvactors.actors.scenarios.files.templates import expression
 from kvactors.actors.scenarios.running.answers import Answers
-from kvactors.actors.scenarios.running.names import listed, names_of, without
+from kvactors.actors.scenarios.running.audience import Audience
+from kvactors.actors.scenarios.running.names import listed
 from kvactors.actors.scenarios.running.steps import Branch, Kind, NotYet, Step
 
 __all__ = ["Walk"]
 
 # Rounds of order free that are laid out before it is known whether somebody still speaks.
 AHEAD = 8
-DEFAULT_FORM = "{{ speaker.name }}: {{ text }}"
 Steps = Iterator[Step | NotYet]
 
 
@@ -54,7 +54,7 @@ class Walk:
         self._answers = answers
         self._numbers = itertools.count(1)
         self._phases = [phase.name for phase in words.phases]
-        self._channels: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._audience = Audience(words, cast)
 
     def steps(self, variables: Mapping[str, Any]) -> Steps:
         """All of them, in their order, with what templates may name."""
@@ -140,21 +140,22 @@ class Walk:
         starts = self._cast.resolve(here.phase.starts or (ALL,), InvalidScenario)
         if here.phase.order in ("together", "free"):
             for words in here.phase.steps:
-                said = [self._speak(here, name, words) for name in speakers]
+                turns = [self._speak(here, name, words) for name in speakers]
+                said = [turn[-1] for turn in turns]
                 for step in said:
                     step.horizon = said[0].number
                     step.if_heard = here.phase.order == "free" and not (
                         here.number == 1 and step.agent in starts
                     )
-                yield from said
+                yield from itertools.chain.from_iterable(turns)
                 for step in said:
                     yield from self._heard(here, step)
             return
         for name in speakers:
             for words in here.phase.steps:
-                step = self._speak(here, name, words)
-                yield step
-                yield from self._heard(here, step)
+                turn = self._speak(here, name, words)
+                yield from turn
+                yield from self._heard(here, turn[-1])
 
     def _speakers(self, here: _Round) -> Any:
         who = self._cast.resolve(here.phase.who, InvalidScenario)
@@ -172,45 +173,20 @@ class Walk:
             return chosen
         return names
 
-    def _speak(self, here: _Round, agent: str, words: StepWords) -> Step:
-        listeners, form = self._listeners(here, agent, words)
+    def _speak(self, here: _Round, agent: str, words: StepWords) -> list[Step]:
+        """What an agent does; before it, those whom its behaviour may ask are lent to it."""
+        listeners, form = self._audience.of(here.phase, here.branch, agent, words)
+        member = self._cast.members[agent]
+        acts = member.behaviour is not None and words.verb != "tell"
+        asked = [name for name in member.asks if acts and name in here.present]
+        lent = [self._new("lend", here, name) for name in asked]
         step = self._new(words.verb, here, agent, words)  # type: ignore[arg-type]
         step.listeners = tuple(name for name in listeners if name in here.present)
         step.form = form
-        return step
-
-    def _listeners(
-        self, here: _Round, speaker: str, words: StepWords
-    ) -> tuple[tuple[str, ...], str | None]:
-        """Who hears a step, and in which form."""
-        channel = here.phase.channel if words.verb == "say" else None
-        if len(words.to) == 1 and words.to[0] in self._words.channels:
-            channel = words.to[0]
-        elif words.to:
-            heard = self._cast.resolve(words.to, InvalidScenario)
-            return (heard if words.verb == "tell" else without(heard, speaker)), DEFAULT_FORM
-        if channel is not None:
-            own = (speaker,) if words.verb == "tell" else ()
-            listeners = self._in_channel(channel, speaker, here.branch)
-            return listeners + own, self._words.channels[channel].form
-        if words.verb == "say":
-            everyone = self._cast.resolve(here.phase.who, InvalidScenario)
-            return without(everyone, speaker), DEFAULT_FORM
-        return ((speaker,) if words.verb == "tell" else ()), None
-
-    def _in_channel(self, channel: str, speaker: str, branch: Branch) -> tuple[str, ...]:
-        key = channel, branch.lane(speaker)
-        if key not in self._channels:
-            words = self._words.channels[channel]
-            members = self._cast.resolve(words.members, InvalidScenario)
-            if words.listeners:
-                view = self._cast.members[speaker].view
-                variables = {**branch.variables, "speaker": view, "agents": self._cast.views}
-                named = names_of(expression(words.listeners), variables, channel)
-                chosen = self._cast.resolve(named, InvalidScenario)
-                members = tuple(name for name in chosen if name in members)
-            self._channels[key] = without(members, speaker)
-        return self._channels[key]
+        step.holds = (step.lane, *(each.lane for each in lent)) if acts else ()
+        for each in lent:
+            each.source = step
+        return [*lent, step]
 
     def _heard(self, here: _Round, source: Step) -> Iterator[Step]:
         for name in source.listeners:

@@ -14,7 +14,13 @@ from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.reading import run_of
 from kvactors.actors.scenarios.journal.records import Run, Turn
 from kvactors.actors.scenarios.running.lanes import Lane
-from kvactors.actors.scenarios.running.outcomes import Failed, Happened, Outcome, Replied
+from kvactors.actors.scenarios.running.outcomes import (
+    Failed,
+    Happened,
+    Outcome,
+    Replied,
+    spoken,
+)
 from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script, points
 from kvactors.actors.scenarios.running.steps import Step
@@ -86,6 +92,8 @@ class Play:
     def _outcome(self, step: Step) -> Outcome:
         if step.failed is not None:
             return Failed(*step.failed)
+        if step.said is not None:
+            return spoken(step.said, 0.0)
         if step.lane == "" or step.kind == "fork":
             return Happened(0.0)
         assert step.call is not None

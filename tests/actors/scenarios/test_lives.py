@@ -24,7 +24,11 @@ SCENARIO = """\
 name: lives
 seeds: 5
 sampling: {max_tokens: 4, temperature: 0.9}
-agents: {anna: {persona: "You are Anna."}, bob: {}, emma: {}, carl: {}}
+agents:
+  anna: {persona: "You are Anna."}
+  bob: {}
+  emma: {}
+  carl: {behaviour: "lives_code:Carl", asks: emma}
 phases:
   - name: talk
     rounds: ROUNDS
@@ -38,6 +42,22 @@ phases:
         prompt: "{{ answers(agent='anna') | length }}"
 probes:
   - {name: who, ask: "Who?", expect: "x"}
+"""
+CODE = """\
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+
+
+class Carl(AgentBehaviour):
+    times = 0
+
+    async def on_message(self, message, sender):
+        self.times += 1
+        reply = await self.think(message.text, choices=message.choices)
+        if message.choices:
+            return reply.text
+        other = await self.ask("emma", f"What of {reply.text}?")
+        await self.send("emma", f"{self.times}.")
+        return f"{self.times}: {other.text}"
 """
 ROUNDS = 48 if FULL else 3
 KILLS = 100 if FULL else 2
@@ -77,6 +97,7 @@ def journal(out: Path) -> Path:
 def test_a_killed_run_goes_on_does_nothing_twice_and_says_the_same(tmp_path: Path) -> None:
     scenario, out = tmp_path / "scenario.yaml", tmp_path / "run"
     scenario.write_text(SCENARIO.replace("ROUNDS", str(ROUNDS)), encoding="utf-8")
+    (tmp_path / "lives_code.py").write_text(CODE, encoding="utf-8")
     reference = finished(scenario, tmp_path / "whole")
     records = len(read_journal(journal(reference))[1])
     random, kills, kept = Random(1), 0, list[Record]()
@@ -97,6 +118,7 @@ def test_a_killed_run_goes_on_does_nothing_twice_and_says_the_same(tmp_path: Pat
 
     finished(scenario, out)
     assert not parts(reference, out)
-    steps = [record.step for record in read_journal(journal(out))[1] if isinstance(record, Turn)]
+    turns = [record for record in read_journal(journal(out))[1] if isinstance(record, Turn)]
+    steps = [(turn.step, turn.part) for turn in turns]
     assert len(steps) == len(set(steps))
     assert memories(tmp_path / "run-store") == memories(tmp_path / "whole-store")

@@ -9,6 +9,7 @@ import pytest
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.folder import RunFolder
 from kvactors.actors.scenarios.journal.file import read_frames
 from kvactors.actors.scenarios.part import AT_ONCE
 from kvactors.actors.scenarios.scenario import Scenario, fork_run, replay_run, resume_run
@@ -225,3 +226,20 @@ def test_two_do_not_write_into_one_folder(
     assert refused
     assert len(run.turns) == 4
     assert resume_run(tmp_path / "out", system) == [run]
+
+
+def test_what_another_process_runs_is_left_alone(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    out = tmp_path / "out"
+    Scenario.load(write(TALK)).run(system, out=out)
+    (out / "report.html").unlink()
+
+    with (
+        RunFolder.open(out).held(),
+        pytest.raises(InvalidScenario, match="is being run by another process"),
+    ):
+        resume_run(out)
+
+    assert not (out / "report.html").exists()
+    assert not (out / "store").exists()

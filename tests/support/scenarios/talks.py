@@ -5,7 +5,7 @@ from typing import Any
 
 from kvactors.actors.scenarios.journal.records import Run
 
-__all__ = ["TWO", "untimed"]
+__all__ = ["DEALERS", "TWO", "own", "untimed"]
 
 TWO = """\
 name: two
@@ -16,9 +16,26 @@ phases:
     steps:
       - say: "{{ round }}: {{ heard | map(attribute='speaker') | join(' ') }}"
 """
+DEALERS = """\
+name: dealers
+agents: {anna: {behaviour: "own_code:Dealer", asks: bob}, bob: {}, emma: {}}
+phases:
+  - name: talk
+    rounds: 2
+    steps:
+      - say: "Speak, {{ round }}."
+  - name: end
+    steps:
+      - ask: "{{ answers(agent='anna') | length }}"
+"""
 
 
 def untimed(run: Run) -> list[dict[str, object]]:
     """Turns, what was heard and what failed, in the order of the file."""
     records: list[Any] = [*run.turns, *run.heard, *run.failures]
     return [asdict(record) for record in records]
+
+
+def own(run: Run, agent: str = "anna") -> list[str]:
+    """What an agent said, apart from what its code asked it."""
+    return [turn.answer for turn in run.turns if turn.agent == agent and not turn.part]
