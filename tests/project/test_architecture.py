@@ -65,8 +65,8 @@ actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/
 actors/scenarios/journal: core/errors
 actors/scenarios/results: actors/scenarios/journal
 actors/scenarios/files: core/errors
-actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/errors actors/runtime
-    actors/scenarios/files actors/scenarios/journal actors/system actors/turns core/errors
+actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/errors
+    actors/runtime actors/scenarios/files actors/scenarios/journal actors/system actors/turns core/errors
     core/schedule
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files

@@ -1,13 +1,15 @@
 """Who hears what is said, and in which form. The runner's thread."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from kvactors.actors.scenarios.files.cast import Cast
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import PhaseWords, ScenarioWords, StepWords
-from kvactors.actors.scenarios.files.templates import expression
-from kvactors.actors.scenarios.running.names import names_of, without
+from kvactors.actors.scenarios.files.templates import Template, expression
 from kvactors.actors.scenarios.running.steps import Branch
 
-__all__ = ["DEFAULT_FORM", "Audience"]
+__all__ = ["DEFAULT_FORM", "Audience", "listed"]
 
 DEFAULT_FORM = "{{ speaker.name }}: {{ text }}"
 
@@ -30,14 +32,14 @@ class Audience:
             channel = words.to[0]
         elif words.to:
             heard = self._cast.resolve(words.to, InvalidScenario)
-            return (heard if words.verb == "tell" else without(heard, speaker)), DEFAULT_FORM
+            return (heard if words.verb == "tell" else _without(heard, speaker)), DEFAULT_FORM
         if channel is not None:
             own = (speaker,) if words.verb == "tell" else ()
             listeners = self._in_channel(channel, speaker, branch)
             return listeners + own, self._words.channels[channel].form
         if words.verb == "say":
             everyone = self._cast.resolve(phase.who, InvalidScenario)
-            return without(everyone, speaker), DEFAULT_FORM
+            return _without(everyone, speaker), DEFAULT_FORM
         return ((speaker,) if words.verb == "tell" else ()), None
 
     def _in_channel(self, channel: str, speaker: str, branch: Branch) -> tuple[str, ...]:
@@ -48,8 +50,30 @@ class Audience:
             if words.listeners:
                 view = self._cast.members[speaker].view
                 variables = {**branch.variables, "speaker": view, "agents": self._cast.views}
-                named = names_of(expression(words.listeners), variables, channel)
+                named = _names_of(expression(words.listeners), variables, channel)
                 chosen = self._cast.resolve(named, InvalidScenario)
                 members = tuple(name for name in chosen if name in members)
-            self._channels[key] = without(members, speaker)
+            self._channels[key] = _without(members, speaker)
         return self._channels[key]
+
+
+def _without(names: Sequence[str], speaker: str) -> tuple[str, ...]:
+    """All but one."""
+    return tuple(name for name in names if name != speaker)
+
+
+def listed(value: Any) -> list[Any]:
+    """A name alone is a list of one. Raises TypeError."""
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _names_of(listeners: Template, variables: Mapping[str, Any], channel: str) -> list[str]:
+    """Whom the `listeners` of a `channel` name, filled in with `variables`. Raises
+    InvalidScenario."""
+    try:
+        names = listed(listeners.render(**variables))
+    except Exception as error:  # Whatever an expression may do.
+        raise InvalidScenario(f"`listeners` of channel {channel!r} fails: {error}") from error
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidScenario(f"`listeners` of channel {channel!r} are names, not {names!r:.80}")
+    return names

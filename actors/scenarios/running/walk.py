@@ -15,8 +15,7 @@ from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import PhaseWords, ProbeWords, ScenarioWords, StepWords
 from kvactors.actors.scenarios.files.templates import expression
 from kvactors.actors.scenarios.running.answers import Answers
-from kvactors.actors.scenarios.running.audience import Audience
-from kvactors.actors.scenarios.running.names import listed
+from kvactors.actors.scenarios.running.audience import Audience, listed
 from kvactors.actors.scenarios.running.steps import Branch, Kind, NotYet, Step
 
 __all__ = ["Walk"]
