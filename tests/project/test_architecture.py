@@ -66,8 +66,8 @@ actors/scenarios/journal: core/errors
 actors/scenarios/results: actors/scenarios/journal
 actors/scenarios/files: core/errors
 actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/errors
-    actors/runtime actors/scenarios/files actors/scenarios/journal actors/system actors/turns core/errors
-    core/schedule
+    actors/runtime actors/scenarios/files actors/scenarios/journal actors/system actors/turns
+    core/errors core/schedule
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files
 actors/system: actors/agents actors/behaviours actors/errors actors/runtime actors/system/observe
