@@ -22,10 +22,11 @@ def three_nodes(setup: Setup) -> Iterator[Sides]:
     """Turns a second of three nodes of Ray whose engines take 0.2 s for a turn, 4 at once, and
     nothing of the processor: 48 agents, each asked by a thread of its own 8 times in a row, against
     the 60 a second that three such engines can give."""
-    from kvactors.bench.cluster.fixed import PLACES, STEP, start_fixed
-
     turns = setup.scale.number(TURNS)
     with a_cluster(setup, "head") as nodes:
+        # Ray is there.
+        from kvactors.bench.cluster.fixed import PLACES, STEP, start_fixed
+
         kept = [start_fixed(name, "head", nodes.settings) for name in NAMES]
         nodes.cluster.drain("head")
         agents = [nodes.cluster.spawn(f"agent {i}", group=f"{i}") for i in range(3 * EACH)]

@@ -21,13 +21,14 @@ CHUNK, BEHIND = 64, 2048
 
 
 class Rows:
-    """Rows of an arena, of these `lengths`, and steps of theirs that are taken back."""
+    """Rows of an arena, of these `lengths`, and steps of theirs that are taken back. `first` is the
+    number of the first one, which says what it was and is fed."""
 
-    def __init__(self, setup: Setup, lengths: Sequence[int]) -> None:
-        self._model, self._lengths = setup.loaded.model, lengths
+    def __init__(self, setup: Setup, lengths: Sequence[int], first: int = 0) -> None:
+        self._model, self._lengths, self._first = setup.loaded.model, lengths, first
         self._arena = new_arena(setup.loaded)
         for seed, length in enumerate(lengths):
-            alone, prompt = new_arena(setup.loaded), setup.prompt(length, seed)
+            alone, prompt = new_arena(setup.loaded), setup.prompt(length, first + seed)
             alone.add_row(0, length)
             for start in range(0, length, 512):
                 alone.forward(self._model, mx.array([prompt[start : start + 512]]))
@@ -38,7 +39,7 @@ class Rows:
 
     def plain(self) -> list[int]:
         """A step of a token in each row, as engines take it: what follows in each."""
-        fed = mx.array([[row + 1] for row in range(len(self._arena))])
+        fed = mx.array([[self._first + row + 1] for row in range(len(self._arena))])
         return self._read(self._arena.forward(self._model, fed)[:, -1])
 
     def flat(self, counts: Sequence[int]) -> list[int]:
@@ -102,7 +103,7 @@ def mixed(setup: Setup) -> Iterator[Sides]:
     together, prompt, decoding = (
         Rows(setup, [behind, length]),
         Rows(setup, [behind]),
-        Rows(setup, [length]),
+        Rows(setup, [length], first=1),
     )
     yield (
         lambda: _timed(setup, lambda: together.flat([CHUNK, 1])[1:]),

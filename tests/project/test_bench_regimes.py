@@ -15,7 +15,13 @@ TINY = Scale(runs=2, shrink=1024, fewer=16, decoded=3)
 # Codes there, and a grammar that rules tokens out, change tokens wherever sums are exact.
 CODES = {"decode-one-4k", "decode-grammar"}
 # Nodes open their model from files: a random one, whose sums are not exact.
-OF_NODES = {"cluster-16-streams", "cluster-move-4k", "cluster-move-16k"}
+OF_NODES = {
+    "cluster-ask",
+    "cluster-ask-two",
+    "cluster-16-streams",
+    "cluster-move-4k",
+    "cluster-move-16k",
+}
 MAY_DIFFER = CODES | OF_NODES
 WITHOUT_RAY = "Ray is not installed: pip install 'kvactors[ray]'"
 

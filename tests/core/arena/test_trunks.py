@@ -106,8 +106,8 @@ def test_a_fork_that_joins_takes_the_bytes_of_its_own_tokens(load_grid: LoadGrid
     arena.evaluate()
 
     taken = mx.get_active_memory() - before
-    # Beside these, indices of what is to be written.
-    assert arena.nbytes <= taken < arena.nbytes + 10_000
+    # Beside these, indices of what is to be written: less than half a copy of the beginning.
+    assert arena.nbytes <= taken < arena.nbytes + 1000 * token
     # Slots are added before they are needed.
     assert arena.nbytes <= 4 * 128 * token < len(arena) * 2000 * token
 
