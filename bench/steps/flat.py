@@ -21,8 +21,8 @@ CHUNK, BEHIND = 64, 2048
 
 
 class Rows:
-    """Rows of an arena, of these `lengths`, and steps of theirs that are taken back. `first` is the
-    number of the first one, which says what it was and is fed."""
+    """Rows of these `lengths` in an arena of the model of `setup`, and steps of theirs that are
+    taken back. `first` is the number of the first one, which says what it was and is fed."""
 
     def __init__(self, setup: Setup, lengths: Sequence[int], first: int = 0) -> None:
         self._model, self._lengths, self._first = setup.loaded.model, lengths, first
