@@ -9,9 +9,9 @@ from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import (
+    check_observed,
     check_request_id,
     check_rewind,
-    check_text,
     stays_here,
 )
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
@@ -22,7 +22,6 @@ from kvactors.actors.turns.stream import AsyncReplyStream, ReplyStream
 from kvactors.actors.turns.ticket import Ticket, next_serial
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.conversation.turn import Turn
-from kvactors.core.errors import InvalidInput
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Agent", "TranscriptView"]
@@ -138,11 +137,7 @@ class Agent:
 
         The future resolves when it is remembered; nobody has to wait for it.
         """
-        if not isinstance(text, str):
-            raise InvalidInput(f"observe takes text, not {type(text).__name__}")
-        if not isinstance(role, str) or not role:
-            raise InvalidInput(f"role must be a non-empty string, not {role!r}")
-        check_text("role", role)
+        check_observed(text, role)
         turn = check_options(self.host.info, text, request_id=request_id)
         return self._send(replace(turn, role=role, answer=False)).reply
 

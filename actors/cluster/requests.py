@@ -9,7 +9,13 @@ from kvactors.actors.cluster.host.requests import (
     observe_request,
     rewind_request,
 )
-from kvactors.actors.turns.checks import check_request_id, check_rewind, check_text, check_turn
+from kvactors.actors.turns.checks import (
+    check_observed,
+    check_request_id,
+    check_rewind,
+    check_text,
+    check_turn,
+)
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.prompt import check_messages, check_text_or_ids, check_threshold
 from kvactors.core.conversation.prefix_match import THRESHOLD
@@ -43,12 +49,8 @@ def checked_ask(
 def checked_observe(text: str, role: str, request_id: str | None) -> dict[str, Any]:
     """The request of what `ClusterAgent.observe` was given: a `text`, its `role` and `request_id`.
     Raises InvalidInput."""
-    if not isinstance(text, str):
-        raise InvalidInput(f"observe takes text, not {type(text).__name__}")
-    if not isinstance(role, str) or not role:
-        raise InvalidInput(f"role must be a non-empty string, not {role!r}")
-    check_text("the text", text)
-    return observe_request(_named(request_id), text, check_text("role", role))
+    check_observed(text, role)
+    return observe_request(_named(request_id), check_text("the text", text), role)
 
 
 def checked_rewind(

@@ -13,6 +13,7 @@ __all__ = [
     "LONGEST_REQUEST_ID",
     "check_count",
     "check_id",
+    "check_observed",
     "check_request_id",
     "check_rewind",
     "check_system_prompt",
@@ -74,6 +75,16 @@ def check_turn(sampling: object, timeout: Any, priority: Any = 0) -> tuple[float
     if timeout is not None and (seconds is None or not 0 < seconds <= sys.float_info.max):
         raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
     return seconds, placed
+
+
+def check_observed(text: object, role: object) -> str:
+    """The `role` of a `text` to be observed. Raises InvalidInput for what is no text, or no role of
+    any template."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"observe takes text, not {type(text).__name__}")
+    if not isinstance(role, str) or not role:
+        raise InvalidInput(f"role must be a non-empty string, not {role!r}")
+    return check_text("role", role)
 
 
 def check_request_id(request_id: object) -> str | None:
