@@ -81,6 +81,15 @@ class Rows:
         mx.eval(logits, drawn)
         return drawn, logits
 
+    def peak(self, turns: dict[int, Request]) -> int:
+        """Bytes that a step takes at most above what is held before it."""
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        self.step(turns, ahead=False)
+        mx.synchronize()
+        return int(mx.get_peak_memory() - before)
+
     def verify(self, tokens: Sequence[int]) -> mx.array:
         """A forward in which the first row takes all of these tokens, the others the first one."""
         counts = [len(tokens)] + [1] * (len(self.names) - 1)
