@@ -1,14 +1,19 @@
 """Two nodes' agents in one process: what one host gives reaches the other as plain bytes."""
 
+import asyncio
+import threading
 from typing import Any
 
 from kvactors.actors import Sampling
 from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.host.requests import ask_request
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.wire import pack, unpack
+from kvactors.actors.testing import FaultyModel
 
-__all__ = ["LONG", "SHORT", "across", "asked", "copied", "said"]
+__all__ = ["LONG", "SHORT", "across", "asked", "copied", "held", "said"]
 
+WAIT = 60
 SHORT = Sampling(max_tokens=6)
 LONG = [(7 * n) % 120 + 1 for n in range(300)]
 
@@ -25,6 +30,17 @@ async def asked(
     options.setdefault("sampling", SHORT)
     request = ask_request(prompt, request_id=request_id, **options)
     return across(await host.turn(agent, across(request), None))
+
+
+async def held(
+    host: SystemHost, model: FaultyModel, *, streamed: bool
+) -> tuple[asyncio.Task[Record], threading.Event]:
+    """The request r1 of alice, in the middle of it, and what lets its `model` go on."""
+    gate = model.hold()
+    request = ask_request([1, 2], request_id="r1", sampling=SHORT)
+    task = asyncio.create_task(host.turn("alice", request, (lambda *_: None) if streamed else None))
+    await asyncio.to_thread(model.reached.wait, WAIT)
+    return task, gate
 
 
 async def copied(source: SystemHost, target: SystemHost, agent: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conversations import chat_model
-from hosts import LONG, SHORT, across, asked, copied, said
+from hosts import LONG, SHORT, across, asked, copied, held, said
 from makers import OpenSystem
 
 from kvactors.actors import (
@@ -152,12 +152,7 @@ def test_a_turn_goes_on_whose_caller_is_cancelled(open_host: OpenHost, *, stream
 
     async def talk() -> None:
         await host.begin("alice", {})
-        gate = model.hold()
-        request = ask_request([1, 2], request_id="r1", sampling=SHORT)
-        task = asyncio.create_task(
-            host.turn("alice", request, (lambda *_: None) if streamed else None)
-        )
-        await asyncio.to_thread(model.reached.wait, WAIT)
+        task, gate = await held(host, model, streamed=streamed)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

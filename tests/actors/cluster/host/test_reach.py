@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 from conversations import chat_model
-from hosts import LONG, SHORT, across, asked
+from hosts import LONG, SHORT, across, asked, held
 
 from kvactors.actors import InvalidInput
 from kvactors.actors.cluster.host.host import SystemHost
-from kvactors.actors.cluster.host.requests import ask_request, rewind_request
+from kvactors.actors.cluster.host.requests import rewind_request
 from kvactors.actors.testing import FaultyModel
 
 OpenHost = Callable[..., SystemHost]
-WAIT = 60
 
 
 async def does(host: SystemHost, request: dict[str, Any]) -> dict[str, Any]:
@@ -94,12 +93,7 @@ def test_a_turn_that_is_cancelled_ends_with_what_it_has_said(
 
     async def talk() -> None:
         await host.begin("alice", {})
-        gate = model.hold()
-        request = ask_request([1, 2], request_id="r1", sampling=SHORT)
-        task = asyncio.create_task(
-            host.turn("alice", request, (lambda *_: None) if streamed else None)
-        )
-        await asyncio.to_thread(model.reached.wait, WAIT)
+        task, gate = await held(host, model, streamed=streamed)
         await host.cancel("alice")
         gate.set()
 
