@@ -15,11 +15,12 @@ def work_space(model: Any, **options: Any) -> WorkSpace:
 
 
 def most_work(model: Any, keys: int, **options: Any) -> int:
-    """What a chunk of 256 tokens that end so many `keys` holds, or what a decode step over them is
-    given if that is more; `model` and `options` as above."""
+    """What a chunk of 256 tokens that end so many `keys` holds, or what a decode step over them or
+    a prefill of them alone is given if that is more; `model` and `options` as above."""
     loaded = load_model(model, ModelOptions(**options))
     chunk, _ = forward_bytes(loaded, 256, keys)
-    return max(chunk, WorkSpace.measure(loaded).decode(1, keys))
+    space = WorkSpace.measure(loaded)
+    return max(chunk, space.decode(1, keys), space.alone(keys))
 
 
 def bytes_on_a_cpu(loaded: LoadedModel, tokens: int, keys: int) -> tuple[int, int]:
