@@ -94,6 +94,11 @@ class Oracle:
         """The faults are over, and `agent` has not answered `text`; the `reason` is the last."""
         self._say(agent, f"{text} was never answered: {reason}")
 
+    def never_began(self, agent: str, reason: str) -> None:
+        """A fork, `agent`, is said to be lost, for this `reason`: one that was durable is not."""
+        if self._agents[agent].durable:
+            self._say(agent, f"durable turns are lost on its way: {reason}")
+
     def ends(
         self, agent: str, ledgers: Mapping[str, list[str]], aside: list[str], home: set[str]
     ) -> None:

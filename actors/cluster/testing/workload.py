@@ -83,6 +83,8 @@ class _Story:
                 await self._act(client, agent, f"{name}.{number}")
             except Unanswered as error:
                 self._oracle.unanswered(agent, f"{name}.{number}", str(error))
+            except ForkLost as error:
+                self._oracle.never_began(agent, str(error))
 
     async def _act(self, client: Client, agent: str, text: str) -> None:
         draw = self._rng.random()

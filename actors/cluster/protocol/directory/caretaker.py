@@ -7,7 +7,7 @@ from itertools import islice
 
 from kvactors.actors.cluster.protocol.directory.members import Members
 from kvactors.actors.cluster.protocol.directory.moves import Moves
-from kvactors.actors.cluster.protocol.directory.placement import choose, levelling
+from kvactors.actors.cluster.protocol.directory.placement import Load, choose, levelling, other_load
 from kvactors.actors.cluster.protocol.directory.places import Places
 from kvactors.actors.cluster.protocol.directory.registry import Registry
 from kvactors.actors.cluster.protocol.errors import ClusterError
@@ -39,6 +39,7 @@ class Caretaker:
         self._places, self._moves = places, moves
         self._transport, self._settings = transport, settings
         self._look = True
+        self._seen: dict[str, Load] = {}
 
     def look(self) -> None:
         """Nodes or places have changed: look at all agents in the next round."""
@@ -46,8 +47,9 @@ class Caretaker:
 
     async def round(self) -> None:
         """Take-overs and new replicas that are due, and moves that are planned."""
-        if self._look:
-            self._look = False
+        loads = self._members.room()
+        if self._look or other_load(self._seen, loads):
+            self._look, self._seen = False, loads
             # Something may change while it is looked at.
             more = True
             try:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BOUND", "UNEVEN", "Load", "choose", "levelling"]
+__all__ = ["BOUND", "UNEVEN", "Load", "choose", "levelling", "other_load"]
 
 BOUND = 1.25
 """A group stays together on a node that is so many times as full as the emptiest."""
@@ -26,7 +26,12 @@ class Load:
     @property
     def weight(self) -> int:
         """One number of all."""
-        return self.bytes + TURN * self.waiting + AGENT * self.agents
+        return self.held + TURN * self.waiting
+
+    @property
+    def held(self) -> int:
+        """The same without what waits just now, which is over before an agent has moved."""
+        return self.bytes + AGENT * self.agents
 
 
 def choose(nodes: Mapping[str, Load], together: Mapping[str, int]) -> str | None:
@@ -43,9 +48,9 @@ def levelling(
     nodes: Mapping[str, Load], agents: Mapping[str, Sequence[str]], most: int
 ) -> list[tuple[str, str]]:
     """Up to `most` moves (agent, target) that bring `nodes` nearer to even: from the fullest to the
-    emptiest, while they are further than UNEVEN from the mean. `agents`: who lives where and may
-    go. An agent weighs what those of its node do on average."""
-    weights = {node: float(load.weight) for node, load in nodes.items()}
+    emptiest, while what they hold is further than UNEVEN from the mean. `agents`: who lives where
+    and may go. An agent weighs what those of its node do on average."""
+    weights = {node: float(load.held) for node, load in nodes.items()}
     left = {node: list(agents.get(node, ())) for node in nodes}
     sizes = {n: weights[n] / max(1, load.agents, len(left[n])) for n, load in nodes.items()}
     moves: list[tuple[str, str]] = []
@@ -61,3 +66,11 @@ def levelling(
         weights[full] -= size
         weights[empty] += size
     return moves
+
+
+def other_load(before: Mapping[str, Load], nodes: Mapping[str, Load]) -> bool:
+    """Whether what some of these `nodes` hold has changed by more than half of UNEVEN since
+    `before`: then agents are to be looked at again."""
+    mean = sum(load.held for load in nodes.values()) / max(1, len(nodes))
+    changes = (abs(load.held - before.get(n, Load()).held) for n, load in nodes.items())
+    return max(changes, default=0) > mean * UNEVEN / 2

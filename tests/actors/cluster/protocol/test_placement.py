@@ -11,6 +11,7 @@ from kvactors.actors.cluster.protocol.directory.placement import (
     Load,
     choose,
     levelling,
+    other_load,
 )
 
 GB = 2**30
@@ -51,6 +52,22 @@ def test_an_empty_node_is_filled_from_the_fullest_until_all_are_even() -> None:
     assert min(held.values()) >= 20 * (1 - UNEVEN)
 
 
+def test_turns_that_wait_move_nobody() -> None:
+    nodes = {"a": Load(GB, waiting=100, agents=10), "b": Load(GB, agents=10)}
+    agents = {n: [f"{n}{i}" for i in range(10)] for n in nodes}
+
+    assert levelling(nodes, agents, 100) == []
+
+
+def test_agents_are_looked_at_again_when_nodes_hold_something_else() -> None:
+    before = {"a": Load(10 * GB), "b": Load(10 * GB)}
+
+    assert not other_load(before, {"a": Load(10 * GB, waiting=9), "b": Load(11 * GB - 1)})
+    assert other_load(before, {"a": Load(10 * GB), "b": Load(12 * GB)})
+    assert other_load({}, before)
+    assert not other_load(before, {})
+
+
 @given(st.dictionaries(st.sampled_from("abcd"), loads, min_size=1), st.integers(0, 8))
 def test_a_levelling_never_makes_it_worse_and_ends(nodes: dict[str, Load], most: int) -> None:
     agents = {n: [f"{n}{i}" for i in range(load.agents)] for n, load in nodes.items()}
@@ -60,4 +77,4 @@ def test_a_levelling_never_makes_it_worse_and_ends(nodes: dict[str, Load], most:
     assert len(moves) <= most
     assert len({agent for agent, _ in moves}) == len(moves)
     for agent, target in moves:
-        assert nodes[agent[0]].weight > nodes[target].weight
+        assert nodes[agent[0]].held > nodes[target].held
