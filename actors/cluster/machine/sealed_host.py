@@ -1,6 +1,7 @@
 """The agents of an encrypted node: what they are asked arrives sealed, and what they say leaves
 sealed."""
 
+from kvactors.actors.cluster.host.behaving import Behaves
 from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.host.turns import OnTokens
 from kvactors.actors.cluster.machine.seals import Seals
@@ -12,10 +13,13 @@ __all__ = ["SealedHost"]
 
 
 class SealedHost(SystemHost):
-    """A SystemHost over `system` behind `seals`. Its records and pieces are sealed by its store."""
+    """A SystemHost over `system` with its `behaviours`, behind `seals`; those open and seal what
+    agents tell each other themselves. Its records and pieces are sealed by its store."""
 
-    def __init__(self, system: AgentSystem, seals: Seals) -> None:
-        super().__init__(system)
+    def __init__(
+        self, system: AgentSystem, seals: Seals, behaviours: Behaves | None = None
+    ) -> None:
+        super().__init__(system, behaviours)
         self._seals = seals
 
     async def begin(self, agent: str, options: Record) -> None:

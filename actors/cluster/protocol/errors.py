@@ -17,6 +17,7 @@ ClusterError
 ├── TurnLost          its answer was given, and its record died with its only node
 ├── ForkLost          so did the turns that it was to begin with
 ├── Unanswered        the deadline came first; the request may be taken yet, never twice
+├── NotAcrossNodes    what behaviours may do within one system alone
 ├── WrongRecord       a record of another version, or of a wrong shape
 └── HostFailed        what the agent's system raised; `kind` is its name there
 """
@@ -36,6 +37,7 @@ __all__ = [
     "LeaseLost",
     "LedgerGap",
     "NoRoom",
+    "NotAcrossNodes",
     "NotOwner",
     "OtherDisk",
     "StaleEpoch",
@@ -181,6 +183,12 @@ class Unanswered(ClusterError):
     """The deadline came first; the request may be taken yet, never twice."""
 
     rule = "{agent!r} gave no answer in {seconds} s; the last reason: {reason}"
+
+
+class NotAcrossNodes(ClusterError):
+    """What behaviours may do within one system alone."""
+
+    rule = "{what} is of one system: {instead}"
 
 
 class WrongRecord(ClusterError):

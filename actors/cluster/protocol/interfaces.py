@@ -3,12 +3,25 @@ agents of a node. One asyncio loop each; the adapters are Ray's and the simulati
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Clock", "Host", "Journal", "Record", "Transport"]
+__all__ = ["Clock", "Host", "Journal", "Letter", "Record", "Transport"]
 
 Record = Mapping[str, Any]
 """What msgpack packs: str, bytes, int, float, bool, None, lists and mappings of them."""
+
+
+class Letter(NamedTuple):
+    """A message from one agent to another; on the wire the list of these."""
+
+    sender: str | None
+    """Who sent it; None: nobody of the agents."""
+    body: bytes
+    """What it says: the hosts' own business."""
+    asks: bool
+    """Whether an answer is waited for ..."""
+    seconds: float | None
+    """... and for how long; None: without end."""
 
 
 class Transport(Protocol):
@@ -143,6 +156,16 @@ class Host(Protocol):
     async def cached(self, agent: str, request: str) -> bool:
         """Whether KV of the turn of the request with this id is on disk here: once it is, or never
         will be."""
+        ...
+
+    def busy(self, agent: str, *, timers: bool = False) -> bool:
+        """Whether its behaviour handles messages, or has some that wait; or has `timers`, if those
+        count."""
+        ...
+
+    def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
+        """Hand a message to `agent`, which is served: at once. `answered` is called on the loop
+        with the answer to a `letter` that asks. Raises what its mailbox does: nobody has it."""
         ...
 
     def load(self) -> Record:

@@ -19,6 +19,7 @@ from kvactors.actors.cluster.protocol.node.cancels import Cancels
 from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.leaving import Leaving
+from kvactors.actors.cluster.protocol.node.mail import Mail
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 from kvactors.actors.cluster.protocol.node.replica import Replica, digests
@@ -59,7 +60,6 @@ class Node:
             name, transport, clock, host, self._notes, settings, end=self._serving.end
         )
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
-        self._leaving = Leaving(self._owner, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
             name,
             transport,
@@ -78,6 +78,12 @@ class Node:
             locks=self._locks,
             settings=settings,
         )
+        self._mail = Mail(
+            clock, host, self._owner, self._forks, self._serving, self._locks, settings=settings
+        )
+        self._leaving = Leaving(
+            self._owner, self._notes, self._locks, self._give_up, self._mail.shut
+        )
         self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
@@ -85,6 +91,8 @@ class Node:
             "turn": self._turn,
             "running": self._cancels.running,
             "cancel": self._cancels.cancel,
+            "mail": self._mail.take,
+            "serve": self._mail.serve,
             "fork": self._forks.fork,
             "begin": self._forks.begin,
             "read": self._read,
@@ -108,7 +116,12 @@ class Node:
         return await self._methods[method](record)
 
     async def stream(self, method: str, record: Record) -> AsyncIterator[Record]:
-        """Answer a call item by item: tokens as they come, the answer, whether it is durable."""
+        """Answer a call item by item: tokens as they come, the answer, whether it is durable; or
+        what becomes of messages."""
+        if method == "mail":
+            async for item in self._mail.stream(record):
+                yield item
+            return
         if method != "turn":
             raise WrongRecord(reason=f"a node has no stream {method!r}")
         items: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -120,6 +133,10 @@ class Node:
         while (item := await items.get()) is not None:
             yield item
         yield {"durable": (await turn)["durable"]}
+
+    def check_lease(self) -> None:
+        """Raises LeaseLost: nothing may be said for its agents just now."""
+        self._owner.check()
 
     async def begin(self) -> None:
         """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""
