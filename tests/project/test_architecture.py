@@ -75,14 +75,20 @@ actors/system: actors/agents actors/behaviours actors/errors actors/runtime acto
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
     persistence/backup persistence/commit persistence/errors persistence/files persistence/formats
     persistence/store
-actors/cluster/machine: actors/cluster/host actors/cluster/protocol actors/cluster/protocol/node
+actors/cluster/machine: actors/cluster/host actors/cluster/protocol
     actors/runtime actors/system core/errors persistence/errors persistence/files
     persistence/ledger
-actors/cluster/ray: actors/cluster/machine actors/cluster/protocol
+actors/cluster/agents: actors/agents actors/behaviours actors/cluster/host actors/cluster/machine
+    actors/cluster/protocol actors/runtime actors/turns core/conversation core/errors core/schedule
+    persistence/files
+actors/cluster/member: actors/agents actors/behaviours actors/cluster/agents actors/cluster/host
+    actors/cluster/machine actors/cluster/protocol actors/cluster/protocol/node actors/runtime
+    actors/system core/errors persistence/files
+actors/cluster/ray: actors/cluster/machine actors/cluster/member actors/cluster/protocol
     actors/cluster/protocol/directory core/errors persistence/files
-actors/cluster: actors/agents actors/cluster/host actors/cluster/machine actors/cluster/protocol
-    actors/cluster/protocol/directory actors/cluster/ray actors/runtime actors/system actors/turns
-    core/conversation core/errors core/schedule persistence/files
+actors/cluster: actors/agents actors/behaviours actors/cluster/agents actors/cluster/machine
+    actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
+    actors/cluster/ray actors/runtime actors/system actors/turns core/errors persistence/files
 actors: actors/agents actors/behaviours actors/cluster actors/errors actors/runtime actors/system
     actors/turns actors/workers core/conversation core/errors core/schedule
     core/schedule/speculation

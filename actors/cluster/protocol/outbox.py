@@ -91,10 +91,10 @@ class Outbox:
                 outgoing.until = self.clock.now() + outgoing.letter.seconds
             self._count += 1
             self._bytes += len(outgoing.letter.body)
-            line = self._lines.setdefault(outgoing.to, deque())
-            line.append(outgoing)
-            if len(line) == 1:
+            if (line := self._lines.get(outgoing.to)) is None:
+                line = self._lines[outgoing.to] = deque()
                 self.begin(self._drain(outgoing.to, line))
+            line.append(outgoing)
 
     def begin(self, work: Any) -> None:
         """Let this run beside, until it ends."""

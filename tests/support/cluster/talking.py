@@ -39,9 +39,18 @@ class Echo(AgentBehaviour):
 class Talker(AgentBehaviour):
     """Does what it is told, and answers how that went."""
 
+    def on_start(self) -> None:
+        self.thoughts: list[Any] = []
+
     async def on_message(self, message: Any, sender: Any) -> Any:
         kind, *rest = message
+        if kind == "thought of":
+            self.thoughts += [*rest, sender.agent_id]
+            return None
         return await getattr(self, kind)(*rest)
+
+    async def heard(self) -> list[Any]:
+        return self.thoughts
 
     async def tell(self, to: str, *messages: Any) -> int:
         for message in messages:
