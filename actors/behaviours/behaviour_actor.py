@@ -125,11 +125,6 @@ class BehaviourActor(SystemActor):
         """Whether the behaviour wants a thread of its own."""
         return self._behaviour.blocking
 
-    @property
-    def timed(self) -> bool:
-        """Whether it has sent itself messages that are not due."""
-        return self._context.timed
-
     def on_start(self) -> None:
         """Let the behaviour start."""
         self._begin(Run(None), self._behaviour.on_start)

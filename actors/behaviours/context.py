@@ -187,11 +187,6 @@ class Context:
         self._services.after(seconds, fire)
         return scheduled
 
-    @property
-    def timed(self) -> bool:
-        """Whether messages of `later` or `every` are not due."""
-        return bool(self._scheduled)
-
     def close(self) -> None:
         """Nothing is sent to it any more: its behaviour has ended."""
         for scheduled in list(self._scheduled):

@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 from kvactors.actors import Reply
 from kvactors.actors.cluster.host.answers import reply_record
 from kvactors.actors.cluster.machine.clock import MonotonicClock
-from kvactors.actors.cluster.protocol.interfaces import Letter, Record
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.ray.boot import start_actor
@@ -114,15 +114,6 @@ class FixedHost:
     async def cached(self, agent: str, request: str) -> bool:
         """There is no KV."""
         return False
-
-    def busy(self, agent: str, *, timers: bool = False) -> bool:
-        """Nobody behaves here."""
-        return False
-
-    def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
-        """To nobody: a `letter` to `agent` that asks is `answered` with what it says."""
-        if letter.asks:
-            answered(letter.body)
 
     def load(self) -> Record:
         """Nothing but agents."""

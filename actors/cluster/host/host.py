@@ -14,12 +14,12 @@ from typing import Any
 from pykka import ActorDeadError
 
 from kvactors.actors.cluster.host.answers import reply_record, rewound_record
-from kvactors.actors.cluster.host.behaving import Behaves, NobodyBehaves
 from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
 from kvactors.actors.cluster.host.saved import SavedKV, has_kv
 from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
+from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import LedgerGap
-from kvactors.actors.cluster.protocol.interfaces import Letter, Record
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.errors import AgentExists, AgentNotStored
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.system import AgentSystem
@@ -48,12 +48,12 @@ class SystemHost:
     def __init__(
         self,
         system: AgentSystem,
-        behaviours: Behaves | None = None,
+        behaviours: Behaviours | None = None,
         *,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         self._piece_bytes = piece_bytes
-        self._behaviours = behaviours or NobodyBehaves()
+        self.behaviours = behaviours or NoBehaviours()
         self._system = system
         self._lifecycle = system.parts.lifecycle
         self._saved = SavedKV()
@@ -77,7 +77,7 @@ class SystemHost:
         if self._system.find(agent) is None:
             await self._spawn(agent, given)
         self._begun[agent] = behaviour
-        await self._behaviours.begin(agent, *behaviour)
+        await self.behaviours.begin(agent, *behaviour)
 
     async def _spawn(self, agent: str, given: dict[str, Any]) -> None:
         spawn = self._system.spawn
@@ -90,22 +90,13 @@ class SystemHost:
     async def end(self, agent: str) -> None:
         """It leaves memory when its turns so far have ended and are on disk, and its behaviour has.
         Raises SaveFailed; then it is served on."""
-        await self._behaviours.end(agent)
+        await self.behaviours.end(agent)
         try:
             await asyncio.to_thread(self._system.deactivate, agent)
         except BaseException:
-            await self._behaviours.begin(agent, *self._begun.get(agent, (None, None)))
+            await self.behaviours.begin(agent, *self._begun.get(agent, (None, None)))
             raise
         self._begun.pop(agent, None)
-
-    def busy(self, agent: str, *, timers: bool = False) -> bool:
-        """Whether its behaviour has messages; or `timers`, if those count."""
-        return self._behaviours.busy(agent, timers=timers)
-
-    def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
-        """Put `letter` into the mailbox of `agent`; one that asks is `answered`. Raises
-        MailboxFull, Undelivered, WrongRecord."""
-        self._behaviours.deliver(agent, letter, answered)
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
         """Let `agent` take a turn, a `request` of those in `requests.py`, or withdraw one; the
@@ -208,7 +199,7 @@ class SystemHost:
 
     async def forget(self, agent: str) -> None:
         """Delete it from memory and disk. What was set aside of it stays."""
-        await self._behaviours.end(agent)
+        await self.behaviours.end(agent)
         with suppress(AgentNotStored):
             await asyncio.to_thread(self._system.forget, agent)
 

@@ -34,7 +34,8 @@ class Posting:
         of encrypted nodes."""
         seals = self._words()
         if seals is not None:
-            letter = letter._replace(body=seals.message(to, letter.body))
+            sender, body, asks, seconds = letter
+            letter = Letter(sender, seals.message(to, body), asks, seconds)
         future: ReplyFuture[bytes | None] = ReplyFuture()
 
         def ended(body: bytes | None, error: Exception | None) -> None:

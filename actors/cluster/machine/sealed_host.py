@@ -1,10 +1,10 @@
 """The agents of an encrypted node: what they are asked arrives sealed, and what they say leaves
 sealed."""
 
-from kvactors.actors.cluster.host.behaving import Behaves
 from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.host.turns import OnTokens
 from kvactors.actors.cluster.machine.seals import Seals
+from kvactors.actors.cluster.protocol.behaviours import Behaviours
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.system.system import AgentSystem
@@ -17,7 +17,7 @@ class SealedHost(SystemHost):
     agents tell each other themselves. Its records and pieces are sealed by its store."""
 
     def __init__(
-        self, system: AgentSystem, seals: Seals, behaviours: Behaves | None = None
+        self, system: AgentSystem, seals: Seals, behaviours: Behaviours | None = None
     ) -> None:
         super().__init__(system, behaviours)
         self._seals = seals

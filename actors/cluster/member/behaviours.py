@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn, cast
+from weakref import WeakValueDictionary
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.behaviours.behaviour_actor import BehaviourActor
 from kvactors.actors.behaviours.context import Context, Scheduled
 from kvactors.actors.behaviours.mail import Deliver
 from kvactors.actors.behaviours.named import named_behaviour
@@ -46,6 +46,9 @@ from kvactors.core.errors import MailboxFull, Undelivered
 __all__ = ["NodeBehaviours"]
 
 
+Answered = tuple[ReplyFuture[Any], Callable[[Any], bytes]]
+
+
 class OwnAgent(ClusterAgent):
     """An agent, as its own behaviour has it: asked on the node where that runs. `ended`: whether
     the behaviour has, by itself, and `ended_by` what."""
@@ -56,6 +59,11 @@ class OwnAgent(ClusterAgent):
 
 class NodeContext(Context):
     """What a behaviour of a cluster acts through."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether messages of `later` or `every` are not due."""
+        return bool(self._scheduled)
 
     def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
         """See Context: a plain `message` `to` an agent of any node. Raises InvalidInput."""
@@ -106,10 +114,13 @@ class NodeSupervisor(BehaviourSupervisor):
     """One whose behaviours send by `outgoing`, a router without receivers."""
 
     outgoing: MessageRouter
+    contexts: WeakValueDictionary[str, NodeContext]
 
     def context(self, agent: Agent) -> Context:
         """What a behaviour of `agent` acts through."""
-        return NodeContext(agent, self.outgoing, self)
+        context = NodeContext(agent, self.outgoing, self)
+        self.contexts[agent.agent_id] = context
+        return context
 
 
 class NodeBehaviours:
@@ -135,6 +146,7 @@ class NodeBehaviours:
             deterministic=False,
         )
         self._supervisor.outgoing = outgoing
+        self._supervisor.contexts = WeakValueDictionary()
         self._agents: dict[str, OwnAgent] = {}
         self._lock = threading.Lock()
         self._handled: Counter[str] = Counter()
@@ -164,22 +176,20 @@ class NodeBehaviours:
             send_stop(actor.actor_ref)
             await ended
 
-    def busy(self, agent: str, *, timers: bool) -> bool:
+    def busy(self, agent: str, *, timers: bool = False) -> bool:
         """Whether that of `agent` has messages; or `timers`, if those count."""
         if self._handled[agent] > 0:
             return True
-        actor = self._inbox.receiver(agent)
-        return timers and isinstance(actor, BehaviourActor) and actor.timed
+        context = self._supervisor.contexts.get(agent)
+        return timers and context is not None and context.timed
 
     def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
         """Put `letter` into the mailbox of `agent`, and have it `answered` if it asks. Text for an
         agent without a behaviour is a turn. Raises MailboxFull, Undelivered, InvalidInput."""
         body = letter.body if self._seals is None else self._seals.open_message(agent, letter.body)
         message = unpack_message(body)
-        if agent in self._agents:
-            answer, said = self._told(agent, letter, message), value_body
-        else:
-            answer, said = self._turned(agent, message)
+        take = self._told if agent in self._agents else self._turned
+        answer, said = take(agent, letter, message)
         if letter.asks:
             answer.on_done(lambda done: self._answer(agent, done, said, answered))
 
@@ -189,8 +199,9 @@ class NodeBehaviours:
         for link in (self._own, self._link):
             link.posting.close()
 
-    def _told(self, agent: str, letter: Letter, message: Any) -> ReplyFuture[Any]:
-        """The answer of its behaviour. Raises Undelivered, MailboxFull: nobody was told."""
+    def _told(self, agent: str, letter: Letter, message: Any) -> Answered:
+        """The answer of its behaviour to `letter`, which says `message`, and how that is packed.
+        Raises Undelivered, MailboxFull: nobody was told `agent`."""
         if self._inbox.receiver(agent) is None:
             raise Undelivered(f"the behaviour of {agent!r} has ended")
         sender = None
@@ -200,11 +211,11 @@ class NodeBehaviours:
         if answer.done and isinstance(answer.error, MailboxFull | Undelivered):
             raise answer.error
         self._begun(agent, answer)
-        return answer
+        return answer, value_body
 
-    def _turned(self, agent: str, message: Any) -> tuple[ReplyFuture[Any], Callable[[Any], bytes]]:
-        """The turn of an agent that has none, and how its answer is packed. Raises Undelivered,
-        MailboxFull, InvalidInput."""
+    def _turned(self, agent: str, letter: Letter, message: Any) -> Answered:
+        """The same of a turn of `agent`, which has none, where the `message` of `letter` is text.
+        Raises Undelivered, MailboxFull, InvalidInput."""
         if not isinstance(message, str):
             raise Undelivered(f"{agent!r} has no behaviour that takes this")
         request, most = checked_ask(message), DEFAULT_LANE.capacity

@@ -51,7 +51,7 @@ class MemberOptions:
 
 
 class Member:
-    """A node that answers, and the system under it."""
+    """A `node` that answers, the `system` under it, and its `behaviours`."""
 
     def __init__(self, node: Node, system: AgentSystem, behaviours: NodeBehaviours) -> None:
         self.node = node
@@ -86,7 +86,8 @@ async def open_member(
     host = SystemHost(system, behaviours)
     if seals is not None:
         host = SealedHost(system, seals, behaviours)
-    node = Node(name, transport, MonotonicClock(), journal, host, settings=settings)
+    clock = MonotonicClock()
+    node = Node(name, transport, clock, journal, host, settings=settings, behaviours=behaviours)
     doors.open(node)
     return Member(node, system, behaviours)
 

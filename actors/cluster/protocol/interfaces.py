@@ -158,16 +158,6 @@ class Host(Protocol):
         will be."""
         ...
 
-    def busy(self, agent: str, *, timers: bool = False) -> bool:
-        """Whether its behaviour handles messages, or has some that wait; or has `timers`, if those
-        count."""
-        ...
-
-    def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
-        """Hand a message to `agent`, which is served: at once. `answered` is called on the loop
-        with the answer to a `letter` that asks. Raises what its mailbox does: nobody has it."""
-        ...
-
     def load(self) -> Record:
         """{"bytes": KV held, "waiting": turns, "budget": bytes}, for placement."""
         ...

@@ -24,7 +24,8 @@ async def done_soon(clock: Clock, what: asyncio.Future[Any], seconds: float) -> 
 
 
 class Tries:
-    """Until when to try again, and how long to wait before."""
+    """Until when to reach `what` is tried again, for `seconds` by `clock`, and how long is waited
+    before."""
 
     def __init__(self, clock: Clock, what: str, seconds: float) -> None:
         self._clock, self._what, self._seconds = clock, what, seconds

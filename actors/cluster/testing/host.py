@@ -8,7 +8,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 
 from kvactors.actors.cluster.protocol.errors import LedgerGap
-from kvactors.actors.cluster.protocol.interfaces import Letter, Record
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.disk import Disk
 from kvactors.actors.cluster.testing.process import Process
 
@@ -174,15 +174,6 @@ class ModelHost:
             self._pieces.pop(agent, None)
 
         await self._disk.write(self._process, "forget", apply)
-
-    def busy(self, agent: str, *, timers: bool = False) -> bool:
-        """Nobody behaves here."""
-        return False
-
-    def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
-        """To nobody: a `letter` to `agent` that asks is `answered` with what it says."""
-        if letter.asks:
-            answered(letter.body)
 
     def load(self) -> Record:
         """By the number of agents served."""

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+from kvactors.actors.cluster.protocol.behaviours import Behaviours
 from kvactors.actors.cluster.protocol.errors import AgentMoving, ClusterError, HostFailed
-from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Letter, Record
+from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.owner import Owner
@@ -22,14 +23,14 @@ LOOK = 0.02
 
 
 class Mail:
-    """For agents of `host` that are `owner`'s and in memory, as `serving` knows; `forks` brings
-    them there, with their lock of `locks`. What is handed over needs no lock: a behaviour takes
-    turns, which do. How long is waited stands in `settings`, by `clock`."""
+    """For `behaviours` of agents that are `owner`'s and in memory, as `serving` knows; `forks`
+    brings them there, with their lock of `locks`. What is handed over needs no lock: a behaviour
+    takes turns, which do. How long is waited stands in `settings`, by `clock`."""
 
     def __init__(
         self,
         clock: Clock,
-        host: Host,
+        behaviours: Behaviours,
         owner: Owner,
         forks: Forks,
         serving: Serving,
@@ -37,7 +38,8 @@ class Mail:
         *,
         settings: Settings,
     ) -> None:
-        self._clock, self._host, self._owner, self._forks = clock, host, owner, forks
+        self._clock, self._owner, self._forks = clock, owner, forks
+        self._behaviours = behaviours
         self._serving, self._locks, self._settings = serving, locks, settings
         self._leaving: set[str] = set()
         self._coming: dict[str, asyncio.Task[None]] = {}
@@ -51,7 +53,7 @@ class Mail:
         """Messages for several agents. First, for each of these, how many were taken and why the
         rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
         they come. Messages are named by their number in the call."""
-        call, numbered = _Call(self._host), 0
+        call, numbered = _Call(self._behaviours), 0
         groups: list[Any] = []
         for agent, letters in record["mail"]:
             groups.append(self._group(call, agent, numbered, letters))
@@ -72,7 +74,7 @@ class Mail:
         until = self._clock.now() + self._settings.bring / 2
         self._leaving.add(agent)
         try:
-            while self._host.busy(agent):
+            while self._behaviours.busy(agent):
                 if self._clock.now() > until:
                     raise AgentMoving(agent=agent)
                 await self._clock.sleep(LOOK)
@@ -116,10 +118,10 @@ class Mail:
 
 
 class _Call:
-    """One call with messages for agents of `host`: what became of them."""
+    """One call with messages for agents with `behaviours`: what became of them."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, behaviours: Behaviours) -> None:
+        self._behaviours = behaviours
         self._answers: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self.refused: list[tuple[int, Record]] = []
         self.open = 0
@@ -129,7 +131,9 @@ class _Call:
         try:
             if letter.seconds is not None and letter.seconds <= 0:
                 raise TurnTimeout(f"{agent!r} was not reached in time: it has not begun")
-            self._host.deliver(agent, letter, lambda body: self._answers.put_nowait((number, body)))
+            self._behaviours.deliver(
+                agent, letter, lambda body: self._answers.put_nowait((number, body))
+            )
             self.open += letter.asks
         except Exception as error:
             self.refused.append((number, _record(error)))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
     Fenced,
@@ -33,9 +34,9 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 class Node:
-    """Called `name`, with the agents of `host`. `run` keeps its lease of `settings`, by its
-    `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and others are called
-    through `transport`, all on one loop.
+    """Called `name`, with the agents of `host` and their `behaviours`. `run` keeps its lease of
+    `settings`, by its `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and
+    others are called through `transport`, all on one loop.
 
     Of one agent one thing is done at a time; different agents do not wait for each other.
     """
@@ -49,13 +50,15 @@ class Node:
         host: Host,
         *,
         settings: Settings,
+        behaviours: Behaviours | None = None,
     ) -> None:
+        behaviours = behaviours or NoBehaviours()
         self.name = name
         self._transport, self._clock, self._host = transport, clock, host
         self._settings = settings
         self._notes = Notes(journal)
         self._locks = Locks()
-        self._serving = Serving(host, self._locks, settings.served)
+        self._serving = Serving(host, behaviours, self._locks, settings.served)
         self._owner = Owner(
             name, transport, clock, host, self._notes, settings, end=self._serving.end
         )
@@ -79,7 +82,13 @@ class Node:
             settings=settings,
         )
         self._mail = Mail(
-            clock, host, self._owner, self._forks, self._serving, self._locks, settings=settings
+            clock,
+            behaviours,
+            self._owner,
+            self._forks,
+            self._serving,
+            self._locks,
+            settings=settings,
         )
         self._leaving = Leaving(
             self._owner, self._notes, self._locks, self._give_up, self._mail.shut
@@ -119,8 +128,8 @@ class Node:
         """Answer a call item by item: tokens as they come, the answer, whether it is durable; or
         what becomes of messages."""
         if method == "mail":
-            async for item in self._mail.stream(record):
-                yield item
+            async for found in self._mail.stream(record):
+                yield found
             return
         if method != "turn":
             raise WrongRecord(reason=f"a node has no stream {method!r}")

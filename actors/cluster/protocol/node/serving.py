@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from kvactors.actors.cluster.protocol.behaviours import Behaviours
 from kvactors.actors.cluster.protocol.interfaces import Host, Record
 from kvactors.actors.cluster.protocol.locks import Locks
 
@@ -9,11 +10,12 @@ __all__ = ["Serving"]
 
 
 class Serving:
-    """At most `limit` of those of `host`, but for the ones that are busy, as their `locks` and the
-    host say; least recently used go first."""
+    """At most `limit` of those of `host`, but for the ones that are busy, as their `locks` and
+    `behaviours` say; least recently used go first."""
 
-    def __init__(self, host: Host, locks: Locks, limit: int) -> None:
+    def __init__(self, host: Host, behaviours: Behaviours, locks: Locks, limit: int) -> None:
         self._host, self._locks, self._limit = host, locks, limit
+        self._behaviours = behaviours
         # In the order of their use.
         self._served: dict[str, None] = {}
 
@@ -46,7 +48,7 @@ class Serving:
             if len(self._served) <= self._limit:
                 return
             # Nobody has its lock, so it is had at once.
-            if not self._locks.busy(agent) and not self._host.busy(agent, timers=True):
+            if not self._locks.busy(agent) and not self._behaviours.busy(agent, timers=True):
                 # What is told of it cannot be stored just now: it stays.
                 with suppress(Exception):
                     async with self._locks.of(agent):
