@@ -66,8 +66,8 @@ actors/scenarios/journal: core/errors
 actors/scenarios/results: actors/scenarios/journal
 actors/scenarios/files: core/errors
 actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/cluster/agents
-    actors/errors actors/runtime actors/scenarios/files actors/scenarios/journal actors/system actors/turns
-    core/errors core/schedule
+    actors/errors actors/runtime actors/scenarios/files actors/scenarios/journal actors/system
+    actors/turns core/errors core/schedule
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files
 actors/system: actors/agents actors/behaviours actors/errors actors/runtime actors/system/observe
@@ -90,8 +90,8 @@ actors/cluster: actors/behaviours actors/cluster/agents actors/cluster/machine
     actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
     actors/cluster/ray actors/runtime actors/system actors/turns core/errors persistence/files
 actors: actors/agents actors/behaviours actors/cluster actors/cluster/agents actors/errors
-    actors/runtime actors/system actors/turns actors/workers core/conversation core/errors core/schedule
-    core/schedule/speculation
+    actors/runtime actors/system actors/turns actors/workers core/conversation core/errors
+    core/schedule core/schedule/speculation
 actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
     actors/system actors/turns core/conversation core/errors core/numbers core/schedule
     persistence/errors persistence/files persistence/store
@@ -110,8 +110,8 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
     core/schedule core/testing persistence/commit persistence/store
 bench/serve: actors actors/frontends/server/web bench core/model
 bench/cluster: actors actors/cluster actors/cluster/host actors/cluster/machine
-    actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory actors/cluster/protocol/node
-    actors/cluster/ray actors/runtime actors/turns bench
+    actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
+    actors/cluster/protocol/node actors/cluster/ray actors/runtime actors/turns bench
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
 bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve bench/steps
