@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from kvactors import AgentBehaviour
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["Blocked", "Diary", "Echo", "Gate", "Picky", "Talker", "Ticking"]
+__all__ = ["Blocked", "Diary", "Echo", "Gate", "Picky", "Scribe", "Talker", "Ticking"]
 
 SHORT = Sampling(max_tokens=3)
 
@@ -108,6 +108,15 @@ class Gate(AgentBehaviour):
         await self.run_blocking(Gate.opened.wait, 60)
         reply = await self.think(f"My cat is called {message}.", sampling=SHORT)
         return reply.finish_reason
+
+
+class Scribe(AgentBehaviour):
+    """Thinks of what it is told, and answers when that is durable."""
+
+    async def on_message(self, message: Any, sender: Any) -> Any:
+        reply = await self.think(f"Number {message}.", sampling=SHORT)
+        await reply.durable
+        return message
 
 
 class Ticking(AgentBehaviour):
