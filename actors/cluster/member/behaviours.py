@@ -202,13 +202,15 @@ class NodeBehaviours:
     def _told(self, agent: str, letter: Letter, message: Any) -> Answered:
         """The answer of its behaviour to `letter`, which says `message`, and how that is packed.
         Raises Undelivered, MailboxFull: nobody was told `agent`."""
-        if self._inbox.receiver(agent) is None:
+        if (actor := self._inbox.receiver(agent)) is None:
             raise Undelivered(f"the behaviour of {agent!r} has ended")
+        if actor.actor_inbox.prompts >= DEFAULT_LANE.capacity:
+            raise _full(agent)
         sender = None
         if letter.sender is not None:
             sender = cast(Agent, ClusterAgent(letter.sender, self._link))
         answer = self._inbox.ask(agent, message, sender, letter.seconds)
-        if answer.done and isinstance(answer.error, MailboxFull | Undelivered):
+        if answer.done and isinstance(answer.error, Undelivered):
             raise answer.error
         self._begun(agent, answer)
         return answer, value_body
@@ -218,9 +220,9 @@ class NodeBehaviours:
         Raises Undelivered, MailboxFull, InvalidInput."""
         if not isinstance(message, str):
             raise Undelivered(f"{agent!r} has no behaviour that takes this")
-        request, most = checked_ask(message), DEFAULT_LANE.capacity
-        if self._handled[agent] >= most:
-            raise MailboxFull(f"{most} messages wait for {agent!r}, the most allowed")
+        request = checked_ask(message)
+        if self._handled[agent] >= DEFAULT_LANE.capacity:
+            raise _full(agent)
         answer = self._own.begin(Asking(agent, self._own).given(request))
         self._begun(agent, answer)
         return answer, partial(_turn_body, request["id"])
@@ -265,6 +267,10 @@ class NodeBehaviours:
 
 def _turn_body(request: str, given: dict[str, Any]) -> bytes:
     return pack_message({"request": request, "given": given})
+
+
+def _full(agent: str) -> MailboxFull:
+    return MailboxFull(f"{DEFAULT_LANE.capacity} messages wait for {agent!r}, the most allowed")
 
 
 def _nobody(_agent_id: str) -> None:

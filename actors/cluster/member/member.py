@@ -28,6 +28,8 @@ __all__ = ["FOLDER", "Member", "MemberOptions", "check_key", "open_member"]
 
 FOLDER = "cluster"
 """Within a store: the journals of the node, and of the directory where it is there."""
+OWN = 4
+"""Leases for which a behaviour's turn waits for its node to have one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ async def open_member(
     folder.mkdir(mode=0o700, exist_ok=True)
     journal = FileJournal(folder / "node.journal", options.name)
     name, seals, doors = options.name, None if key is None else Seals(key), _Doors(options.name)
-    own = doors.link(settings, DirectTransport(doors.own), settings.lease, key)
+    own = doors.link(settings, DirectTransport(doors.own), OWN * settings.lease, key)
     link = doors.link(settings, NearTransport(doors.near, transport), PATIENCE, key)
     behaviours = NodeBehaviours(system, own, link, seals)
     host = SystemHost(system, behaviours)

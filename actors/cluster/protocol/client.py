@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import (
+    AgentBusy,
     AgentMoving,
     AgentUnavailable,
     Fenced,
@@ -23,6 +24,7 @@ from kvactors.actors.cluster.protocol.waiting import Tries, done_soon
 __all__ = ["PASSING", "Client"]
 
 PASSING = (
+    AgentBusy,
     AgentMoving,
     AgentUnavailable,
     Fenced,

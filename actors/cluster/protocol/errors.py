@@ -8,6 +8,7 @@ ClusterError
 ├── Fenced            this incarnation of a node is over: join again
 ├── OtherDisk         a node has joined under this name with another disk
 ├── LedgerGap         records between those that are here and those that came are missing
+├── AgentBusy         its mailbox is full
 ├── AgentMoving       it will be elsewhere in a moment
 ├── AgentUnavailable  the nodes that have its ledger are all away
 ├── UnknownAgent      nobody has spawned it
@@ -27,6 +28,7 @@ from typing import Any, ClassVar, Self
 from kvactors.core.errors import KvactorsError
 
 __all__ = [
+    "AgentBusy",
     "AgentExists",
     "AgentMoving",
     "AgentUnavailable",
@@ -126,6 +128,12 @@ class LedgerGap(ClusterError):
     """Records between those that are here and those that came are missing."""
 
     rule = "the ledger of {agent!r} has {have} records here"
+
+
+class AgentBusy(ClusterError):
+    """Its mailbox is full."""
+
+    rule = "{agent!r} has as many messages as its mailbox holds: send again"
 
 
 class AgentMoving(ClusterError):

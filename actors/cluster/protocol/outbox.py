@@ -3,8 +3,9 @@
     those for one agent wait in a line, in order: its head is on its way, or waits for its owner
     those for one node go in one call, with whatever else waits for that node at the time
 
-A message is sent again only where it is certain that nobody has taken it: a node said so, or it
-was never sent. One that was under way when its node was lost is nobody's; its sender is told.
+A message is sent again only where it is certain that nobody has taken it: a node said so (a full
+mailbox, too, holds up its line), or it was never sent. One that was under way when its node was
+lost is nobody's; its sender is told.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from kvactors.actors.cluster.protocol.client import PASSING, Client
-from kvactors.actors.cluster.protocol.errors import ClusterError, Unanswered
+from kvactors.actors.cluster.protocol.errors import AgentBusy, ClusterError, Unanswered
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record, Transport
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.core.errors import MailboxFull, Undelivered
@@ -26,7 +27,7 @@ MOST = 10_000
 """Messages that wait here at once."""
 MOST_BYTES = 64 << 20
 """Of their bodies."""
-LETTERS, BYTES = 2_000, 1 << 20
+LETTERS, BYTES = 1_000, 1 << 20
 """In one call, unless a single message has more."""
 FLIGHTS = 4
 """Calls to one node at once: an agent that it has to bring into memory holds up one of them."""
@@ -120,18 +121,23 @@ class Outbox:
     async def _drain(self, agent: str, line: deque[Outgoing]) -> None:
         trying = self._client.tries(agent, self._seconds)
         while line:
+            first = line[0]
             try:
                 owner = await self._client.owner(agent)
                 await self._route(owner).carry(agent, line)
-                trying = self._client.tries(agent, self._seconds)
             except PASSING as error:
-                self._client.lost(agent)
+                if not isinstance(error, AgentBusy):
+                    self._client.lost(agent)
+                if not line or line[0] is not first:
+                    trying = self._client.tries(agent, self._seconds)
                 try:
                     await trying.wait(error)
                 except Unanswered as late:
                     self._end_all(line, Undelivered(str(late)))
             except Exception as error:
                 self._end_all(line, error)
+            else:
+                trying = self._client.tries(agent, self._seconds)
         del self._lines[agent]
 
     def _route(self, node: str) -> "_Route":

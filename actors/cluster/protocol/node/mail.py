@@ -6,7 +6,12 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from kvactors.actors.cluster.protocol.behaviours import Behaviours
-from kvactors.actors.cluster.protocol.errors import AgentMoving, ClusterError, HostFailed
+from kvactors.actors.cluster.protocol.errors import (
+    AgentBusy,
+    AgentMoving,
+    ClusterError,
+    HostFailed,
+)
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.forks import Forks
@@ -14,7 +19,7 @@ from kvactors.actors.cluster.protocol.node.owner import Owner
 from kvactors.actors.cluster.protocol.node.serving import Serving
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.waiting import done_soon
-from kvactors.core.errors import TurnTimeout
+from kvactors.core.errors import MailboxFull, TurnTimeout
 
 __all__ = ["Mail"]
 
@@ -88,8 +93,9 @@ class Mail:
         except Exception as error:
             return [0, _record(error)]
         # Without a pause since: it is here.
-        for number, letter in enumerate(letters, first):
-            call.deliver(agent, number, Letter(*letter))
+        for taken, letter in enumerate(letters):
+            if not call.deliver(agent, first + taken, Letter(*letter)):
+                return [taken, AgentBusy(agent=agent).to_record()]
         return [len(letters), None]
 
     async def _ready(self, agent: str) -> None:
@@ -126,8 +132,8 @@ class _Call:
         self.refused: list[tuple[int, Record]] = []
         self.open = 0
 
-    def deliver(self, agent: str, number: int, letter: Letter) -> None:
-        """Hand one over."""
+    def deliver(self, agent: str, number: int, letter: Letter) -> bool:
+        """Hand the `letter` of this `number` over to `agent`, if there is room for it."""
         try:
             if letter.seconds is not None and letter.seconds <= 0:
                 raise TurnTimeout(f"{agent!r} was not reached in time: it has not begun")
@@ -135,8 +141,11 @@ class _Call:
                 agent, letter, lambda body: self._answers.put_nowait((number, body))
             )
             self.open += letter.asks
+        except MailboxFull:
+            return False
         except Exception as error:
             self.refused.append((number, _record(error)))
+        return True
 
     async def answered(self) -> list[tuple[int, bytes]]:
         """What is there, once something is."""
