@@ -64,17 +64,8 @@ def send(
     """Send a packed `body` of `sender` `to` an agent, by `link`: a future of its answer within so
     many `seconds` if it `asks`, else of when it is in the mailbox there. It fails as `Posting.post`
     says, and with what `on_message` raised: BehaviourFailed for what is no error of kvactors."""
-    future: ReplyFuture[Any] = ReplyFuture()
-
-    def settle(done: ReplyFuture[bytes | None]) -> None:
-        try:
-            found: bytes | None = done.get()
-            future.resolve(None if found is None else _read(link, to, found))
-        except Exception as error:
-            future.reject(error)
-
-    link.posting.post(to, Letter(sender, body, asks, seconds)).on_done(settle)
-    return future
+    letter = Letter(sender, body, asks, seconds)
+    return link.posting.post(to, letter, lambda found: _read(link, to, found))
 
 
 def _read(link: Link, to: str, body: bytes) -> Any:

@@ -4,6 +4,7 @@ handed to the loop together."""
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from kvactors.actors.cluster.machine.known import as_known
 from kvactors.actors.cluster.machine.seals import Seals
@@ -27,27 +28,27 @@ class Posting:
         self._new: deque[Outgoing] = deque()
         self._woken = False
 
-    def post(self, to: str, letter: Letter) -> ReplyFuture[bytes | None]:
-        """A future of what the agent `to` answers to `letter`; where that asks nothing, of None
-        when it is in the mailbox there. It fails with Undelivered, Unanswered, MailboxFull,
-        TurnTimeout, and what keeps the agent from beginning. Raises InvalidConfig without the key
-        of encrypted nodes."""
+    def post(self, to: str, letter: Letter, read: Callable[[bytes], Any]) -> ReplyFuture[Any]:
+        """A future of what the agent `to` answers to `letter`, as it is `read`; where that asks
+        nothing, of None when it is in the mailbox there. It fails with Undelivered, Unanswered,
+        MailboxFull, TurnTimeout, what keeps the agent from beginning, and what `read` raises.
+        Raises InvalidConfig without the key of encrypted nodes."""
         seals = self._words()
         if seals is not None:
             sender, body, asks, seconds = letter
             letter = Letter(sender, seals.message(to, body), asks, seconds)
-        future: ReplyFuture[bytes | None] = ReplyFuture()
+        future: ReplyFuture[Any] = ReplyFuture()
 
         def ended(body: bytes | None, error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                sealed = seals is not None and body is not None
-                future.resolve(seals.open_told(to, body) if sealed else body)  # type: ignore
-            except HostFailed as failed:
-                future.reject(as_known(failed))
-            except Exception as failed:
-                future.reject(failed)
+            if error is not None:
+                future.reject(as_known(error) if isinstance(error, HostFailed) else error)
+            elif body is None:
+                future.resolve(None)
+            else:
+                try:
+                    future.resolve(read(body if seals is None else seals.open_told(to, body)))
+                except Exception as failed:
+                    future.reject(failed)
 
         if letter.seconds is not None:
             late = TurnTimeout(f"{to!r} did not answer within {letter.seconds:g} s")

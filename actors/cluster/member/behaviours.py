@@ -148,6 +148,7 @@ class NodeBehaviours:
         self._supervisor.outgoing = outgoing
         self._supervisor.contexts = WeakValueDictionary()
         self._agents: dict[str, OwnAgent] = {}
+        self._senders: WeakValueDictionary[str, ClusterAgent] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._handled: Counter[str] = Counter()
 
@@ -206,14 +207,19 @@ class NodeBehaviours:
             raise Undelivered(f"the behaviour of {agent!r} has ended")
         if actor.actor_inbox.prompts >= DEFAULT_LANE.capacity:
             raise _full(agent)
-        sender = None
-        if letter.sender is not None:
-            sender = cast(Agent, ClusterAgent(letter.sender, self._link))
-        answer = self._inbox.ask(agent, message, sender, letter.seconds)
+        answer = self._inbox.ask(agent, message, self._sender(letter), letter.seconds)
         if answer.done and isinstance(answer.error, Undelivered):
             raise answer.error
         self._begun(agent, answer)
         return answer, value_body
+
+    def _sender(self, letter: Letter) -> Agent | None:
+        """A handle of who sent it: the same one while somebody has it."""
+        if letter.sender is None:
+            return None
+        if (found := self._senders.get(letter.sender)) is None:
+            found = self._senders[letter.sender] = ClusterAgent(letter.sender, self._link)
+        return cast(Agent, found)
 
     def _turned(self, agent: str, letter: Letter, message: Any) -> Answered:
         """The same of a turn of `agent`, which has none, where the `message` of `letter` is text.
