@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from talking import Diary, Echo, Gate
 
-from kvactors import AgentBehaviour, Cluster, Supervision
+from kvactors import AgentBehaviour, Cluster, Supervision, WaitTimeout
 from kvactors.actors.cluster.protocol.errors import AgentExists
 from kvactors.core.errors import BehaviourFailed, InvalidConfig, InvalidInput, TurnTimeout
 
@@ -201,6 +201,22 @@ def test_who_waits_for_itself_is_told_when_the_time_is_over(open_cluster: Open) 
     kind, _ = asked(cluster, "one", circle)
     assert kind in ("TurnTimeout", "AskCycle") or isinstance(kind, list)
     assert asked(cluster, "one", ["tell", "two"]) == 0
+
+
+def test_a_full_mailbox_holds_up_who_sends_and_loses_nothing(open_cluster: Open) -> None:
+    cluster = open_cluster()
+    late = cluster.spawn("late", behaviour="talking:Late")
+    talker = cluster.spawn("talker", behaviour="talking:Talker")
+    Gate.opened.clear()
+    try:
+        pouring = talker.request(["pour", "late", 0, 1500])
+        with pytest.raises(WaitTimeout):
+            pouring.get(timeout=0.3)
+    finally:
+        Gate.opened.set()
+
+    assert pouring.get(timeout=WAIT) == 1500
+    assert asked(cluster, late.agent_id, "all") == [*range(1500), "all"]
 
 
 def test_a_request_that_takes_too_long_is_given_up(open_cluster: Open) -> None:

@@ -10,6 +10,7 @@ from talking import Gate
 from together import Together
 
 from kvactors.actors.cluster.agents.handle import ClusterAgent
+from kvactors.actors.cluster.protocol.errors import Unanswered
 
 WAIT = 60
 KEY = b"k" * 32
@@ -138,6 +139,26 @@ def test_a_lost_node_takes_no_durable_turn_of_a_behaviour_with_it(open_nodes: Op
     assert said == [f"My cat is called {name}." for name in ("Biscuit", "Tom", "Mia")]
     assert turns.count("My cat is called Lost.") <= 1
     assert nodes.cluster.place("echo").node != "two"
+
+
+def test_a_behaviour_whose_node_lost_its_agent_takes_no_more_turns(open_nodes: OpenNodes) -> None:
+    nodes = open_nodes("one", "two", "three")
+    gate = spawned(nodes, "gate", "Gate", "two")
+    Gate.opened.set()
+    assert gate.request("Biscuit").get(timeout=WAIT) in ("stop", "length")
+    Gate.opened.clear()
+    Gate.entered.clear()
+    try:
+        handled = gate.request("Tom")
+        assert Gate.entered.wait(WAIT)
+        nodes.lose("two")
+        eventually(lambda: nodes.cluster.place("gate").node != "two")
+    finally:
+        Gate.opened.set()
+
+    with pytest.raises(Unanswered, match="holds no lease"):
+        handled.get(timeout=WAIT)
+    assert "My cat is called Tom." not in [turn.text for turn in gate.transcript().turns]
 
 
 def test_who_behaves_leaves_memory_when_it_is_idle_and_has_no_timer(open_nodes: OpenNodes) -> None:

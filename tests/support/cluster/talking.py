@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from kvactors import AgentBehaviour
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["Blocked", "Diary", "Echo", "Gate", "Picky", "Scribe", "Talker", "Ticking"]
+__all__ = ["Blocked", "Diary", "Echo", "Gate", "Late", "Picky", "Scribe", "Talker", "Ticking"]
 
 SHORT = Sampling(max_tokens=3)
 
@@ -108,6 +108,19 @@ class Gate(AgentBehaviour):
         await self.run_blocking(Gate.opened.wait, 60)
         reply = await self.think(f"My cat is called {message}.", sampling=SHORT)
         return reply.finish_reason
+
+
+class Late(AgentBehaviour):
+    """Takes nothing before the Gate is open; then it keeps all, in order."""
+
+    def on_start(self) -> None:
+        self.told: list[Any] = []
+
+    async def on_message(self, message: Any, sender: Any) -> Any:
+        if not Gate.opened.is_set():
+            await self.run_blocking(Gate.opened.wait, 60)
+        self.told.append(message)
+        return self.told
 
 
 class Scribe(AgentBehaviour):
