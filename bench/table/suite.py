@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from kvactors.bench.cluster import crossing, directory, several
+from kvactors.bench.cluster import crossing, directory, joining, several
 from kvactors.bench.random_model import DESCRIPTION, random_llama
 from kvactors.bench.regime import Outcome, Regime, run
 from kvactors.bench.report import print_table
@@ -44,6 +44,7 @@ REGIMES: tuple[Regime, ...] = (
     *traces.REGIMES,
     *crossing.REGIMES,
     *several.REGIMES,
+    *joining.REGIMES,
     *directory.REGIMES,
 )
 COLUMNS = ("regime", "ours", "theirs", "unit", "ratio", "quartiles", "target", "met")

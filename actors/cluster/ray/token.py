@@ -23,13 +23,14 @@ def require_token(*, make: bool) -> bool:
     """See to it that there is a token, and that Ray asks for it. Where there is none, `make` one:
     whether it was made. Raises InvalidConfig."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    # Ray has read the variable when it was imported.
-    Config.initialize("")
     if os.environ["RAY_AUTH_MODE"] != "token":
         raise InvalidConfig(
             f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: without a token a cluster runs "
             'what anyone sends it; unset it, or set it to "token"'
         )
+    # Ray has read the variable when it was imported. Not before this: a cluster that this process
+    # is in already would be called without its token from then on.
+    Config.initialize("")
     if any(os.environ.get(name) for name in _PLACES) or token_file().exists():
         return False
     if not make:

@@ -24,6 +24,8 @@ __all__ = ["LEASE", "Nodes", "eventually"]
 
 LEASE = 2.0
 PATIENCE = 120.0
+# Seconds after which Ray's processes end whose head is gone, in place of its sixty.
+_ORPHANED = "10"
 _MAIN = "from kvactors.actors.cli import main; main()"
 
 
@@ -138,7 +140,7 @@ class Nodes:
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         told = ["node", "--name", name, "--store", str(self.folder / name), "--reproducible"]
-        env = dict(os.environ)
+        env = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": _ORPHANED}
         if self._key is not None:
             file = self.folder / "key"
             file.write_bytes(self._key)

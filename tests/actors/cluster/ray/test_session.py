@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from ray._raylet import AuthenticationMode, get_authentication_mode
 
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable, RayletFailed
 from kvactors.actors.cluster.ray.raylet import Raylet, Started
@@ -49,9 +50,14 @@ def test_a_token_is_made_once_and_for_this_user_alone(home: Path) -> None:
 
 
 def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_token(make=True)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
     with pytest.raises(InvalidConfig, match="RAY_AUTH_MODE is 'disabled'"):
         require_token(make=True)
+
+    # That of a cluster that this process is in already.
+    assert get_authentication_mode() == AuthenticationMode.TOKEN.value
 
 
 def test_why_ray_did_not_start_is_said(tmp_path: Path) -> None:
