@@ -108,6 +108,8 @@ def read_spawn_options(record: Record) -> dict[str, Any]:
         raise WrongRecord(reason=f"no options that this node knows: {sorted(map(str, record))}")
     if "prompt_lane" in given:
         given["prompt_lane"] = _made(LanePolicy, given["prompt_lane"])
+    if not isinstance(given.get("behaviour", ""), str):
+        raise WrongRecord(reason=f"a behaviour has a name, not {given['behaviour']!r:.200}")
     if "supervision" in given:
         given["supervision"] = _made(Supervision, given["supervision"])
     if "context_policy" in given:
