@@ -17,6 +17,7 @@ from kvactors.actors.cluster.host.requests import (
 )
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.turns.reply import Reply, Timing, Usage
 from kvactors.core.errors import InvalidConfig, InvalidSampling
 from kvactors.core.schedule.logprobs import TokenLogprob
