@@ -71,8 +71,8 @@ from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.schedule.speculation.speculation import DraftModel
 
 if TYPE_CHECKING:
+    from kvactors.actors.cluster.agents.handle import ClusterAgent
     from kvactors.actors.cluster.cluster import Cluster
-    from kvactors.actors.cluster.handle import ClusterAgent
 
 __all__ = [
     "AdmissionFull",

@@ -148,7 +148,7 @@ class MessageRouter:
         """Send a `message` of `sender` `to` an agent and wait for what it answers, `timeout`
         seconds at most; then it is given up. `waiter` says who waits, if that is an agent."""
         asker = "" if sender is None else sender.agent_id
-        reply = Answer(self.waits, asker, to, waiter, forever=timeout is None)
+        reply = Answer(self.waits, asker, to, waiter, timeout)
         reply.message = deliver = Deliver(message, sender, to, reply, self)
         self._post(deliver)
         if timeout is not None:

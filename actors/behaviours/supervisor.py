@@ -77,7 +77,7 @@ class BehaviourSupervisor:
                 raise SystemStopped("the system is stopped")
             if self.router.receiver(agent_id) is not None:
                 raise InvalidConfig(f"agent {agent_id!r} has a behaviour already")
-            context = Context(agent, self.router, self)
+            context = self.context(agent)
             actor = BehaviourActor(make, context, self, supervision, parent)
             actor.actor_inbox.lane = lane
             actor.dispatcher = self._dispatcher(agent_id, own=actor.blocking)
@@ -86,6 +86,10 @@ class BehaviourSupervisor:
             self.router.add(agent, actor)
         self.router.outstanding.begin_work()
         actor.begin()
+
+    def context(self, agent: Agent) -> Context:
+        """What a behaviour of `agent` acts through."""
+        return Context(agent, self.router, self)
 
     def stop(self, agent_id: str) -> None:
         """End a behaviour after the message that it handles."""

@@ -6,16 +6,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
-import xxhash
-
-from kvactors.actors.cluster.handle import ClusterAgent
-from kvactors.actors.cluster.host.requests import spawn_options
-from kvactors.actors.cluster.machine.link import Link
-from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownAgent, UnknownNode
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.cluster.agents.handle import ClusterAgent
+from kvactors.actors.cluster.agents.spawning import find, id_of, spawn
+from kvactors.actors.cluster.machine.link import PATIENCE, Link
+from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
-from kvactors.actors.cluster.requests import new_id
+from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.parameters import check_seconds
-from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text, stays_here
+from kvactors.actors.turns.checks import stays_here
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.persistence.files.encryption import EncryptionKey
 
@@ -23,8 +22,6 @@ __all__ = ["HERE", "Cluster", "ClusterAgent", "check_durable"]
 
 HERE = "127.0.0.1:6379"
 """Where a head listens unless it was told otherwise."""
-PATIENCE = 60.0
-"""Seconds for which a lost owner, or the directory, is waited for."""
 PAGE = 1000
 AGAIN = 0.05
 
@@ -113,40 +110,33 @@ class Cluster:
         *,
         from_: str | ClusterAgent | None = None,
         group: str | None = None,
+        behaviour: str | type[AgentBehaviour] | None = None,
+        supervision: Supervision | None = None,
     ) -> ClusterAgent:
         """The agent `agent_id`, new or as it was spawned. Nothing is computed yet.
 
         `from_` another agent: a new one, beside it and in its group, that remembers all that the
         other does when its turns so far are done; its KV is not copied. `group`: agents that are
         brought to one node where it is not much fuller than others; by default those with the same
-        `system_prompt`. Raises InvalidAgentId, InvalidConfig, NoRoom, AgentExists (one with another
-        prompt or group, or any, for a fork), UnknownAgent (nobody to fork), Unanswered.
+        `system_prompt`. `behaviour`: the AgentBehaviour that whoever owns the agent begins,
+        "module:Class" or that class, which is importable there, too; `supervision`: how it goes on
+        after an error. Raises InvalidAgentId, InvalidConfig (there is no such behaviour, here or on
+        its node), NoRoom, AgentExists (one with another prompt, group or behaviour, or any,
+        for a fork), UnknownAgent (nobody to fork), Unanswered.
         """
-        check_id(agent_id)
-        check_text("agent_id", agent_id)
-        check_system_prompt(system_prompt)
-        if from_ is not None:
-            if (system_prompt, group) != (None, None):
-                raise InvalidConfig("a fork has its parent's prompt and group: leave them unset")
-            self._link.run(self._link.fork(_id(from_), agent_id, new_id()))
-            return ClusterAgent(agent_id, self._link)
-        if group is not None and (not isinstance(group, str) or not group):
-            raise InvalidInput(f"group must be a non-empty string, not {group!r}")
-        if system_prompt is None and group is None and (there := self.find(agent_id)) is not None:
-            return there
-        options = spawn_options(system_prompt)
-        named = group or _beginning(system_prompt)
-        self._link.run(self._link.client.spawn(agent_id, options, named, self._link.seconds))
-        return ClusterAgent(agent_id, self._link)
+        return spawn(
+            self._link,
+            agent_id,
+            system_prompt,
+            from_=from_,
+            group=group,
+            behaviour=behaviour,
+            supervision=supervision,
+        )
 
     def find(self, agent_id: str) -> ClusterAgent | None:
         """One of its agents, or None."""
-        check_id(agent_id)
-        try:
-            self.place(agent_id)
-        except UnknownAgent:
-            return None
-        return ClusterAgent(agent_id, self._link)
+        return find(self._link, agent_id)
 
     def agents(self) -> list[ClusterAgent]:
         """All of its agents, in the order of their ids."""
@@ -168,13 +158,13 @@ class Cluster:
 
     def forget(self, agent: str | ClusterAgent) -> None:
         """Delete an agent on all nodes. Raises UnknownAgent."""
-        self._ask("forget", agent=_id(agent))
+        self._ask("forget", agent=id_of(agent))
 
     def migrate(self, agent: str | ClusterAgent, to: str | None = None) -> Place:
         """Bring an agent with its memory to the node `to`, or to the least loaded other one; its
         place there, where it stays until that is drained or lost. It answers while it is copied; a
         turn that runs at the end of that ends first. Raises UnknownAgent, UnknownNode, NoRoom."""
-        agent_id = _id(agent)
+        agent_id = id_of(agent)
         target = to or self._least(agent_id, but=self.place(agent_id).node)
         self._ask("move", agent=agent_id, target=target)
         while not (found := self._ask("moved", agent=agent_id))["over"]:
@@ -227,13 +217,3 @@ def check_durable(durable: object) -> None:
     """Raise InvalidInput unless it is "one", "two" or None."""
     if durable not in (None, "one", "two"):
         raise InvalidInput(f'durable is "one" or "two", not {durable!r}')
-
-
-def _id(agent: str | ClusterAgent) -> str:
-    agent_id = getattr(agent, "agent_id", agent)
-    check_id(agent_id)
-    return str(agent_id)
-
-
-def _beginning(system_prompt: str | None) -> str | None:
-    return None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt.encode())

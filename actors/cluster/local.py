@@ -11,8 +11,8 @@ from kvactors.actors.cluster.machine.direct import Answers, DirectTransport
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
-from kvactors.actors.cluster.machine.member import FOLDER, Member, MemberOptions, open_member
 from kvactors.actors.cluster.machine.seals import key_name
+from kvactors.actors.cluster.member.member import FOLDER, Member, MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.parameters import store_path

@@ -23,7 +23,7 @@ __all__ = ["Answer", "Waits"]
 class Answer(ReplyFuture[Any]):
     """What `receiver` is to answer to `asker`. `waits` is told while somebody waits for it;
     `waiter` says, at that time, in which place, and is None for those that nobody waits for;
-    `forever`: without a time limit.
+    `seconds`: its time limit, if it has one.
 
     `message` is what is to be answered, once it is sent; `source` another future that this one
     will settle as, if there is one.
@@ -35,13 +35,12 @@ class Answer(ReplyFuture[Any]):
         asker: str,
         receiver: str,
         waiter: Callable[[], Hashable] | None,
-        *,
-        forever: bool,
+        seconds: float | None,
     ) -> None:
         super().__init__()
         self.asker = asker
         self.receiver = receiver
-        self.forever = forever
+        self.seconds = seconds
         self.message: Any = None
         self.source: ReplyFuture[Any] | None = None
         self._waits = waits
@@ -83,7 +82,7 @@ class Waits:
     def waiting(self, waiter: Hashable, answer: Answer, *, forever: bool = True) -> Iterator[None]:
         """`waiter` waits for an `answer` meanwhile, `forever` if the answer has no limit either.
         Raises AskCycle instead of waiting for itself."""
-        wait = Wait(answer, forever and answer.forever, self._now())
+        wait = Wait(answer, forever and answer.seconds is None, self._now())
         with self._lock:
             self._waiting[waiter] = wait
             circle = self._circle(answer)

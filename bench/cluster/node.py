@@ -5,7 +5,7 @@ import sys
 import threading
 from typing import Any
 
-from kvactors.actors.cluster.machine.member import MemberOptions
+from kvactors.actors.cluster.member.member import MemberOptions
 from kvactors.actors.cluster.protocol.records import Settings
 
 __all__ = ["main"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.cluster.cluster import Cluster
-from kvactors.actors.cluster.machine.member import MemberOptions
+from kvactors.actors.cluster.member.member import MemberOptions
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.bench.cluster.model import write_model
 from kvactors.bench.regime import CannotRun

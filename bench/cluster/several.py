@@ -1,4 +1,4 @@
-"""A regime of several nodes at once: what three give of three."""
+"""Regimes of several nodes at once: what three give of three, and what two tell each other."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from kvactors.bench.cluster.nodes import a_cluster
+from kvactors.bench.cluster.talking import Counter, Sender
 from kvactors.bench.regime import ANYWHERE, NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.setup import FIRST, Setup
 
@@ -15,6 +16,7 @@ __all__ = ["REGIMES"]
 NAMES = ("first", "second", "third")
 EACH = 16
 TURNS = 8
+SINGLE, TOGETHER = 200, 20_000
 
 
 @contextmanager
@@ -46,6 +48,30 @@ def three_nodes(setup: Setup) -> Iterator[Sides]:
         assert len(kept) == len(NAMES)
 
 
+@contextmanager
+def messages(setup: Setup) -> Iterator[Sides]:
+    """Messages a second, each a number, that a behaviour on one node sends to one on the other,
+    5,000 at once, until the last of 20,000 is counted there; against 200 of which each waits until
+    the one before is taken: a call for each."""
+    with a_cluster(setup, "one", "two") as nodes:
+        sender = nodes.cluster.spawn("sender", group="one", behaviour=Sender)
+        counter = nodes.cluster.spawn("counter", group="two", behaviour=Counter)
+        nodes.cluster.migrate(sender, "one")
+        nodes.cluster.migrate(counter, "two")
+
+        def sent(count: int, *, single: bool) -> Side:
+            before = counter.request("how many?").get()
+            begin = perf_counter()
+            counted = sender.request([count, single]).get()
+            seconds = perf_counter() - begin
+            assert counted - before == count
+            return Side(count / seconds)
+
+        single, together = (setup.scale.number(count) for count in (SINGLE, TOGETHER))
+        sent(single, single=False)
+        yield lambda: sent(together, single=False), lambda: sent(single, single=True)
+
+
 REGIMES = (
     Regime(
         "cluster-three",
@@ -54,6 +80,16 @@ REGIMES = (
         three_nodes,
         "higher",
         "turns/s",
+        holds_on=ANYWHERE,
+        differ=NOTHING_DECODED,
+    ),
+    Regime(
+        "cluster-messages",
+        "a call for each message",
+        50,
+        messages,
+        "higher",
+        "messages/s",
         holds_on=ANYWHERE,
         differ=NOTHING_DECODED,
     ),

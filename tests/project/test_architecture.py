@@ -48,7 +48,7 @@ persistence/formats: core/cache persistence/commit persistence/errors persistenc
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/cluster/protocol: core/errors
 actors/cluster/protocol/directory: actors/cluster/protocol
-actors/cluster/protocol/node: actors/cluster/protocol
+actors/cluster/protocol/node: actors/cluster/protocol core/errors
 actors/cluster/testing: actors/cluster/protocol actors/cluster/protocol/directory
     actors/cluster/protocol/node
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
@@ -65,9 +65,9 @@ actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/
 actors/scenarios/journal: core/errors
 actors/scenarios/results: actors/scenarios/journal
 actors/scenarios/files: core/errors
-actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/errors
-    actors/runtime actors/scenarios/files actors/scenarios/journal actors/system actors/turns
-    core/errors core/schedule
+actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/cluster/agents
+    actors/errors actors/runtime actors/scenarios/files actors/scenarios/journal actors/system
+    actors/turns core/errors core/schedule
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files
 actors/system: actors/agents actors/behaviours actors/errors actors/runtime actors/system/observe
@@ -75,17 +75,23 @@ actors/system: actors/agents actors/behaviours actors/errors actors/runtime acto
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
     persistence/backup persistence/commit persistence/errors persistence/files persistence/formats
     persistence/store
-actors/cluster/machine: actors/cluster/host actors/cluster/protocol actors/cluster/protocol/node
+actors/cluster/machine: actors/cluster/host actors/cluster/protocol
     actors/runtime actors/system core/errors persistence/errors persistence/files
     persistence/ledger
-actors/cluster/ray: actors/cluster/machine actors/cluster/protocol
+actors/cluster/agents: actors/agents actors/behaviours actors/cluster/host actors/cluster/machine
+    actors/cluster/protocol actors/runtime actors/turns core/conversation core/errors core/schedule
+    persistence/files
+actors/cluster/member: actors/agents actors/behaviours actors/cluster/agents actors/cluster/host
+    actors/cluster/machine actors/cluster/protocol actors/cluster/protocol/node actors/runtime
+    actors/system core/errors persistence/files
+actors/cluster/ray: actors/cluster/machine actors/cluster/member actors/cluster/protocol
     actors/cluster/protocol/directory core/errors persistence/files
-actors/cluster: actors/agents actors/cluster/host actors/cluster/machine actors/cluster/protocol
-    actors/cluster/protocol/directory actors/cluster/ray actors/runtime actors/system actors/turns
-    core/conversation core/errors core/schedule persistence/files
-actors: actors/agents actors/behaviours actors/cluster actors/errors actors/runtime actors/system
-    actors/turns actors/workers core/conversation core/errors core/schedule
-    core/schedule/speculation
+actors/cluster: actors/behaviours actors/cluster/agents actors/cluster/machine
+    actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
+    actors/cluster/ray actors/runtime actors/system actors/turns core/errors persistence/files
+actors: actors/agents actors/behaviours actors/cluster actors/cluster/agents actors/errors
+    actors/runtime actors/system actors/turns actors/workers core/conversation core/errors
+    core/schedule core/schedule/speculation
 actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
     actors/system actors/turns core/conversation core/errors core/numbers core/schedule
     persistence/errors persistence/files persistence/store
@@ -104,8 +110,8 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
     core/schedule core/testing persistence/commit persistence/store
 bench/serve: actors actors/frontends/server/web bench core/model
 bench/cluster: actors actors/cluster actors/cluster/host actors/cluster/machine
-    actors/cluster/protocol actors/cluster/protocol/directory actors/cluster/protocol/node
-    actors/cluster/ray actors/runtime actors/turns bench
+    actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
+    actors/cluster/protocol/node actors/cluster/ray actors/runtime actors/turns bench
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
 bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve bench/steps
@@ -136,7 +142,7 @@ actors/frontends/server/web: actors/frontends/console actors/frontends/server/ag
     actors/frontends/server/answering actors/frontends/server/identity actors/frontends/server/page
     actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
     persistence/files
-actors/frontends/cli: actors/agents actors/cluster actors/cluster/machine actors/cluster/protocol
+actors/frontends/cli: actors/agents actors/cluster actors/cluster/member actors/cluster/protocol
     actors/cluster/ray actors/errors actors/frontends/console actors/frontends/demo
     actors/frontends/server/web actors/frontends/stress actors/scenarios actors/scenarios/journal
     actors/scenarios/results actors/system actors/system/observe actors/turns bench bench/check

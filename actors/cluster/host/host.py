@@ -17,9 +17,11 @@ from kvactors.actors.cluster.host.answers import reply_record, rewound_record
 from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
 from kvactors.actors.cluster.host.saved import SavedKV, has_kv
 from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
+from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.errors import AgentExists, AgentNotStored
+from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import (
@@ -36,18 +38,28 @@ __all__ = ["SystemHost"]
 
 class SystemHost:
     """A Host (`kvactors.actors.cluster.protocol.interfaces`) over a `system` that runs, with a
-    store. All methods belong to one asyncio loop. `piece_bytes`: of KV in one piece, unless a
-    segment has more. What an agent's own methods raise passes.
+    store; `behaviours` are those of its agents. All methods belong to one asyncio loop.
+    `piece_bytes`: of KV in one piece, unless a segment has more. What an agent's own methods raise
+    passes.
 
     Raises InvalidConfig for a system without a store, or a deterministic one.
     """
 
-    def __init__(self, system: AgentSystem, *, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        system: AgentSystem,
+        behaviours: Behaviours | None = None,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self._piece_bytes = piece_bytes
+        self.behaviours = behaviours or NoBehaviours()
         self._system = system
         self._lifecycle = system.parts.lifecycle
         self._saved = SavedKV()
         self._turns = ServedTurns(system, self._saved)
+        # What each is to begin with, while it is served.
+        self._begun: dict[str, tuple[str | None, Supervision | None]] = {}
         if self._lifecycle.open_store is None:
             raise InvalidConfig(
                 "a node of a cluster keeps its agents in a store, and this system has store=False"
@@ -58,12 +70,17 @@ class SystemHost:
     # -- agents that are served ----------------------------------------------------------
 
     async def begin(self, agent: str, options: Record) -> None:
-        """Serve it, as it is stored, or new, with `spawn_options`. A stored one has the system
-        prompt that its ledger says."""
+        """Serve it, as it is stored, or new, with `spawn_options`; its behaviour begins. A stored
+        one has the system prompt that its ledger says."""
         given = read_spawn_options(options)
+        behaviour = given.pop("behaviour", None), given.pop("supervision", None)
+        if self._system.find(agent) is None:
+            await self._spawn(agent, given)
+        self._begun[agent] = behaviour
+        await self.behaviours.begin(agent, *behaviour)
+
+    async def _spawn(self, agent: str, given: dict[str, Any]) -> None:
         spawn = self._system.spawn
-        if self._system.find(agent) is not None:
-            return
         try:
             await asyncio.to_thread(spawn, agent, **given)
         except SystemPromptMismatch:
@@ -71,9 +88,15 @@ class SystemHost:
             await asyncio.to_thread(spawn, agent, **given)
 
     async def end(self, agent: str) -> None:
-        """It leaves memory when its turns so far have ended and are on disk. Raises SaveFailed;
-        then it is served on."""
-        await asyncio.to_thread(self._system.deactivate, agent)
+        """It leaves memory when its turns so far have ended and are on disk, and its behaviour has.
+        Raises SaveFailed; then it is served on."""
+        await self.behaviours.end(agent)
+        try:
+            await asyncio.to_thread(self._system.deactivate, agent)
+        except BaseException:
+            await self.behaviours.begin(agent, *self._begun.get(agent, (None, None)))
+            raise
+        self._begun.pop(agent, None)
 
     async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
         """Let `agent` take a turn, a `request` of those in `requests.py`, or withdraw one; the
@@ -176,6 +199,7 @@ class SystemHost:
 
     async def forget(self, agent: str) -> None:
         """Delete it from memory and disk. What was set aside of it stays."""
+        await self.behaviours.end(agent)
         with suppress(AgentNotStored):
             await asyncio.to_thread(self._system.forget, agent)
 

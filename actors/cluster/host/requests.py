@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.turns.checks import check_request_id
 from kvactors.actors.turns.options import AskOptions
 from kvactors.core.conversation.context_policy import ContextPolicy, DropOldest, Summarize
@@ -31,6 +32,7 @@ KINDS = {
     "rewind": {"turns", "to_token"},
     "withdraw": set(),
 }
+OPTIONS = {"system_prompt", "context_policy", "prompt_lane", "behaviour", "supervision"}
 POLICIES = {"DropOldest": DropOldest, "Summarize": Summarize}
 
 
@@ -79,8 +81,11 @@ def spawn_options(
     *,
     context_policy: ContextPolicy | None = None,
     prompt_lane: LanePolicy | None = None,
+    behaviour: str | None = None,
+    supervision: Supervision | None = None,
 ) -> dict[str, Any]:
-    """What `AgentSystem.spawn` takes, plain: `system_prompt`, `context_policy`, `prompt_lane`."""
+    """What `AgentSystem.spawn` takes, plain: `system_prompt`, `context_policy`, `prompt_lane`, the
+    name of a `behaviour`, its `supervision`."""
     record: dict[str, Any] = {}
     if system_prompt is not None:
         record["system_prompt"] = system_prompt
@@ -88,6 +93,10 @@ def spawn_options(
         record["context_policy"] = _plain_policy(context_policy)
     if prompt_lane is not None:
         record["prompt_lane"] = asdict(prompt_lane)
+    if behaviour is not None:
+        record["behaviour"] = behaviour
+    if supervision is not None:
+        record["supervision"] = asdict(supervision)
     return record
 
 
@@ -95,10 +104,14 @@ def read_spawn_options(record: Record) -> dict[str, Any]:
     """The parameters of `AgentSystem.spawn`. Raises WrongRecord, and InvalidConfig for values that
     these types do not have."""
     given = dict(record)
-    if not given.keys() <= {"system_prompt", "context_policy", "prompt_lane"}:
+    if not given.keys() <= OPTIONS:
         raise WrongRecord(reason=f"no options that this node knows: {sorted(map(str, record))}")
     if "prompt_lane" in given:
         given["prompt_lane"] = _made(LanePolicy, given["prompt_lane"])
+    if not isinstance(given.get("behaviour", ""), str):
+        raise WrongRecord(reason=f"a behaviour has a name, not {given['behaviour']!r:.200}")
+    if "supervision" in given:
+        given["supervision"] = _made(Supervision, given["supervision"])
     if "context_policy" in given:
         given["context_policy"] = _policy(given["context_policy"])
     return given

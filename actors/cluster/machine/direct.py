@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, runtime_checkable
 
 from kvactors.actors.cluster.protocol.errors import Unreachable, WrongRecord
-from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.interfaces import Record, Transport
 from kvactors.actors.cluster.protocol.wire import answered, pack, serve, serve_stream
 
-__all__ = ["Answers", "DirectTransport", "streaming"]
+__all__ = ["Answers", "DirectTransport", "NearTransport", "streaming"]
 
 
 class Answers(Protocol):
@@ -55,6 +55,29 @@ class DirectTransport:
         if to not in self.places:
             raise Unreachable(to=to, method=method)
         return self.places[to]
+
+
+class NearTransport(DirectTransport):
+    """The same, and what is not there by the transport `far`."""
+
+    def __init__(self, places: dict[str, Answers], far: Transport) -> None:
+        super().__init__(places)
+        self._far = far
+
+    async def call(
+        self, to: str, method: str, record: Record, *, within: float | None = None
+    ) -> dict[str, Any]:
+        """See Transport: what `to` answers to `method` of `record`, `within` so many seconds."""
+        if to in self.places:
+            return await super().call(to, method, record, within=within)
+        return dict(await self._far.call(to, method, record, within=within))
+
+    async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
+        """See Transport: the items that `to` answers with to `method` of `record`."""
+        near = to in self.places
+        items = super().stream(to, method, record) if near else self._far.stream(to, method, record)
+        async for item in items:
+            yield item
 
 
 def streaming(place: Answers) -> Callable[[str, Record], AsyncIterator[Record]]:

@@ -3,17 +3,22 @@
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.core.errors import KvactorsError, TurnFailed
 
-__all__ = ["as_known"]
+__all__ = ["as_known", "known_kind"]
 
 
 def as_known(error: HostFailed) -> KvactorsError:
     """An error of the class that it had there, with its message; TurnFailed where that is none of
     kvactors'."""
-    kind = _kinds(KvactorsError).get(error.fields["kind"])
-    if kind is None:
-        return TurnFailed(str(error))
+    found = known_kind(error.fields["kind"], error.fields["message"])
+    return TurnFailed(str(error)) if found is None else found
+
+
+def known_kind(name: str, message: str) -> KvactorsError | None:
+    """An error of kvactors of the class of this `name`, with this `message`; None: none is."""
+    if (kind := _kinds(KvactorsError).get(name)) is None:
+        return None
     known = kind.__new__(kind)
-    known.args = (error.fields["message"],)
+    known.args = (message,)
     return known
 
 

@@ -1,44 +1,54 @@
 """What all handles of a cluster have in common: a loop, a client of the protocol, and patience."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.known import as_known
-from kvactors.actors.cluster.machine.loop import LoopThread
-from kvactors.actors.cluster.machine.sealed_client import open_client
+from kvactors.actors.cluster.machine.loop import OtherLoop
+from kvactors.actors.cluster.machine.posting import Posting
+from kvactors.actors.cluster.machine.sealed_client import open_client, open_words
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Transport
+from kvactors.actors.cluster.protocol.outbox import Outbox
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 from kvactors.persistence.files.encryption import EncryptionKey
 
-__all__ = ["Link"]
+__all__ = ["PATIENCE", "Link"]
+
+PATIENCE = 60.0
+"""Seconds for which a lost owner, or the directory, is waited for."""
 
 T = TypeVar("T")
 
 
 class Link:
     """`loop` runs the calls of `client`, over a `transport`, in a cluster of these `settings`; one
-    that finds no owner is tried again for `seconds`. `key`: the one that nodes have, if any."""
+    that finds no owner is tried again for `seconds`. `key`: the one that nodes have, if any.
+    `permit` raises LeaseLost while no message may be sent."""
 
     def __init__(
         self,
-        loop: LoopThread,
+        loop: OtherLoop,
         transport: Transport,
         settings: Settings,
         seconds: float,
         key: EncryptionKey | None = None,
+        permit: Callable[[], object] = lambda: None,
     ) -> None:
         """Raises InvalidConfig for another `key` than that of the nodes."""
         self.loop = loop
         self.settings = settings
         self.seconds = seconds
-        self.client = open_client(transport, MonotonicClock(), settings, key)
+        clock = MonotonicClock()
+        self.client = open_client(transport, clock, settings, key)
+        outbox = Outbox(transport, self.client, clock, settings, seconds, permit)
+        self.posting = Posting(loop.loop, outbox, open_words(settings, key))
         self._orders: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._asked: dict[str, dict[str, None]] = {}
         self._ending: set[asyncio.Task[Any]] = set()
@@ -105,10 +115,12 @@ class Link:
             self.loop.stop()
 
     def finish(self) -> None:
-        """Return when the turns that were left have ended, or their nodes take too long."""
+        """Return when the turns that were left have ended, or their nodes take too long; no message
+        is waited for."""
         self.loop.run(self._ended())
 
     async def _ended(self) -> None:
+        self.posting.close()
         if self._ending:
             await asyncio.wait(self._ending, timeout=self.settings.call)
 

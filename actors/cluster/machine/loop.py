@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from kvactors.actors.runtime.futures import ReplyFuture, check_may_block
 from kvactors.core.errors import SystemStopped
 
-__all__ = ["LoopThread", "Task"]
+__all__ = ["LoopThread", "OtherLoop", "Task"]
 
 T = TypeVar("T")
 
@@ -35,13 +35,11 @@ class Task(Generic[T]):
             self.future.resolve(running.result())
 
 
-class LoopThread:
-    """Runs coroutines for other threads, until `stop`."""
+class OtherLoop:
+    """Runs coroutines for other threads on a `loop` that runs."""
 
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
-        self._thread.start()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Task[T]:
         """Let it run."""
@@ -52,6 +50,18 @@ class LoopThread:
         check_may_block()
         value: T = self.begin(work).future.get(timeout=timeout)
         return value
+
+    def stop(self) -> None:
+        """Whoever began the loop ends it."""
+
+
+class LoopThread(OtherLoop):
+    """A loop of its own, on a thread of its own, until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(asyncio.new_event_loop())
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Cancel what runs, and end the thread. Twice is as good as once."""

@@ -1,6 +1,6 @@
 """Whoever asks agents of encrypted nodes: with their key."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from kvactors.actors.cluster.machine.seals import Seals
@@ -11,7 +11,7 @@ from kvactors.actors.cluster.protocol.records import Place, Settings
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.files.encryption import EncryptionKey
 
-__all__ = ["open_client"]
+__all__ = ["open_client", "open_words"]
 
 NO_KEY = (
     "the nodes of this cluster are encrypted: what is said to agents and by them needs their key: "
@@ -35,6 +35,19 @@ def open_client(
     if seals is not None and seals.name != settings.key:
         raise InvalidConfig(OTHER_KEY if settings.key else NEEDLESS_KEY)
     return _SealedClient(transport, clock, settings, seals)
+
+
+def open_words(settings: Settings, key: EncryptionKey | None) -> Callable[[], Seals | None]:
+    """The seals of what agents of a cluster with these `settings` tell each other, if it has any.
+    Raises InvalidConfig without the `key` of an encrypted one."""
+    seals = None if key is None else Seals(key)
+
+    def words() -> Seals | None:
+        if settings.key and seals is None:
+            raise InvalidConfig(NO_KEY)
+        return seals
+
+    return words
 
 
 class _SealedClient(Client):

@@ -4,6 +4,7 @@ sealed."""
 from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.host.turns import OnTokens
 from kvactors.actors.cluster.machine.seals import Seals
+from kvactors.actors.cluster.protocol.behaviours import Behaviours
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.system.system import AgentSystem
@@ -12,10 +13,13 @@ __all__ = ["SealedHost"]
 
 
 class SealedHost(SystemHost):
-    """A SystemHost over `system` behind `seals`. Its records and pieces are sealed by its store."""
+    """A SystemHost over `system` with its `behaviours`, behind `seals`; those open and seal what
+    agents tell each other themselves. Its records and pieces are sealed by its store."""
 
-    def __init__(self, system: AgentSystem, seals: Seals) -> None:
-        super().__init__(system)
+    def __init__(
+        self, system: AgentSystem, seals: Seals, behaviours: Behaviours | None = None
+    ) -> None:
+        super().__init__(system, behaviours)
         self._seals = seals
 
     async def begin(self, agent: str, options: Record) -> None:

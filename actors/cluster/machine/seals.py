@@ -60,6 +60,22 @@ class Seals:
         """The same. Raises WrongRecord."""
         return self._opened("answer", agent, answer)
 
+    def message(self, agent: str, body: bytes) -> bytes:
+        """What `agent` is told by another one."""
+        return bytes(self._sealed("message", agent, {"body": body})["sealed"])
+
+    def open_message(self, agent: str, sealed: bytes) -> bytes:
+        """The same. Raises WrongRecord."""
+        return bytes(self._opened("message", agent, {"sealed": sealed})["body"])
+
+    def told(self, agent: str, body: bytes) -> bytes:
+        """What the behaviour of `agent` answers to that."""
+        return bytes(self._sealed("told", agent, {"body": body})["sealed"])
+
+    def open_told(self, agent: str, sealed: bytes) -> bytes:
+        """The same. Raises WrongRecord."""
+        return bytes(self._opened("told", agent, {"sealed": sealed})["body"])
+
     def tokens(self, agent: str, tokens: list[int], text: str | bytes) -> bytes:
         """What `agent` says just now: `tokens` and their `text`."""
         return bytes(self._sealed("tokens", agent, {"tokens": tokens, "text": text})["sealed"])

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import (
+    AgentBusy,
     AgentMoving,
     AgentUnavailable,
-    ClusterError,
     Fenced,
     LeaseLost,
     LedgerGap,
@@ -15,16 +15,16 @@ from kvactors.actors.cluster.protocol.errors import (
     NotOwner,
     StaleEpoch,
     TurnLost,
-    Unanswered,
     Unreachable,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Record, Transport
 from kvactors.actors.cluster.protocol.records import Place, Settings
-from kvactors.actors.cluster.protocol.waiting import done_soon
+from kvactors.actors.cluster.protocol.waiting import Tries, done_soon
 
 __all__ = ["PASSING", "Client"]
 
 PASSING = (
+    AgentBusy,
     AgentMoving,
     AgentUnavailable,
     Fenced,
@@ -36,9 +36,6 @@ PASSING = (
     Unreachable,
 )
 """What is over when it is tried again, a little later."""
-
-FIRST_WAIT = 0.02
-LONGEST_WAIT = 1.0
 
 
 class Client:
@@ -68,17 +65,17 @@ class Client:
         """The same turn of `agent` for `request` in items, as `Node.stream` gives them, tried for
         `seconds`. After an item {"again": True} the tokens begin anew."""
         record = {"agent": agent, "request": request}
-        trying = _Tries(self._clock, agent, seconds)
+        trying = Tries(self._clock, agent, seconds)
         given = False
         while not given:
             try:
-                owner = await self._owner(agent)
+                owner = await self.owner(agent)
                 async for item in self._transport.stream(owner, "turn", record):
                     given = given or "answer" in item
                     yield dict(item)
                 return
             except PASSING as error:
-                self._owners.pop(agent, None)
+                self.lost(agent)
                 if not given:
                     yield {"again": True}
                 await trying.wait(error)
@@ -127,25 +124,38 @@ class Client:
 
     async def ask(self, method: str, record: Record, seconds: float) -> dict[str, Any]:
         """What the directory answers to a `method` of `record`. Unanswered after `seconds`."""
-        trying = _Tries(self._clock, "the directory", seconds)
+        trying = Tries(self._clock, "the directory", seconds)
         while True:
             try:
                 return await self._directory(method, record)
             except PASSING as error:
                 await trying.wait(error)
 
+    def tries(self, what: str, seconds: float) -> Tries:
+        """For how long it is tried to reach `what`: `seconds`."""
+        return Tries(self._clock, what, seconds)
+
+    def lost(self, agent: str) -> None:
+        """Who had it has it no more: the directory is asked again."""
+        self._owners.pop(agent, None)
+
+    async def serve(self, agent: str, seconds: float) -> None:
+        """Have it in the memory of its owner, its behaviour begun. Unanswered after `seconds`."""
+        await self._of_owner(agent, "serve", {"agent": agent}, seconds)
+
     async def _of_owner(
         self, agent: str, method: str, record: Record, seconds: float
     ) -> dict[str, Any]:
-        trying = _Tries(self._clock, agent, seconds)
+        trying = Tries(self._clock, agent, seconds)
         while True:
             try:
-                return await self._while_owner(agent, await self._owner(agent), method, record)
+                return await self._while_owner(agent, await self.owner(agent), method, record)
             except PASSING as error:
-                self._owners.pop(agent, None)
+                self.lost(agent)
                 await trying.wait(error)
 
-    async def _owner(self, agent: str) -> str:
+    async def owner(self, agent: str) -> str:
+        """The node that has `agent`, as far as is known here. Raises UnknownAgent, Unreachable."""
         if agent not in self._owners:
             self._owners[agent] = (await self._directory("find", {"agent": agent}))["node"]
         return self._owners[agent]
@@ -167,23 +177,3 @@ class Client:
     async def _directory(self, method: str, record: Record) -> dict[str, Any]:
         answer = await self._transport.call("directory", method, record, within=self._settings.call)
         return dict(answer)
-
-
-class _Tries:
-    """Until when to try again, and how long to wait before."""
-
-    def __init__(self, clock: Clock, what: str, seconds: float) -> None:
-        self._clock, self._what, self._seconds = clock, what, seconds
-        self._until = clock.now() + seconds
-        self._wait = FIRST_WAIT
-
-    def left(self) -> float:
-        """Seconds."""
-        return self._until - self._clock.now()
-
-    async def wait(self, error: ClusterError) -> None:
-        """Return when it is time to try again. Raises Unanswered when it is too late for that."""
-        if self.left() <= self._wait:
-            raise Unanswered(agent=self._what, seconds=self._seconds, reason=str(error)) from error
-        await self._clock.sleep(self._wait)
-        self._wait = min(2 * self._wait, LONGEST_WAIT)

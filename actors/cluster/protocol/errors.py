@@ -8,6 +8,7 @@ ClusterError
 ├── Fenced            this incarnation of a node is over: join again
 ├── OtherDisk         a node has joined under this name with another disk
 ├── LedgerGap         records between those that are here and those that came are missing
+├── AgentBusy         its mailbox is full
 ├── AgentMoving       it will be elsewhere in a moment
 ├── AgentUnavailable  the nodes that have its ledger are all away
 ├── UnknownAgent      nobody has spawned it
@@ -17,6 +18,7 @@ ClusterError
 ├── TurnLost          its answer was given, and its record died with its only node
 ├── ForkLost          so did the turns that it was to begin with
 ├── Unanswered        the deadline came first; the request may be taken yet, never twice
+├── NotAcrossNodes    what behaviours may do within one system alone
 ├── WrongRecord       a record of another version, or of a wrong shape
 └── HostFailed        what the agent's system raised; `kind` is its name there
 """
@@ -26,6 +28,7 @@ from typing import Any, ClassVar, Self
 from kvactors.core.errors import KvactorsError
 
 __all__ = [
+    "AgentBusy",
     "AgentExists",
     "AgentMoving",
     "AgentUnavailable",
@@ -36,6 +39,7 @@ __all__ = [
     "LeaseLost",
     "LedgerGap",
     "NoRoom",
+    "NotAcrossNodes",
     "NotOwner",
     "OtherDisk",
     "StaleEpoch",
@@ -126,6 +130,12 @@ class LedgerGap(ClusterError):
     rule = "the ledger of {agent!r} has {have} records here"
 
 
+class AgentBusy(ClusterError):
+    """Its mailbox is full."""
+
+    rule = "{agent!r} has as many messages as its mailbox holds: send again"
+
+
 class AgentMoving(ClusterError):
     """It will be elsewhere in a moment."""
 
@@ -181,6 +191,12 @@ class Unanswered(ClusterError):
     """The deadline came first; the request may be taken yet, never twice."""
 
     rule = "{agent!r} gave no answer in {seconds} s; the last reason: {reason}"
+
+
+class NotAcrossNodes(ClusterError):
+    """What behaviours may do within one system alone."""
+
+    rule = "{what} is of one system: {instead}"
 
 
 class WrongRecord(ClusterError):

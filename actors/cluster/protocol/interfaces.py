@@ -3,12 +3,25 @@ agents of a node. One asyncio loop each; the adapters are Ray's and the simulati
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Clock", "Host", "Journal", "Record", "Transport"]
+__all__ = ["Clock", "Host", "Journal", "Letter", "Record", "Transport"]
 
 Record = Mapping[str, Any]
 """What msgpack packs: str, bytes, int, float, bool, None, lists and mappings of them."""
+
+
+class Letter(NamedTuple):
+    """A message from one agent to another; on the wire the list of these."""
+
+    sender: str | None
+    """Who sent it; None: nobody of the agents."""
+    body: bytes
+    """What it says: the hosts' own business."""
+    asks: bool
+    """Whether an answer is waited for ..."""
+    seconds: float | None
+    """... and for how long; None: without end."""
 
 
 class Transport(Protocol):

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.journal import FileJournal, held_alone
-from kvactors.actors.cluster.machine.member import MemberOptions, open_member
+from kvactors.actors.cluster.member.member import MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.wire import answered, pack

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import ray
 
-from kvactors.actors.cluster.machine.member import FOLDER, MemberOptions, check_key
 from kvactors.actors.cluster.machine.seals import key_name
+from kvactors.actors.cluster.member.member import FOLDER, MemberOptions, check_key
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.ray.boot import read_settings, start_directory, start_node
 from kvactors.actors.cluster.ray.errors import RayletFailed

@@ -35,7 +35,7 @@ def serve_node(
         from kvactors.actors.cluster.ray.command import NodeCommand, run_node
     except ImportError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'kvactors[ray]'") from error
-    from kvactors.actors.cluster.machine.member import MemberOptions
+    from kvactors.actors.cluster.member.member import MemberOptions
     from kvactors.actors.cluster.protocol.records import Settings
 
     name, store, model = member

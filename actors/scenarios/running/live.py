@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.cluster.handle import ClusterAgent
+from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.errors import AgentExists
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.scenarios.files.problems import InvalidScenario

@@ -10,7 +10,7 @@ import pytest
 from together import Together
 
 from kvactors import Cluster
-from kvactors.actors.cluster.machine.member import check_key
+from kvactors.actors.cluster.member.member import check_key
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.core.errors import InvalidConfig, TokenOutOfRange
 

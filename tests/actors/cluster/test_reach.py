@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvactors import Cluster, ClusterAgent
+from kvactors.actors.cluster.agents.streams import AsyncClusterStream
 from kvactors.actors.cluster.protocol.errors import AgentExists, UnknownAgent
-from kvactors.actors.cluster.streams import AsyncClusterStream
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.errors import InvalidConfig, InvalidInput, RewindOutOfRange
 from kvactors.core.schedule.sampling import Sampling

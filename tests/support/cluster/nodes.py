@@ -143,7 +143,9 @@ class Nodes:
         env = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": _ORPHANED}
         if self._key is not None:
             file = self.folder / "key"
-            file.write_bytes(self._key)
+            # Once: others read it while one more is started.
+            if not file.exists():
+                file.write_bytes(self._key)
             env["KVACTORS_KEY_FILE"] = str(file)
         self.running[name] = subprocess.Popen(
             [sys.executable, "-c", _MAIN, *told, *arguments], stdout=log, stderr=log, env=env

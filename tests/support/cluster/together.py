@@ -11,8 +11,8 @@ from kvactors.actors.cluster.machine.direct import DirectTransport
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
-from kvactors.actors.cluster.machine.member import Member, MemberOptions, open_member
 from kvactors.actors.cluster.machine.seals import key_name
+from kvactors.actors.cluster.member.member import Member, MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.records import Settings
@@ -49,11 +49,13 @@ class Tapped(DirectTransport):
 
 class Together:
     """Nodes by their names, with stores in `folder`, all with this `key`; turns are durable on two
-    of them. `cluster` has the key, too."""
+    of them, and so many agents `served` by one at once. `cluster` has the key, too."""
 
-    def __init__(self, folder: Path, *names: str, key: bytes | None = None) -> None:
+    def __init__(
+        self, folder: Path, *names: str, key: bytes | None = None, served: int = 10_000
+    ) -> None:
         self.folder, self.names = folder, names
-        self.settings = Settings(lease=1.0, key=key_name(key))
+        self.settings = Settings(lease=1.0, key=key_name(key), served=served)
         self.transport = Tapped()
         self.loop = LoopThread("together")
         self._members: dict[str, Member] = {}

@@ -1,6 +1,7 @@
 """How an agent leaves its owner: prepared while it is served, then let go of."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from kvactors.actors.cluster.protocol.errors import StaleEpoch
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -14,12 +15,19 @@ __all__ = ["Leaving"]
 
 class Leaving:
     """Agents of `owner`, whose copies it sends; epochs are promised in `notes`. `locks` are the
-    node's; with an agent's lock held `give_up` ends it here."""
+    node's; with an agent's lock held `give_up` ends it here. While `shut` lasts nothing comes for
+    its behaviour."""
 
     def __init__(
-        self, owner: Owner, notes: Notes, locks: Locks, give_up: Callable[[str], Awaitable[None]]
+        self,
+        owner: Owner,
+        notes: Notes,
+        locks: Locks,
+        give_up: Callable[[str], Awaitable[None]],
+        shut: Callable[[str], AbstractAsyncContextManager[None]],
     ) -> None:
         self._owner, self._notes, self._locks, self._give_up = owner, notes, locks, give_up
+        self._shut = shut
 
     async def prepare(self, record: Record) -> Record:
         """Bring `target` what there is of an agent that is claimed here, which goes on meanwhile:
@@ -33,7 +41,7 @@ class Leaving:
         """Let go of an agent, and bring `target` what is new. What it is asked here from now on has
         to be claimed anew, and that is in another epoch than the one in which it moves."""
         agent, epoch = record["agent"], record["epoch"]
-        async with self._locks.of(agent):
+        async with self._shut(agent), self._locks.of(agent):
             await self._let_go(agent, epoch)
             await self._bring(Peer(agent, record["target"], epoch))
         return {}

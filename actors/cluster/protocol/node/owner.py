@@ -38,7 +38,7 @@ class Owner:
     its agents are those of `host`, its leases and replicas as `settings` say, by its own `clock`;
     `end` takes one out of memory.
 
-    All but `current` with the agent's lock held.
+    All but `check` and `current` with the agent's lock held.
     """
 
     def __init__(
@@ -63,11 +63,15 @@ class Owner:
         self._held.clear()
         self.lease = lease
 
-    def current(self, agent: str) -> Held | None:
-        """What is held of it, if the lease lasts. Raises LeaseLost."""
+    def check(self) -> None:
+        """Raises LeaseLost."""
         if self.lease is None:
             raise LeaseLost(node=self._name)
         self.lease.check()
+
+    def current(self, agent: str) -> Held | None:
+        """What is held of it, if the lease lasts. Raises LeaseLost."""
+        self.check()
         held = self._held.get(agent)
         # A name that was under way when the last lease ended may have come back since.
         return held if held is not None and held.lease is self.lease else None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
     Fenced,
@@ -19,6 +20,7 @@ from kvactors.actors.cluster.protocol.node.cancels import Cancels
 from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.leaving import Leaving
+from kvactors.actors.cluster.protocol.node.mail import Mail
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 from kvactors.actors.cluster.protocol.node.replica import Replica, digests
@@ -32,9 +34,9 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 class Node:
-    """Called `name`, with the agents of `host`. `run` keeps its lease of `settings`, by its
-    `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and others are called
-    through `transport`, all on one loop.
+    """Called `name`, with the agents of `host` and their `behaviours`. `run` keeps its lease of
+    `settings`, by its `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and
+    others are called through `transport`, all on one loop.
 
     Of one agent one thing is done at a time; different agents do not wait for each other.
     """
@@ -48,18 +50,19 @@ class Node:
         host: Host,
         *,
         settings: Settings,
+        behaviours: Behaviours | None = None,
     ) -> None:
+        behaviours = behaviours or NoBehaviours()
         self.name = name
         self._transport, self._clock, self._host = transport, clock, host
         self._settings = settings
         self._notes = Notes(journal)
         self._locks = Locks()
-        self._serving = Serving(host, self._locks, settings.served)
+        self._serving = Serving(host, behaviours, self._locks, settings.served)
         self._owner = Owner(
             name, transport, clock, host, self._notes, settings, end=self._serving.end
         )
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
-        self._leaving = Leaving(self._owner, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
             name,
             transport,
@@ -78,6 +81,18 @@ class Node:
             locks=self._locks,
             settings=settings,
         )
+        self._mail = Mail(
+            clock,
+            behaviours,
+            self._owner,
+            self._forks,
+            self._serving,
+            self._locks,
+            settings=settings,
+        )
+        self._leaving = Leaving(
+            self._owner, self._notes, self._locks, self._give_up, self._mail.shut
+        )
         self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
@@ -85,6 +100,8 @@ class Node:
             "turn": self._turn,
             "running": self._cancels.running,
             "cancel": self._cancels.cancel,
+            "mail": self._mail.take,
+            "serve": self._mail.serve,
             "fork": self._forks.fork,
             "begin": self._forks.begin,
             "read": self._read,
@@ -108,7 +125,12 @@ class Node:
         return await self._methods[method](record)
 
     async def stream(self, method: str, record: Record) -> AsyncIterator[Record]:
-        """Answer a call item by item: tokens as they come, the answer, whether it is durable."""
+        """Answer a call item by item: tokens as they come, the answer, whether it is durable; or
+        what becomes of messages."""
+        if method == "mail":
+            async for found in self._mail.stream(record):
+                yield found
+            return
         if method != "turn":
             raise WrongRecord(reason=f"a node has no stream {method!r}")
         items: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -120,6 +142,10 @@ class Node:
         while (item := await items.get()) is not None:
             yield item
         yield {"durable": (await turn)["durable"]}
+
+    def check_lease(self) -> None:
+        """Raises LeaseLost: nothing may be said for its agents just now."""
+        self._owner.check()
 
     async def begin(self) -> None:
         """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""

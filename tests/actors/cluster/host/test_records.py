@@ -17,6 +17,7 @@ from kvactors.actors.cluster.host.requests import (
 )
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.turns.reply import Reply, Timing, Usage
 from kvactors.core.errors import InvalidConfig, InvalidSampling
 from kvactors.core.schedule.logprobs import TokenLogprob
@@ -112,10 +113,22 @@ def test_options_of_a_new_agent_arrive_as_they_were_given(policy: Any) -> None:
     assert read_spawn_options(across(spawn_options())) == {}
 
 
+def test_a_behaviour_and_its_supervision_arrive_as_they_were_given() -> None:
+    supervision = Supervision("restart", most=3)
+    options = spawn_options("You.", behaviour="trading:Trader", supervision=supervision)
+
+    given = read_spawn_options(across(options))
+
+    expected = {"system_prompt": "You.", "behaviour": "trading:Trader", "supervision": supervision}
+    assert given == expected
+
+
 @pytest.mark.parametrize(
     "record",
     [
-        {"behaviour": "code"},
+        {"rows": 1},
+        {"behaviour": 7},
+        {"supervision": {"rows": 1}},
         {"prompt_lane": {"rows": 1}},
         {"context_policy": {"kind": "DropOldest", "rows": 1}},
         {"context_policy": {"kind": "Forget"}},

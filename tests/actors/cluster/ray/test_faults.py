@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from nodes import Nodes
 
-from kvactors.actors.cluster.handle import ClusterAgent
+from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.core.errors import KvactorsError
 
 FACTS = ["My cat is called Biscuit.", "The candle costs 90 dollars."]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nodes import Nodes
 
-from kvactors.actors.cluster.handle import ClusterAgent
+from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.protocol.errors import AgentExists
 from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from nodes import Nodes, eventually
 
+from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.cluster import Cluster
-from kvactors.actors.cluster.handle import ClusterAgent
 from kvactors.actors.cluster.protocol.client import PASSING
 from kvactors.actors.cluster.protocol.errors import AgentExists, UnknownAgent, UnknownNode
 from kvactors.actors.cluster.ray.transport import RayTransport

@@ -12,7 +12,7 @@ from nodes import Nodes, eventually
 from ray.exceptions import RayError
 from samples import DAY, FULL
 
-from kvactors.actors.cluster.handle import ClusterAgent
+from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.protocol.errors import TurnLost
 from kvactors.core.schedule.sampling import Sampling
 

@@ -4,10 +4,10 @@ thread; what it does runs on the cluster's loop."""
 import logging
 from typing import Any
 
-from kvactors.actors.cluster.asked import AskedFuture
+from kvactors.actors.cluster.agents.asked import AskedFuture
+from kvactors.actors.cluster.agents.streams import Pieces, Reading, pieces
 from kvactors.actors.cluster.host.answers import read_reply, read_rewound
 from kvactors.actors.cluster.machine.link import Link
-from kvactors.actors.cluster.streams import Pieces, Reading, pieces
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.reply import Reply, Rewound
 
@@ -50,13 +50,14 @@ class Asking:
             logger.warning("what %r was told failed: %s", self._agent_id, done.error)
 
     async def _turn(self, request: dict[str, Any]) -> Reply:
-        return self._reply(request, await self._given(request))
+        return self.reply(request, await self.given(request))
 
     async def _rewound(self, request: dict[str, Any]) -> Rewound:
-        given = await self._given(request)
+        given = await self.given(request)
         return read_rewound(given["answer"], self._durable(request, given))
 
-    async def _given(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def given(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the protocol's client has for it, in order. On the loop."""
         with self._link.asking(self._agent_id, request["id"]):
             async with self._order:
                 seconds = self._link.patience(request)
@@ -67,14 +68,14 @@ class Asking:
             async with self._order:
                 seconds = self._link.patience(request)
                 items = self._link.client.stream(self._agent_id, request, seconds)
-                async for piece in pieces(items, lambda given: self._reply(request, given)):
+                async for piece in pieces(items, lambda given: self.reply(request, given)):
                     yield piece
 
     async def _cancel_first(self) -> None:
         if (request := await self._link.first(self._agent_id)) is not None:
             await self._link.cancel(self._agent_id, request)
 
-    def _reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
+    def reply(self, request: dict[str, Any], given: dict[str, Any]) -> Reply:
         """Whether its KV is on disk is asked when somebody wants to know."""
         link = self._link
         cached = AskedFuture(lambda: link.begin(link.cached(self._agent_id, request["id"])))

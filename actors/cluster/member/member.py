@@ -1,16 +1,22 @@
 """One process as a node of a cluster: an AgentSystem over its store, and the protocol's node over
 that."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvactors.actors.cluster.host.host import SystemHost
 from kvactors.actors.cluster.machine.clock import MonotonicClock
+from kvactors.actors.cluster.machine.direct import Answers, DirectTransport, NearTransport
 from kvactors.actors.cluster.machine.journal import FileJournal
+from kvactors.actors.cluster.machine.link import PATIENCE, Link
+from kvactors.actors.cluster.machine.loop import OtherLoop
 from kvactors.actors.cluster.machine.sealed_host import SealedHost
 from kvactors.actors.cluster.machine.seals import Seals, key_name
-from kvactors.actors.cluster.protocol.interfaces import Transport
+from kvactors.actors.cluster.member.behaviours import NodeBehaviours
+from kvactors.actors.cluster.protocol.interfaces import Record, Transport
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.system import AgentSystem
@@ -22,6 +28,8 @@ __all__ = ["FOLDER", "Member", "MemberOptions", "check_key", "open_member"]
 
 FOLDER = "cluster"
 """Within a store: the journals of the node, and of the directory where it is there."""
+OWN = 4
+"""Leases for which a behaviour's turn waits for its node to have one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,15 @@ class MemberOptions:
 
 
 class Member:
-    """A node that answers, and the system under it."""
+    """A `node` that answers, the `system` under it, and its `behaviours`."""
 
-    def __init__(self, node: Node, system: AgentSystem) -> None:
+    def __init__(self, node: Node, system: AgentSystem, behaviours: NodeBehaviours) -> None:
         self.node = node
-        self._system = system
+        self._system, self._behaviours = system, behaviours
 
     async def close(self) -> None:
         """End what runs, and write what is not written."""
+        await self._behaviours.close()
         await self._system.parts.stop_async(cancel=False)
 
 
@@ -72,10 +81,46 @@ async def open_member(
     folder = Path(options.store) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     journal = FileJournal(folder / "node.journal", options.name)
-    host = SystemHost(system) if key is None else SealedHost(system, Seals(key))
+    name, seals, doors = options.name, None if key is None else Seals(key), _Doors(options.name)
+    own = doors.link(settings, DirectTransport(doors.own), OWN * settings.lease, key)
+    link = doors.link(settings, NearTransport(doors.near, transport), PATIENCE, key)
+    behaviours = NodeBehaviours(system, own, link, seals)
+    host = SystemHost(system, behaviours)
+    if seals is not None:
+        host = SealedHost(system, seals, behaviours)
     clock = MonotonicClock()
-    node = Node(options.name, transport, clock, journal, host, settings=settings)
-    return Member(node, system)
+    node = Node(name, transport, clock, journal, host, settings=settings, behaviours=behaviours)
+    doors.open(node)
+    return Member(node, system, behaviours)
+
+
+class _Doors:
+    """How behaviours reach the node that they run on, which is called `name`: as the owner of every
+    agent (`own`), or as itself, without a network between (`near`). On its loop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.own: dict[str, Answers] = {"directory": self}
+        self.near: dict[str, Answers] = {}
+        self._check: Callable[[], object] = lambda: None
+
+    def link(
+        self, settings: Settings, transport: Transport, seconds: float, key: EncryptionKey | None
+    ) -> Link:
+        """By `transport` to a cluster of these `settings`, whose nodes have `key`; calls are tried
+        for `seconds`. Nothing is sent while the node has no lease."""
+        loop = OtherLoop(asyncio.get_running_loop())
+        return Link(loop, transport, settings, seconds, key, lambda: self._check())
+
+    def open(self, node: Node) -> None:
+        """The node is there."""
+        self.own[self._name] = self.near[self._name] = node
+        self._check = node.check_lease
+
+    async def handle(self, method: str, record: Record) -> Record:
+        """Where any agent lives, whatever the `method` and the `record`: it refuses there what is
+        not its own."""
+        return {"node": self._name}
 
 
 def check_key(key: EncryptionKey | None, settings: Settings) -> None:

@@ -2,19 +2,20 @@
 thread."""
 
 from collections.abc import Sequence
-from typing import NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.handle import TranscriptView
-from kvactors.actors.cluster.asking import Asking
-from kvactors.actors.cluster.machine.link import Link
-from kvactors.actors.cluster.requests import checked_ask, checked_observe, checked_rewind
-from kvactors.actors.cluster.streams import (
+from kvactors.actors.cluster.agents.asking import Asking
+from kvactors.actors.cluster.agents.messages import pack_message, send
+from kvactors.actors.cluster.agents.requests import checked_ask, checked_observe, checked_rewind
+from kvactors.actors.cluster.agents.streams import (
     AsyncClusterStream,
     ClusterStream,
 )
-from kvactors.actors.cluster.transcripts import read_transcript
+from kvactors.actors.cluster.agents.transcripts import read_transcript
+from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import stays_here
+from kvactors.actors.turns.checks import check_turn, stays_here
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.schedule.sampling import Sampling
@@ -107,6 +108,21 @@ class ClusterAgent:
         """`stream` under asyncio, with its options. Leaving the loop (`aclose()` the stream, or let
         it go) or cancelling the task cancels the turn."""
         return AsyncClusterStream(self._asking.reading(checked_ask(prompt, **options)))
+
+    def deliver(self, message: Any) -> ReplyFuture[None]:
+        """Send a plain message to the agent's behaviour, from outside of the agents; text to an
+        agent without one is a turn. The future resolves when it is in the mailbox, and raises
+        MailboxFull, Undelivered. Raises InvalidInput for a message that has no plain form."""
+        body = pack_message(message)
+        return send(self._link, self.agent_id, body, None, asks=False, seconds=None)
+
+    def request(self, message: Any, *, timeout: float | None = None) -> ReplyFuture[Any]:
+        """Send one, and a future of what `on_message` returns within `timeout` seconds. It raises
+        what that does (BehaviourFailed, unless it is an error of kvactors), Undelivered,
+        Unanswered, MailboxFull, TurnTimeout. Raises InvalidInput as `deliver`."""
+        seconds, _ = check_turn(None, timeout)
+        body = pack_message(message)
+        return send(self._link, self.agent_id, body, None, asks=True, seconds=seconds)
 
     def cancel(self) -> None:
         """End the running turn, whoever asked for it, at its next step; it replies with what was

@@ -1,0 +1,73 @@
+"""Messages from any thread to the agents of a cluster: sealed where its nodes have a key, and
+handed to the loop together."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kvactors.actors.cluster.machine.known import as_known
+from kvactors.actors.cluster.machine.seals import Seals
+from kvactors.actors.cluster.protocol.errors import HostFailed
+from kvactors.actors.cluster.protocol.interfaces import Letter
+from kvactors.actors.cluster.protocol.outbox import Outbox, Outgoing
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.core.errors import SystemStopped, TurnTimeout
+
+__all__ = ["Posting"]
+
+
+class Posting:
+    """Posts by `outbox`, which belongs to `loop`; `words` gives the seals of what is said, if there
+    are any, or raises InvalidConfig."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, outbox: Outbox, words: Callable[[], Seals | None]
+    ) -> None:
+        self._loop, self._outbox, self._words = loop, outbox, words
+        self._new: deque[Outgoing] = deque()
+        self._woken = False
+
+    def post(self, to: str, letter: Letter, read: Callable[[bytes], Any]) -> ReplyFuture[Any]:
+        """A future of what the agent `to` answers to `letter`, as it is `read`; where that asks
+        nothing, of None when it is in the mailbox there. It fails with Undelivered, Unanswered,
+        MailboxFull, TurnTimeout, what keeps the agent from beginning, and what `read` raises.
+        Raises InvalidConfig without the key of encrypted nodes."""
+        seals = self._words()
+        if seals is not None:
+            sender, body, asks, seconds = letter
+            letter = Letter(sender, seals.message(to, body), asks, seconds)
+        future: ReplyFuture[Any] = ReplyFuture()
+
+        def ended(body: bytes | None, error: Exception | None) -> None:
+            if error is not None:
+                future.reject(as_known(error) if isinstance(error, HostFailed) else error)
+            elif body is None:
+                future.resolve(None)
+            else:
+                try:
+                    future.resolve(read(body if seals is None else seals.open_told(to, body)))
+                except Exception as failed:
+                    future.reject(failed)
+
+        if letter.seconds is not None:
+            late = TurnTimeout(f"{to!r} did not answer within {letter.seconds:g} s")
+            self._loop.call_soon_threadsafe(
+                self._loop.call_later, letter.seconds, future.reject, late
+            )
+        self._new.append(Outgoing(to, letter, ended))
+        if not self._woken:
+            # One wake for all that come until the loop looks.
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._take)
+        return future
+
+    def close(self) -> None:
+        """Everything that waits ends with SystemStopped. On the loop."""
+        self._take()
+        self._outbox.close(SystemStopped("this process leaves its cluster"))
+
+    def _take(self) -> None:
+        self._woken = False
+        while self._new:
+            self._outbox.post(self._new.popleft())

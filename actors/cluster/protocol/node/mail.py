@@ -1,0 +1,161 @@
+"""Messages that come for the agents of a node: into their mailboxes, or back to who sent them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from kvactors.actors.cluster.protocol.behaviours import Behaviours
+from kvactors.actors.cluster.protocol.errors import (
+    AgentBusy,
+    AgentMoving,
+    ClusterError,
+    HostFailed,
+)
+from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record
+from kvactors.actors.cluster.protocol.locks import Locks
+from kvactors.actors.cluster.protocol.node.forks import Forks
+from kvactors.actors.cluster.protocol.node.owner import Owner
+from kvactors.actors.cluster.protocol.node.serving import Serving
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.protocol.waiting import done_soon
+from kvactors.core.errors import MailboxFull, TurnTimeout
+
+__all__ = ["Mail"]
+
+LOOK = 0.02
+"""Seconds between two looks at whether an agent that leaves is done with its mail."""
+
+
+class Mail:
+    """For `behaviours` of agents that are `owner`'s and in memory, as `serving` knows; `forks`
+    brings them there, with their lock of `locks`. What is handed over needs no lock: a behaviour
+    takes turns, which do. How long is waited stands in `settings`, by `clock`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        behaviours: Behaviours,
+        owner: Owner,
+        forks: Forks,
+        serving: Serving,
+        locks: Locks,
+        *,
+        settings: Settings,
+    ) -> None:
+        self._clock, self._owner, self._forks = clock, owner, forks
+        self._behaviours = behaviours
+        self._serving, self._locks, self._settings = serving, locks, settings
+        self._leaving: set[str] = set()
+        self._coming: dict[str, asyncio.Task[None]] = {}
+
+    async def take(self, record: Record) -> Record:
+        """The first of what `stream` gives: all there is where nobody asks."""
+        async with aclosing(self.stream(record)) as items:
+            return await anext(items)
+
+    async def stream(self, record: Record) -> AsyncGenerator[Record, None]:
+        """Messages for several agents. First, for each of these, how many were taken and why the
+        rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
+        they come. Messages are named by their number in the call."""
+        call, numbered = _Call(self._behaviours), 0
+        groups: list[Any] = []
+        for agent, letters in record["mail"]:
+            groups.append(self._group(call, agent, numbered, letters))
+            numbered += len(letters)
+        yield {"groups": await asyncio.gather(*groups), "refused": call.refused}
+        while call.open:
+            yield {"answers": await call.answered()}
+
+    async def serve(self, record: Record) -> Record:
+        """An agent is in memory, and its behaviour has begun. Raises as a turn does."""
+        await self._come(record["agent"])
+        return {}
+
+    @asynccontextmanager
+    async def shut(self, agent: str) -> AsyncIterator[None]:
+        """Meanwhile an agent leaves: its behaviour is done with what it had, and gets no more. What
+        comes for it waits for where it arrives. Raises AgentMoving where that takes too long."""
+        until = self._clock.now() + self._settings.bring / 2
+        self._leaving.add(agent)
+        try:
+            while self._behaviours.busy(agent):
+                if self._clock.now() > until:
+                    raise AgentMoving(agent=agent)
+                await self._clock.sleep(LOOK)
+            yield
+        finally:
+            self._leaving.discard(agent)
+
+    async def _group(self, call: "_Call", agent: str, first: int, letters: list[Any]) -> list[Any]:
+        try:
+            await self._ready(agent)
+        except Exception as error:
+            return [0, _record(error)]
+        # Without a pause since: it is here.
+        for taken, letter in enumerate(letters):
+            if not call.deliver(agent, first + taken, Letter(*letter)):
+                return [taken, AgentBusy(agent=agent).to_record()]
+        return [len(letters), None]
+
+    async def _ready(self, agent: str) -> None:
+        """It is here, in memory, and stays while nobody pauses. Raises AgentMoving where that takes
+        long, so that it holds up no others' messages."""
+        if self._is_here(agent):
+            return
+        if agent not in self._leaving:
+            if agent not in self._coming:
+                self._coming[agent] = coming = asyncio.create_task(self._come(agent))
+                coming.add_done_callback(lambda _: self._coming.pop(agent))
+            coming = self._coming[agent]
+            if await done_soon(self._clock, coming, self._settings.call / 2):
+                await coming
+        if not self._is_here(agent):
+            raise AgentMoving(agent=agent)
+
+    def _is_here(self, agent: str) -> bool:
+        held = self._owner.current(agent)
+        claimed = held is not None and held.whole
+        return claimed and self._serving.has(agent) and agent not in self._leaving
+
+    async def _come(self, agent: str) -> None:
+        async with self._locks.of(agent):
+            await self._forks.served(agent)
+
+
+class _Call:
+    """One call with messages for agents with `behaviours`: what became of them."""
+
+    def __init__(self, behaviours: Behaviours) -> None:
+        self._behaviours = behaviours
+        self._answers: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        self.refused: list[tuple[int, Record]] = []
+        self.open = 0
+
+    def deliver(self, agent: str, number: int, letter: Letter) -> bool:
+        """Hand the `letter` of this `number` over to `agent`, if there is room for it."""
+        try:
+            if letter.seconds is not None and letter.seconds <= 0:
+                raise TurnTimeout(f"{agent!r} was not reached in time: it has not begun")
+            self._behaviours.deliver(
+                agent, letter, lambda body: self._answers.put_nowait((number, body))
+            )
+            self.open += letter.asks
+        except MailboxFull:
+            return False
+        except Exception as error:
+            self.refused.append((number, _record(error)))
+        return True
+
+    async def answered(self) -> list[tuple[int, bytes]]:
+        """What is there, once something is."""
+        found = [await self._answers.get()]
+        while not self._answers.empty():
+            found.append(self._answers.get_nowait())
+        self.open -= len(found)
+        return found
+
+
+def _record(error: Exception) -> Record:
+    known = error if isinstance(error, ClusterError) else HostFailed.of(error)
+    return known.to_record()
