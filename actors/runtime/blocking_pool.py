@@ -7,7 +7,8 @@ from concurrent.futures import Future as Done
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvactors.actors.runtime.futures import ReplyFuture, mark_pool_thread
+from kvactors.actors.runtime.blocking import mark_pool_thread
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
 __all__ = ["BlockingWork"]

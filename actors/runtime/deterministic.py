@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from random import Random
 
+from kvactors.actors.runtime.blocking import add_driver, remove_driver
 from kvactors.actors.runtime.dispatcher import Dispatcher
-from kvactors.actors.runtime.futures import add_driver, remove_driver
 from kvactors.actors.runtime.mailbox import Runnable
 from kvactors.actors.runtime.timer import Timer
 

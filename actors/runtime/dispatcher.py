@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pykka import Actor, ActorRef, ActorRegistry, Future
 
-from kvactors.actors.runtime.futures import ReplyFuture, check_may_block, mark_pool_thread
+from kvactors.actors.runtime.blocking import check_may_block, mark_pool_thread
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import ActorStop, Envelope, Mailbox, Runnable
 
 __all__ = ["Dispatcher", "PooledActor", "SystemActor", "handles", "offer", "send", "send_stop"]

@@ -1,14 +1,17 @@
 """Futures that settle exactly once, refuse to block a pool thread, and can be awaited."""
 
 import logging
+import queue
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pykka import ThreadingFuture, Timeout
+from pykka import Future, Timeout
 
-from kvactors.core.errors import BlockingCall, KvactorsError, SystemStopped
+from kvactors.actors.runtime.blocking import check_may_block, drive, running_loop
+from kvactors.core.errors import KvactorsError, SystemStopped
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,102 +19,43 @@ if TYPE_CHECKING:
 __all__ = [
     "ReplyFuture",
     "WaitTimeout",
-    "add_driver",
     "all_of",
-    "check_may_block",
-    "check_outside_of_actors",
-    "drive",
-    "mark_pool_thread",
-    "must_not_wait",
-    "remove_driver",
     "resolved",
-    "runs_actors",
 ]
 
 T = TypeVar("T")
 
 logger = logging.getLogger("kvactors")
 
-_thread = threading.local()
-
-
-def mark_pool_thread(*, shared: bool) -> None:
-    """Declare the calling thread one that runs actors; `shared`: more than one of them."""
-    _thread.runs_actors, _thread.shared = True, shared
-
-
-def runs_actors() -> bool:
-    """Whether the calling thread runs actors, and callbacks of what they settle."""
-    return getattr(_thread, "runs_actors", False)
-
-
-def check_outside_of_actors() -> None:
-    """Raise BlockingCall on any thread that runs actors: what it runs would wait for itself."""
-    if runs_actors():
-        raise BlockingCall("waiting for everything to end, inside of what must end, never ends")
-
-
-def _on_pool_thread() -> bool:
-    return getattr(_thread, "shared", False)
-
-
-class Driver(Protocol):
-    """What makes a world go on that waits for its user
-    (`kvactors.actors.runtime.deterministic`)."""
-
-    def drive(self, until: Callable[[], bool], timeout: float | None) -> None:
-        """Go on until something is so, at most `timeout` seconds."""
-
-
-_drivers: list[Driver] = []
-
-
-def add_driver(driver: Driver) -> None:
-    """Drive this world too whenever somebody waits."""
-    _drivers.append(driver)
-
-
-def remove_driver(driver: Driver) -> None:
-    """Drive it no more."""
-    if driver in _drivers:
-        _drivers.remove(driver)
-
-
-def drive(until: Callable[[], bool], timeout: float | None = None) -> None:
-    """Before a thread waits for something: let worlds that need it go on until it is so."""
-    for driver in _drivers:
-        if not until():
-            driver.drive(until, timeout)
-
-
-def must_not_wait() -> bool:
-    """Whether waiting on this thread would hold up others: it runs actors, or asyncio."""
-    return _on_pool_thread() or _running_loop() is not None
-
-
-def check_may_block() -> None:
-    """Raise BlockingCall on a thread that runs actors: it may be the one that is awaited."""
-    if _on_pool_thread():
-        raise BlockingCall(
-            "a blocking call inside an actor or a callback would stop other agents on this "
-            "thread: await the future in an `async def on_message`, or send a message (tell) "
-            "and handle the answer when it arrives"
-        )
-
 
 class WaitTimeout(KvactorsError, Timeout, TimeoutError):
     """A future was not settled in the time that it was waited for. What it is of goes on."""
 
 
-class ReplyFuture(ThreadingFuture[T]):
+class _Settled(NamedTuple):
+    """What a future was settled with, and the traceback that its error had then."""
+
+    value: Any = None
+    error: BaseException | None = None
+    traceback: TracebackType | None = None
+
+
+class ReplyFuture(Future[T]):
     """A pykka future whose settling may race: the first wins, the others are told so.
 
     `get` on a pool thread raises BlockingCall unless the result is there: it would take
     the thread that other agents need, perhaps the very one that is awaited. `await` works in
-    behaviours and under asyncio.
+    behaviours and under asyncio. Every message has some, and few are waited for by a thread: what
+    that takes is made then (bench/LOG.md).
     """
 
-    _callbacks: "list[Callable[[ReplyFuture[T]], object]] | None" = None
+    def __init__(self) -> None:
+        super().__init__()
+        # Whoever holds it may be collecting garbage, which may settle this.
+        self._lock = threading.RLock()
+        self._result: _Settled | None = None
+        self._callbacks: list[Callable[[ReplyFuture[T]], object]] = []
+        self._waited: threading.Event | None = None
 
     @property
     def done(self) -> bool:
@@ -121,58 +65,86 @@ class ReplyFuture(ThreadingFuture[T]):
     @property
     def error(self) -> BaseException | None:
         """The error it was settled with, if it was."""
-        if self._result is None or self._result.exc_info is None:
-            return None
-        return self._result.exc_info[1]
+        return None if self._result is None else self._result.error
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; WaitTimeout after `timeout` seconds."""
-        if not self.done and self._get_hook is None:
+        if self._get_hook is not None:
+            return self._from_hook(timeout)
+        if self._result is None:
             check_may_block()
             drive(lambda: self.done, timeout)
+            self._wait(timeout)
+        assert self._result is not None
+        value, error, traceback = self._result
+        if error is not None:
+            # Or each time that it is raised makes it longer.
+            raise error.with_traceback(traceback)
+        return value
+
+    def _from_hook(self, timeout: float | None) -> Any:
         try:
             return super().get(timeout=timeout)
         except Timeout as error:
-            if self.done or isinstance(error, WaitTimeout):
+            if timeout is None or isinstance(error, WaitTimeout):
                 raise
-            raise WaitTimeout(
-                f"it took longer than the {timeout:g} s that were waited for it: it goes on, and "
-                "can be waited for again"
-            ) from None
+            raise _late(timeout) from None
+
+    def _wait(self, timeout: float | None) -> None:
+        with self._lock:
+            if self.done:
+                return
+            if self._waited is None:
+                self._waited = threading.Event()
+        if not self._waited.wait(timeout):
+            raise _late(timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, in another process, of what it was settled with: nothing settles that one."""
         if self._result is None:
             gone = SystemStopped("it was not settled when it was copied: ask the original")
             return _settled, (None, gone)
-        return _settled, (self._result.value, self.error)
+        return _settled, (self._result.value, self._result.error)
 
     def set(self, value: T | None = None) -> None:
         """Set the value. Raises queue.Full if the future was settled already."""
-        super().set(value)
-        self._call_back()
+        self._settle_once(_Settled(value))
 
     def set_exception(self, exc_info: Any = None) -> None:
         """Set an error. Raises queue.Full if the future was settled already."""
-        super().set_exception(exc_info or sys.exc_info())
-        self._call_back()
+        _, error, traceback = exc_info or sys.exc_info()
+        self._settle_once(_Settled(None, error, traceback))
+
+    def set_get_hook(self, func: Any) -> None:
+        """Let `get` call this. Raises queue.Full if the future was settled already."""
+        with self._lock:
+            if self.done:
+                raise queue.Full
+            super().set_get_hook(func)
 
     def resolve(self, value: T) -> bool:
         """Set the value; False if the future was settled already."""
-        with self._condition:
-            if self.done:
-                return False
-            super().set(value)
-        self._call_back()
-        return True
+        return self._settle(_Settled(value))
 
     def reject(self, error: BaseException) -> bool:
         """Set an error; False if the future was settled already."""
-        with self._condition:
-            if self.done:
+        return self._settle(_Settled(None, error, error.__traceback__))
+
+    def _settle_once(self, result: _Settled) -> None:
+        if self._get_hook is not None or not self._settle(result):
+            raise queue.Full
+
+    def _settle(self, result: _Settled) -> bool:
+        with self._lock:
+            if self._result is not None:
                 return False
-            super().set_exception((type(error), error, error.__traceback__))
-        self._call_back()
+            self._result = result
+        # Nobody adds to these any more.
+        if self._waited is not None:
+            self._waited.set()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call(callback)
         return True
 
     def follow(self, other: "ReplyFuture[T]") -> None:
@@ -188,15 +160,15 @@ class ReplyFuture(ThreadingFuture[T]):
 
         The callback must be quick; what it raises is logged.
         """
-        with self._condition:
-            if not self.done:
-                self._callbacks = [*(self._callbacks or ()), callback]
+        with self._lock:
+            if self._result is None:
+                self._callbacks.append(callback)
                 return
         self._call(callback)
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self.done and self._get_hook is None:
-            loop = _running_loop()
+            loop = running_loop()
             if loop is None:
                 yield self  # To whoever runs the behaviour.
             else:
@@ -219,12 +191,6 @@ class ReplyFuture(ThreadingFuture[T]):
         self.on_done(call_soon)
         return done
 
-    def _call_back(self) -> None:
-        with self._condition:
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            self._call(callback)
-
     def _call(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
         """Who settles a future is not to fail by what others do with it."""
         try:
@@ -233,11 +199,11 @@ class ReplyFuture(ThreadingFuture[T]):
             logger.exception("a callback of a future raised")
 
 
-def resolved() -> ReplyFuture[None]:
-    """A future that is done."""
-    future: ReplyFuture[None] = ReplyFuture()
-    future.resolve(None)
-    return future
+def _late(timeout: float | None) -> WaitTimeout:
+    return WaitTimeout(
+        f"it took longer than the {timeout:g} s that were waited for it: it goes on, and can be "
+        "waited for again"
+    )
 
 
 def _settled(value: Any, error: BaseException | None) -> ReplyFuture[Any]:
@@ -248,6 +214,14 @@ def _settled(value: Any, error: BaseException | None) -> ReplyFuture[Any]:
     else:
         future.reject(error)
     return future
+
+
+_DONE = _settled(None, None)
+
+
+def resolved() -> ReplyFuture[None]:
+    """A future that is done: always the same, as nothing changes it."""
+    return _DONE
 
 
 def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
@@ -268,16 +242,3 @@ def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
     for future in futures:
         future.on_done(one_done)
     return whole if futures else resolved()
-
-
-def _running_loop() -> "asyncio.AbstractEventLoop | None":
-    """The asyncio loop of this thread. Importing asyncio takes a tenth of a second: a program
-    that has not done it runs no loop."""
-    module = sys.modules.get("asyncio")
-    if module is None:
-        return None
-    try:
-        loop: asyncio.AbstractEventLoop = module.get_running_loop()
-    except RuntimeError:
-        return None
-    return loop

@@ -14,7 +14,8 @@ from pykka import ActorDeadError, Timeout
 from pykka._envelope import Envelope
 from pykka.messages import _ActorStop as ActorStop
 
-from kvactors.actors.runtime.futures import ReplyFuture, must_not_wait
+from kvactors.actors.runtime.blocking import must_not_wait
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import InvalidConfig, MailboxFull
 from kvactors.core.numbers import number, whole
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pykka import ActorDeadError, Timeout
 
+from kvactors.actors.runtime.blocking import drive
 from kvactors.actors.runtime.deterministic import SeededDispatcher, VirtualTimer
 from kvactors.actors.runtime.dispatcher import Dispatcher, send_stop
-from kvactors.actors.runtime.futures import drive
 from kvactors.actors.runtime.timer import Timer
 from kvactors.actors.runtime.waits import Waits
 from kvactors.actors.turns.messages_gpu import LoadModel, Wire

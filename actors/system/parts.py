@@ -14,8 +14,8 @@ from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.behaviours.journal import Journal
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
+from kvactors.actors.runtime.blocking import check_outside_of_actors
 from kvactors.actors.runtime.dispatcher import send
-from kvactors.actors.runtime.futures import check_outside_of_actors
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.system.backups import StoreBackups
 from kvactors.actors.system.exchange import AgentExchange

@@ -3,8 +3,9 @@
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.runtime.blocking import check_outside_of_actors
 from kvactors.actors.runtime.dispatcher import send
-from kvactors.actors.runtime.futures import ReplyFuture, check_outside_of_actors
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id, check_turn

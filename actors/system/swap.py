@@ -16,7 +16,8 @@ from typing import Any, TypedDict, Unpack
 from pykka import Timeout
 
 from kvactors.actors.agents.host import AgentHost
-from kvactors.actors.runtime.futures import ReplyFuture, check_may_block
+from kvactors.actors.runtime.blocking import check_may_block
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import callable_name, check_model
 from kvactors.actors.system.registry import AgentRegistry

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from kvactors.actors.errors import SaveQueueFull
-from kvactors.actors.runtime.futures import check_outside_of_actors, drive, runs_actors
+from kvactors.actors.runtime.blocking import check_outside_of_actors, drive, runs_actors
 from kvactors.actors.turns.reply import turn_ended
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.actors.turns.unsaved import UnsavedBytes

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NoReturn, Self
 
-from kvactors.actors.runtime.futures import check_may_block, drive
+from kvactors.actors.runtime.blocking import check_may_block, drive
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket

@@ -42,7 +42,7 @@ def pytest_load_initial_conftests() -> None:
     """As a plugin: be in place before pykka's conftest is imported, which takes the names. (By
     `pytest_configure` it has been.)"""
     pykka.ThreadingActor = Pooled  # type: ignore[misc,assignment]
-    pykka.ThreadingFuture = ReplyFuture  # type: ignore[misc]
+    pykka.ThreadingFuture = ReplyFuture  # type: ignore[assignment, misc]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,7 +6,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from kvactors.actors.runtime.futures import ReplyFuture, check_may_block
+from kvactors.actors.runtime.blocking import check_may_block
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
 __all__ = ["LoopThread", "OtherLoop", "Task"]

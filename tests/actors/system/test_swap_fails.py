@@ -22,7 +22,7 @@ from swap_models import (
 )
 
 from kvactors.actors import AgentSystem, BlockingCall, EngineDied, SwapFailed, SystemStopped
-from kvactors.actors.runtime.futures import mark_pool_thread
+from kvactors.actors.runtime.blocking import mark_pool_thread
 from kvactors.core.errors import InvalidConfig, KvactorsError, ModelNotFound, TemplateError
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 

@@ -1,0 +1,104 @@
+"""Which threads may wait: those that run actors may not, as they may be the ones that are awaited;
+and worlds that go on only while somebody does. Any thread."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from kvactors.core.errors import BlockingCall
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = [
+    "Driver",
+    "add_driver",
+    "check_may_block",
+    "check_outside_of_actors",
+    "drive",
+    "mark_pool_thread",
+    "must_not_wait",
+    "remove_driver",
+    "running_loop",
+    "runs_actors",
+]
+
+_thread = threading.local()
+
+
+def mark_pool_thread(*, shared: bool) -> None:
+    """Declare the calling thread one that runs actors; `shared`: more than one of them."""
+    _thread.runs_actors, _thread.shared = True, shared
+
+
+def runs_actors() -> bool:
+    """Whether the calling thread runs actors, and callbacks of what they settle."""
+    return getattr(_thread, "runs_actors", False)
+
+
+def check_outside_of_actors() -> None:
+    """Raise BlockingCall on any thread that runs actors: what it runs would wait for itself."""
+    if runs_actors():
+        raise BlockingCall("waiting for everything to end, inside of what must end, never ends")
+
+
+def _on_pool_thread() -> bool:
+    return getattr(_thread, "shared", False)
+
+
+class Driver(Protocol):
+    """What makes a world go on that waits for its user
+    (`kvactors.actors.runtime.deterministic`)."""
+
+    def drive(self, until: Callable[[], bool], timeout: float | None) -> None:
+        """Go on until something is so, at most `timeout` seconds."""
+
+
+_drivers: list[Driver] = []
+
+
+def add_driver(driver: Driver) -> None:
+    """Drive this world too whenever somebody waits."""
+    _drivers.append(driver)
+
+
+def remove_driver(driver: Driver) -> None:
+    """Drive it no more."""
+    if driver in _drivers:
+        _drivers.remove(driver)
+
+
+def drive(until: Callable[[], bool], timeout: float | None = None) -> None:
+    """Before a thread waits for something: let worlds that need it go on until it is so."""
+    for driver in _drivers:
+        if not until():
+            driver.drive(until, timeout)
+
+
+def must_not_wait() -> bool:
+    """Whether waiting on this thread would hold up others: it runs actors, or asyncio."""
+    return _on_pool_thread() or running_loop() is not None
+
+
+def check_may_block() -> None:
+    """Raise BlockingCall on a thread that runs actors: it may be the one that is awaited."""
+    if _on_pool_thread():
+        raise BlockingCall(
+            "a blocking call inside an actor or a callback would stop other agents on this "
+            "thread: await the future in an `async def on_message`, or send a message (tell) "
+            "and handle the answer when it arrives"
+        )
+
+
+def running_loop() -> "asyncio.AbstractEventLoop | None":
+    """The asyncio loop of this thread. Importing asyncio takes a tenth of a second: a program
+    that has not done it runs no loop."""
+    module = sys.modules.get("asyncio")
+    if module is None:
+        return None
+    try:
+        loop: asyncio.AbstractEventLoop = module.get_running_loop()
+    except RuntimeError:
+        return None
+    return loop
