@@ -1,0 +1,75 @@
+"""Messages from any thread: each ends, also where the loop has ended before."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from machine import SETTINGS
+
+from kvactors.actors.cluster.agents.messages import pack_message, send
+from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.cluster.machine.loop import LoopThread
+from kvactors.actors.cluster.machine.seals import Seals, key_name
+from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.core.errors import InvalidConfig, SystemStopped
+
+WAIT = 60
+KEY = b"k" * 32
+
+
+class Node:
+    """All agents live on it; it takes what comes, or refuses all for a `reason`."""
+
+    reason: ClusterError | None = None
+
+    async def call(
+        self, to: str, method: str, record: Record, *, within: float | None = None
+    ) -> Record:
+        if method == "serve" and self.reason:
+            raise self.reason
+        if method != "mail":
+            return {"node": "one", "request": None}
+        reason = self.reason and self.reason.to_record()
+        taken = [[0, reason] if reason else [len(mail), None] for _, mail in record["mail"]]
+        return {"groups": taken, "refused": []}
+
+    async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
+        yield await self.call(to, method, record)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def link(node: Node) -> Iterator[Link]:
+    link = Link(LoopThread("posting"), node, SETTINGS, 5.0)
+    yield link
+    link.close()
+
+
+def test_what_is_sent_after_a_cluster_was_left_ends_at_once(link: Link) -> None:
+    told = send(link, "alice", pack_message("hello"), None, asks=False, seconds=None)
+    assert told.get(timeout=WAIT) is None
+    link.close()
+
+    for seconds in (None, None, 5.0):
+        late = send(link, "alice", pack_message("hello"), None, asks=True, seconds=seconds)
+        with pytest.raises(SystemStopped, match="leaves its cluster"):
+            late.get(timeout=WAIT)
+
+
+def test_who_has_the_key_reads_why_a_node_could_not_begin_an_agent(node: Node) -> None:
+    settings = Settings(key=key_name(KEY))
+    node.reason = Seals(KEY).failure("alice", InvalidConfig("no module called trading"))
+    link = Link(LoopThread("sealed"), node, settings, 5.0, KEY)
+    try:
+        told = send(link, "alice", pack_message("hello"), None, asks=False, seconds=None)
+        with pytest.raises(InvalidConfig, match="no module called trading"):
+            told.get(timeout=WAIT)
+        with pytest.raises(InvalidConfig, match="no module called trading"):
+            link.run(link.client.serve("alice", link.seconds))
+    finally:
+        link.close()
