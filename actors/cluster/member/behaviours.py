@@ -251,7 +251,10 @@ class NodeBehaviours:
         said: Callable[[Any], bytes],
         answered: Callable[[bytes], object],
     ) -> None:
-        body = error_body(done.error) if done.error is not None else said(done.get())
+        try:
+            body = error_body(done.error) if done.error is not None else said(done.get())
+        except Exception as error:  # Whoever asks would wait for ever.
+            body = error_body(error)
         if self._seals is not None:
             body = self._seals.told(agent, body)
         if not self._loop.is_closed():

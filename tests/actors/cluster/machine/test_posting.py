@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from machine import SETTINGS
 
-from kvactors.actors.cluster.agents.messages import pack_message, send
+from kvactors.actors.cluster.agents.messages import error_body, pack_message, send, unpack_message
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.machine.seals import Seals, key_name
-from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped
 
 WAIT = 60
 KEY = b"k" * 32
@@ -73,3 +73,26 @@ def test_who_has_the_key_reads_why_a_node_could_not_begin_an_agent(node: Node) -
             link.run(link.client.serve("alice", link.seconds))
     finally:
         link.close()
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Wordless(), "(its message raised RuntimeError)"),
+        (ValueError("\ud800" * 20_000_000), "\ud800" * 65_536 + "…"),
+    ],
+)
+def test_whatever_is_raised_crosses(error: Exception, said: str) -> None:
+    assert unpack_message(error_body(error)) == {"error": [type(error).__name__, said]}
+    assert HostFailed.of(error).fields["message"] == said
+
+
+@pytest.mark.parametrize("message", [{(1, 2): 3}, [{"a": {((),): None}}]])
+def test_a_message_that_nobody_could_read_is_not_sent(message: object) -> None:
+    with pytest.raises(InvalidInput, match="unhashable"):
+        pack_message(message)
