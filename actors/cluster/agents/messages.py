@@ -33,6 +33,8 @@ def pack_message(value: Any) -> bytes:
         if isinstance(value, dict | list | tuple):
             # A tuple is a key here, and a list there.
             _unpacked(body)
+    except InvalidInput:
+        raise
     except (OverflowError, TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"a message between agents of a cluster is {PLAIN}: {error}") from error
     if len(body) > MOST_BYTES:
