@@ -165,6 +165,18 @@ def test_a_lost_node_takes_no_durable_turn_of_a_behaviour_with_it(open_nodes: Op
     assert nodes.cluster.place("echo").node != "two"
 
 
+def test_a_behaviour_that_never_took_a_turn_outlives_its_node(open_nodes: OpenNodes) -> None:
+    nodes = open_nodes("one", "two")
+    diary = nodes.cluster.spawn("diary", behaviour="talking:Diary")
+    place = nodes.cluster.place("diary")
+
+    assert {place.node, place.replica} == {"one", "two"}
+    nodes.lose(place.node)
+
+    eventually(lambda: nodes.cluster.place("diary").node == place.replica)
+    assert diary.request("told", timeout=WAIT).get(timeout=WAIT) == 1
+
+
 def test_a_behaviour_whose_node_lost_its_agent_takes_no_more_turns(open_nodes: OpenNodes) -> None:
     nodes = open_nodes("one", "two", "three")
     gate = spawned(nodes, "gate", "Gate", "two")
