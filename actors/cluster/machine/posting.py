@@ -40,7 +40,12 @@ class Posting:
             letter = Letter(sender, seals.message(to, body), asks, seconds)
         future: ReplyFuture[Any] = ReplyFuture()
 
+        timers: list[asyncio.TimerHandle] = []
+
         def ended(body: bytes | None, error: Exception | None) -> None:
+            # Or it would keep the answer until then.
+            for timer in timers:
+                timer.cancel()
             try:
                 if isinstance(error, HostFailed):
                     raise as_known(error if seals is None else seals.open_failure(to, error))
@@ -61,8 +66,7 @@ class Posting:
             self._woken = True
             self._soon(self._take)
         if letter.seconds is not None:
-            late = TurnTimeout(f"{to!r} did not answer within {letter.seconds:g} s")
-            self._soon(self._loop.call_later, letter.seconds, future.reject, late)
+            self._soon(self._end_late, to, letter.seconds, future, timers)
         return future
 
     def close(self) -> None:
@@ -71,6 +75,17 @@ class Posting:
         self._closed = True
         self._take()
         self._outbox.close(_gone())
+
+    def _end_late(
+        self,
+        to: str,
+        seconds: float,
+        future: ReplyFuture[Any],
+        timers: list[asyncio.TimerHandle],
+    ) -> None:
+        if not future.done:
+            late = TurnTimeout(f"{to!r} did not answer within {seconds:g} s")
+            timers.append(self._loop.call_later(seconds, future.reject, late))
 
     def _take(self) -> None:
         self._woken = False

@@ -1,15 +1,19 @@
 """Messages from any thread: each ends, also where the loop has ended before."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 from machine import SETTINGS
 
 from kvactors.actors.cluster.agents.messages import error_body, pack_message, send, unpack_message
+from kvactors.actors.cluster.machine.known import known_kind
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.machine.seals import Seals, key_name
-from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed
+from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed, Unanswered
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped
@@ -22,6 +26,7 @@ class Node:
     """All agents live on it; it takes what comes, or refuses all for a `reason`."""
 
     reason: ClusterError | None = None
+    answers: Sequence[Record] = ()
 
     async def call(
         self, to: str, method: str, record: Record, *, within: float | None = None
@@ -36,6 +41,8 @@ class Node:
 
     async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
         yield await self.call(to, method, record)
+        for answer in self.answers:
+            yield answer
 
 
 @pytest.fixture
@@ -104,3 +111,23 @@ def test_a_message_that_nobody_could_read_is_not_sent(message: object, words: st
     with pytest.raises(InvalidInput, match=words) as refused:
         pack_message(message)
     assert str(refused.value).count("between agents of a cluster") == 1
+
+
+def test_a_request_that_was_answered_is_kept_by_no_timer(node: Node, link: Link) -> None:
+    node.answers = [{"answers": [[0, pack_message({"value": 7})]]}]
+    told = send(link, "alice", pack_message("?"), None, asks=True, seconds=3600.0)
+    assert told.get(timeout=WAIT) == 7
+    kept = weakref.ref(told)
+    del told
+    for _ in range(3):
+        link.run(asyncio.sleep(0))
+    gc.collect()
+
+    assert kept() is None
+
+
+def test_an_error_of_the_cluster_that_a_behaviour_raised_has_fields() -> None:
+    found = known_kind("Unanswered", "no answer in 5 s")
+
+    assert isinstance(found, Unanswered)
+    assert (str(found), found.fields) == ("no answer in 5 s", {})
