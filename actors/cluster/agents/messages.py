@@ -14,7 +14,7 @@ import msgpack  # type: ignore[import-untyped]
 from kvactors.actors.cluster.agents.asking import Asking
 from kvactors.actors.cluster.machine.known import known_kind
 from kvactors.actors.cluster.machine.link import Link
-from kvactors.actors.cluster.protocol.errors import WrongRecord
+from kvactors.actors.cluster.protocol.errors import WrongRecord, words_of
 from kvactors.actors.cluster.protocol.interfaces import Letter
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import BehaviourFailed, InvalidInput
@@ -30,7 +30,12 @@ def pack_message(value: Any) -> bytes:
     """A message as it crosses. Raises InvalidInput, which names the type that has no plain form."""
     try:
         body = bytes(msgpack.packb(value, default=_refuse, unicode_errors="surrogatepass"))
-    except (OverflowError, ValueError, RecursionError) as error:
+        if isinstance(value, dict | list | tuple):
+            # A tuple is a key here, and a list there.
+            _unpacked(body)
+    except InvalidInput:
+        raise
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"a message between agents of a cluster is {PLAIN}: {error}") from error
     if len(body) > MOST_BYTES:
         raise InvalidInput(f"a message has at most {MOST_BYTES} bytes, and this one {len(body)}")
@@ -40,9 +45,13 @@ def pack_message(value: Any) -> bytes:
 def unpack_message(body: bytes) -> Any:
     """The value again: tuples are lists. Raises WrongRecord."""
     try:
-        return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
-    except (ValueError, msgpack.UnpackException) as error:
+        return _unpacked(body)
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise WrongRecord(reason=f"no message that is known here: {error}") from error
+
+
+def _unpacked(body: bytes) -> Any:
+    return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def value_body(value: Any) -> bytes:
@@ -55,7 +64,7 @@ def value_body(value: Any) -> bytes:
 
 def error_body(error: BaseException) -> bytes:
     """What it raised."""
-    return pack_message({"error": [type(error).__name__, str(error)]})
+    return pack_message({"error": [type(error).__name__, words_of(error)]})
 
 
 def send(

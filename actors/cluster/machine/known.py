@@ -1,6 +1,6 @@
 """What an agent's system raised on another machine, as what it was there."""
 
-from kvactors.actors.cluster.protocol.errors import HostFailed
+from kvactors.actors.cluster.protocol.errors import ClusterError, HostFailed
 from kvactors.core.errors import KvactorsError, TurnFailed
 
 __all__ = ["as_known", "known_kind"]
@@ -19,6 +19,9 @@ def known_kind(name: str, message: str) -> KvactorsError | None:
         return None
     known = kind.__new__(kind)
     known.args = (message,)
+    if isinstance(known, ClusterError):
+        # Its message is what crossed.
+        known.fields = {}
     return known
 
 

@@ -3,7 +3,8 @@ handed to the loop together."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from kvactors.actors.cluster.machine.known import as_known
@@ -26,7 +27,7 @@ class Posting:
     ) -> None:
         self._loop, self._outbox, self._words = loop, outbox, words
         self._new: deque[Outgoing] = deque()
-        self._woken = False
+        self._woken = self._closed = False
 
     def post(self, to: str, letter: Letter, read: Callable[[bytes], Any]) -> ReplyFuture[Any]:
         """A future of what the agent `to` answers to `letter`, as it is `read`; where that asks
@@ -39,35 +40,69 @@ class Posting:
             letter = Letter(sender, seals.message(to, body), asks, seconds)
         future: ReplyFuture[Any] = ReplyFuture()
 
-        def ended(body: bytes | None, error: Exception | None) -> None:
-            if error is not None:
-                future.reject(as_known(error) if isinstance(error, HostFailed) else error)
-            elif body is None:
-                future.resolve(None)
-            else:
-                try:
-                    future.resolve(read(body if seals is None else seals.open_told(to, body)))
-                except Exception as failed:
-                    future.reject(failed)
+        timers: list[asyncio.TimerHandle] = []
 
-        if letter.seconds is not None:
-            late = TurnTimeout(f"{to!r} did not answer within {letter.seconds:g} s")
-            self._loop.call_soon_threadsafe(
-                self._loop.call_later, letter.seconds, future.reject, late
-            )
+        def ended(body: bytes | None, error: Exception | None) -> None:
+            # Or it would keep the answer until then.
+            for timer in timers:
+                timer.cancel()
+            try:
+                if isinstance(error, HostFailed):
+                    raise as_known(error if seals is None else seals.open_failure(to, error))
+                if error is not None:
+                    raise error
+                if body is not None and seals is not None:
+                    body = seals.open_told(to, body)
+                future.resolve(None if body is None else read(body))
+            except Exception as failed:
+                future.reject(failed)
+
         self._new.append(Outgoing(to, letter, ended))
-        if not self._woken:
+        if self._closed:
+            for outgoing in self._each():
+                outgoing.ended(None, _gone())
+        elif not self._woken:
             # One wake for all that come until the loop looks.
             self._woken = True
-            self._loop.call_soon_threadsafe(self._take)
+            self._soon(self._take)
+        if letter.seconds is not None:
+            self._soon(self._end_late, to, letter.seconds, future, timers)
         return future
 
     def close(self) -> None:
         """Everything that waits ends with SystemStopped. On the loop."""
+        # Before the last look: who posts behind that sees it.
+        self._closed = True
         self._take()
-        self._outbox.close(SystemStopped("this process leaves its cluster"))
+        self._outbox.close(_gone())
+
+    def _end_late(
+        self,
+        to: str,
+        seconds: float,
+        future: ReplyFuture[Any],
+        timers: list[asyncio.TimerHandle],
+    ) -> None:
+        if not future.done:
+            late = TurnTimeout(f"{to!r} did not answer within {seconds:g} s")
+            timers.append(self._loop.call_later(seconds, future.reject, late))
 
     def _take(self) -> None:
         self._woken = False
-        while self._new:
-            self._outbox.post(self._new.popleft())
+        for outgoing in self._each():
+            self._outbox.post(outgoing)
+
+    def _each(self) -> Iterator[Outgoing]:
+        """What is new: each once, whichever threads look."""
+        with suppress(IndexError):
+            while True:
+                yield self._new.popleft()
+
+    def _soon(self, callback: Callable[..., object], *given: Any) -> None:
+        # A loop that has ended was left before: then `close` has seen what is new.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *given)
+
+
+def _gone() -> SystemStopped:
+    return SystemStopped("this process leaves its cluster")

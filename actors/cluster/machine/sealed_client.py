@@ -80,6 +80,13 @@ class _SealedClient(Client):
             raise seals.open_failure(agent, error) from error
         return {**given, "answer": seals.open_answer(agent, given["answer"])}
 
+    async def serve(self, agent: str, seconds: float) -> None:
+        """See Client."""
+        try:
+            await super().serve(agent, seconds)
+        except HostFailed as error:
+            raise self._seals.open_failure(agent, error) from error
+
     async def cancel(self, agent: str, request: str, seconds: float) -> dict[str, Any]:
         """See Client; its answer is opened here."""
         seals = self._seals

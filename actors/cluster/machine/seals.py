@@ -4,7 +4,7 @@ directory's journal. Agents' names, and how long and when, are not hidden. Pure:
 from collections.abc import Mapping
 from typing import Any
 
-from kvactors.actors.cluster.protocol.errors import HostFailed, WrongRecord
+from kvactors.actors.cluster.protocol.errors import HostFailed, WrongRecord, words_of
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.files.encryption import BrokenSeal, EncryptionKey, Sealing
@@ -86,7 +86,7 @@ class Seals:
 
     def failure(self, agent: str, error: Exception) -> HostFailed:
         """What the system of `agent` raised: its message may repeat what was said."""
-        message = self._sealed("failure", agent, {"message": str(error)})
+        message = self._sealed("failure", agent, {"message": words_of(error)})
         return HostFailed(kind=type(error).__name__, message="(sealed)", **message)
 
     def open_failure(self, agent: str, error: HostFailed) -> HostFailed:

@@ -178,7 +178,8 @@ class NodeBehaviours:
             await ended
 
     def busy(self, agent: str, *, timers: bool = False) -> bool:
-        """Whether that of `agent` has messages; or `timers`, if those count."""
+        """Whether that of `agent` has messages, or sent some that nobody has taken yet; or has
+        `timers`, if those count."""
         if self._handled[agent] > 0:
             return True
         context = self._supervisor.contexts.get(agent)
@@ -251,7 +252,10 @@ class NodeBehaviours:
         said: Callable[[Any], bytes],
         answered: Callable[[bytes], object],
     ) -> None:
-        body = error_body(done.error) if done.error is not None else said(done.get())
+        try:
+            body = error_body(done.error) if done.error is not None else said(done.get())
+        except Exception as error:  # Whoever asks would wait for ever.
+            body = error_body(error)
         if self._seals is not None:
             body = self._seals.told(agent, body)
         if not self._loop.is_closed():
@@ -263,7 +267,11 @@ class NodeBehaviours:
         seconds = None if deliver.reply is None else deliver.reply.seconds
         asks = deliver.reply is not None
         sender, body = deliver.sender.agent_id, deliver.message
-        return send(self._link, deliver.receiver, body, sender, asks=asks, seconds=seconds)
+        sent = send(self._link, deliver.receiver, body, sender, asks=asks, seconds=seconds)
+        if not asks and sender != deliver.receiver:
+            # Elsewhere it would overtake what waits here.
+            self._begun(sender, sent)
+        return sent
 
     def _spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> Any:
         """As `Cluster.spawn`. That it is a child says nothing here."""

@@ -22,8 +22,8 @@ class Behaviours(Protocol):
         ...
 
     def busy(self, agent: str, *, timers: bool = False) -> bool:
-        """Whether that of `agent` handles messages, or has some that wait; or has `timers`, if
-        those count."""
+        """Whether that of `agent` handles messages, or has some that wait, or sent some that do; or
+        has `timers`, if those count."""
         ...
 
     def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:

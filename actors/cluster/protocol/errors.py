@@ -49,7 +49,11 @@ __all__ = [
     "UnknownNode",
     "Unreachable",
     "WrongRecord",
+    "words_of",
 ]
+
+MOST_WORDS = 1 << 16
+"""Characters of an error's message that cross."""
 
 
 class ClusterError(KvactorsError):
@@ -82,7 +86,7 @@ class ClusterError(KvactorsError):
     @classmethod
     def of(cls, error: Exception) -> Self:
         """What crosses for an error that is none of these."""
-        return cls(kind=type(error).__name__, message=str(error))
+        return cls(kind=type(error).__name__, message=words_of(error))
 
 
 class Unreachable(ClusterError):
@@ -216,3 +220,12 @@ class _Shown(dict[str, Any]):
 
     def __missing__(self, name: str) -> str:
         return f"({name})"
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says: somebody's own kind may fail at that, or find no end."""
+    try:
+        said = str(error)
+    except Exception as failed:
+        return f"(its message raised {type(failed).__name__})"
+    return said if len(said) <= MOST_WORDS else f"{said[:MOST_WORDS]}…"

@@ -10,7 +10,7 @@ lost is nobody's; its sender is told.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -33,6 +33,7 @@ FLIGHTS = 4
 """Calls to one node at once: an agent that it has to bring into memory holds up one of them."""
 PATIENT = 8
 """So many times as long as for other answers a node is waited for: it may have to load agents."""
+GONE = "its node is gone"
 
 
 @dataclass(slots=True, eq=False)
@@ -97,11 +98,12 @@ class Outbox:
                 self.begin(self._drain(outgoing.to, line))
             line.append(outgoing)
 
-    def begin(self, work: Any) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let this run beside, until it ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def close(self, error: Exception) -> None:
         """Take no more; those that wait, or are waited for, end with `error`."""
@@ -212,7 +214,10 @@ class _Route:
         self._heard = self._outbox.clock.now()
         waiting = self._settle(groups, sent, first)
         if waiting:
-            self._outbox.begin(self._read(items, waiting))
+            begun = self._outbox.clock.now()
+            reading = self._outbox.begin(self._read(items, waiting))
+            # Also where it is cancelled before it begins.
+            reading.add_done_callback(lambda _: self._unanswered(waiting, GONE, begun))
 
     async def _reach(self, agent: str) -> None:
         """Whether it answers at all is asked before anything is sent, unless it has just done so:
@@ -263,17 +268,18 @@ class _Route:
 
     async def _read(self, items: AsyncIterator[Record], waiting: dict[int, Outgoing]) -> None:
         begun = self._outbox.clock.now()
-        reason = "its node is gone"
         try:
             async for item in items:
                 for number, body in item["answers"]:
                     waiting.pop(number).ended(body, None)
         except ClusterError as error:
-            reason = str(error)
-        finally:
-            seconds = round(self._outbox.clock.now() - begun, 3)
-            for one in waiting.values():
-                one.ended(None, Unanswered(agent=one.to, seconds=seconds, reason=reason))
+            self._unanswered(waiting, str(error), begun)
+
+    def _unanswered(self, waiting: dict[int, Outgoing], reason: str, begun: float) -> None:
+        seconds = round(self._outbox.clock.now() - begun, 3)
+        while waiting:
+            _, one = waiting.popitem()
+            one.ended(None, Unanswered(agent=one.to, seconds=seconds, reason=reason))
 
     def _lost(self, groups: list[Group], error: ClusterError) -> None:
         """Nobody knows what became of what was under way. What stands behind it was not sent."""

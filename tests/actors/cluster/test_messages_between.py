@@ -122,6 +122,30 @@ def test_an_agent_that_handles_a_message_moves_when_it_is_done(open_nodes: OpenN
     assert turns == ["My cat is called Biscuit.", "My cat is called Tom."]
 
 
+def test_what_an_agent_has_sent_is_not_overtaken_by_what_it_sends_elsewhere(
+    open_nodes: OpenNodes,
+) -> None:
+    nodes = open_nodes("one", "two")
+    spawned(nodes, "talker", "Talker", "one")
+    spawned(nodes, "late", "Late", "two")
+    Gate.opened.clear()
+    loop = asyncio.new_event_loop()
+    try:
+        # More than a mailbox holds: the rest waits on its node.
+        assert asked(nodes, "talker", ["fling", "late", 0, 1100]) == 1100
+        moving = loop.run_in_executor(None, nodes.cluster.migrate, "talker", "two")
+        with pytest.raises(TimeoutError):
+            loop.run_until_complete(asyncio.wait_for(asyncio.shield(moving), 0.5))
+        Gate.opened.set()
+        assert loop.run_until_complete(moving).node == "two"
+    finally:
+        Gate.opened.set()
+        loop.close()
+
+    assert asked(nodes, "talker", ["pour", "late", 1100, 5]) == 5
+    assert asked(nodes, "late", "all") == [*range(1105), "all"]
+
+
 def test_a_lost_node_takes_no_durable_turn_of_a_behaviour_with_it(open_nodes: OpenNodes) -> None:
     nodes = open_nodes("one", "two", "three")
     echo = spawned(nodes, "echo", "Echo", "two")
@@ -139,6 +163,18 @@ def test_a_lost_node_takes_no_durable_turn_of_a_behaviour_with_it(open_nodes: Op
     assert said == [f"My cat is called {name}." for name in ("Biscuit", "Tom", "Mia")]
     assert turns.count("My cat is called Lost.") <= 1
     assert nodes.cluster.place("echo").node != "two"
+
+
+def test_a_behaviour_that_never_took_a_turn_outlives_its_node(open_nodes: OpenNodes) -> None:
+    nodes = open_nodes("one", "two")
+    diary = nodes.cluster.spawn("diary", behaviour="talking:Diary")
+    place = nodes.cluster.place("diary")
+
+    assert {place.node, place.replica} == {"one", "two"}
+    nodes.lose(place.node)
+
+    eventually(lambda: nodes.cluster.place("diary").node == place.replica)
+    assert diary.request("told", timeout=WAIT).get(timeout=WAIT) == 1
 
 
 def test_a_behaviour_whose_node_lost_its_agent_takes_no_more_turns(open_nodes: OpenNodes) -> None:

@@ -63,6 +63,12 @@ class Talker(AgentBehaviour):
             await future
         return count
 
+    async def fling(self, to: str, first: int, count: int) -> int:
+        """Without waiting at all."""
+        for number in range(first, first + count):
+            self.send(to, number)
+        return count
+
     async def question(self, to: str, message: Any, timeout: float | None = None) -> Any:
         try:
             return await self.ask(to, message, timeout=timeout)

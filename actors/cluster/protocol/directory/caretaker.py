@@ -59,9 +59,7 @@ class Caretaker:
 
     async def _over_all(self) -> bool:
         """Whether there is still something to do."""
-        places = self._registry.places.values()
-        away = [place.agent for place in places if not self._registry.alive(place.node)]
-        waiting = await self._each(away[:AT_ONCE], self._places.settled)
+        waiting = await self._each(self._away(), self._places.settled)
         needy = self._needy()
         waiting += await self._each(needy, self._mend)
         return await self._plan() or bool(waiting or needy)
@@ -79,6 +77,13 @@ class Caretaker:
                 return 0
 
         return sum(await asyncio.gather(*map(one, agents)))
+
+    def _away(self) -> list[str]:
+        """Agents whose owners are gone: as many as are taken over at once. Whose replica is away
+        as well waits until a node comes."""
+        alive, places = self._registry.alive, self._registry.places.values()
+        away = (p.agent for p in places if not alive(p.node) and alive(p.replica))
+        return list(islice(away, AT_ONCE))
 
     # Replicas
 
@@ -112,7 +117,7 @@ class Caretaker:
         for place in self._registry.places.values():
             if place.agent not in self._registry.moves:
                 agents.setdefault(place.node, []).append(place.agent)
-        moves = self._draining(agents)[:free]
+        moves = self._draining(agents, free)
         # Whom a person has put somewhere stays there.
         free_to_go = {node: list(filter(self._may_go, there)) for node, there in agents.items()}
         moves += levelling(self._members.room(), free_to_go, free - len(moves))
@@ -123,10 +128,10 @@ class Caretaker:
     def _may_go(self, agent: str) -> bool:
         return agent not in self._registry.stays
 
-    def _draining(self, agents: dict[str, list[str]]) -> list[tuple[str, str]]:
+    def _draining(self, agents: dict[str, list[str]], most: int) -> list[tuple[str, str]]:
         room = self._members.room()
         moves = []
-        for agent in self._leaving(agents) if room else ():
+        for agent in self._leaving(agents)[:most] if room else ():
             moves.append((agent, target := choose(room, {}) or ""))
             room[target] = replace(room[target], agents=room[target].agents + 1)
         return moves

@@ -69,7 +69,11 @@ class Mail:
 
     async def serve(self, record: Record) -> Record:
         """An agent is in memory, and its behaviour has begun. Raises as a turn does."""
-        await self._come(record["agent"])
+        agent = record["agent"]
+        async with self._locks.of(agent):
+            held = await self._forks.served(agent)
+            # It may behave for long before its first turn.
+            await self._owner.commit(held)
         return {}
 
     @asynccontextmanager

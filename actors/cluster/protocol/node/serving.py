@@ -26,7 +26,13 @@ class Serving:
     async def begin(self, agent: str, options: Record) -> None:
         """With its lock held: it is in memory."""
         if agent not in self._served:
-            await self._host.begin(agent, options)
+            try:
+                await self._host.begin(agent, options)
+            except Exception:
+                # Its memory may be there without its behaviour, and nobody would end it.
+                with suppress(Exception):
+                    await self._host.end(agent)
+                raise
         self._served.pop(agent, None)
         self._served[agent] = None
         await self._end_idle()

@@ -18,6 +18,7 @@ from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.cluster.testing.host import ModelHost, texts
+from kvactors.core.errors import InvalidConfig
 
 ALONE = replace(SETTINGS, durable="one")
 
@@ -137,3 +138,23 @@ def test_what_is_read_while_the_lease_ends_is_not_shown(machine: Machine) -> Non
 
     with seeded(reading_takes_a_lease), pytest.raises(LeaseLost):
         machine.does(node.handle("read", {"agent": "alice", "start": 0}))
+
+
+@bug(ModelHost, "begin")
+def alice_cannot_begin(true: Any) -> Any:
+    async def begin(self: ModelHost, agent: str, options: Record) -> None:
+        await true(self, agent, options)
+        if agent == "alice":
+            raise InvalidConfig("what alice does with messages cannot be imported here")
+
+    return begin
+
+
+def test_an_agent_that_cannot_begin_does_not_stay_in_memory(machine: Machine) -> None:
+    node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=ALONE)
+    machine.does(node.begin())
+
+    with seeded(alice_cannot_begin), pytest.raises(InvalidConfig):
+        machine.does(node.handle("turn", turn("one")))
+
+    assert machine.host.load()["bytes"] == 0

@@ -229,3 +229,22 @@ def test_more_than_may_wait_are_refused_and_a_closed_outbox_ends_all() -> None:
         assert sender.said[b"after"] == [(None, gone)]
 
     asyncio.run(run())
+
+
+def test_who_waits_for_an_answer_hears_of_an_end_that_comes_at_once() -> None:
+    async def run() -> None:
+        nodes = Nodes()
+        sender = Sender(nodes)
+
+        async def left(record: Record) -> Record:
+            # Before anybody reads what comes behind this.
+            asyncio.get_running_loop().call_soon(sender.outbox.close, RuntimeError("left"))
+            return await taken(record)
+
+        nodes.answers = [left]
+        sender.post(b"asked", asks=True)
+
+        ((_, error),) = await sender.ended(b"asked")
+        assert type(error).__name__ == "Unanswered"
+
+    asyncio.run(run())
