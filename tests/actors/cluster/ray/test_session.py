@@ -57,7 +57,7 @@ def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -
         require_token(make=True)
 
     # That of a cluster that this process is in already.
-    assert get_authentication_mode() == AuthenticationMode.TOKEN.value
+    assert get_authentication_mode() == AuthenticationMode.TOKEN
 
 
 def test_why_ray_did_not_start_is_said(tmp_path: Path) -> None:
