@@ -2,11 +2,12 @@
 
 import importlib
 import inspect
+from collections.abc import Callable
 
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["behaviour_name", "named_behaviour"]
+__all__ = ["behaviour_name", "checked_behaviour", "named_behaviour"]
 
 
 def behaviour_name(behaviour: object) -> str:
@@ -28,18 +29,26 @@ def behaviour_name(behaviour: object) -> str:
 
 def named_behaviour(name: str) -> type[AgentBehaviour]:
     """The class of a behaviour. Raises InvalidConfig."""
-    found = _loaded(name)
-    if not (isinstance(found, type) and issubclass(found, AgentBehaviour)):
-        raise InvalidConfig(f"{name} is no subclass of AgentBehaviour, but {found!r:.80}")
+    found = checked_behaviour(name, _loaded(name), InvalidConfig)
     if found.blocking:
         raise InvalidConfig(
             f"{name} is blocking: in a cluster a behaviour must be able to end where it waits; "
             "write an async def, and run_blocking() for what blocks"
         )
+    return found
+
+
+def checked_behaviour(
+    name: str, found: object, at: Callable[[str], Exception]
+) -> type[AgentBehaviour]:
+    """What was `found` by a `name`, if it is a behaviour that is made without arguments. Raises
+    what `at` makes."""
+    if not (isinstance(found, type) and issubclass(found, AgentBehaviour)):
+        raise at(f"{name} is no subclass of AgentBehaviour, but {found!r:.80}")
     try:
         inspect.signature(found).bind()
     except TypeError as error:
-        raise InvalidConfig(f"{name} is made without arguments: {error}") from error
+        raise at(f"{name} is made without arguments: {error}") from error
     return found
 
 

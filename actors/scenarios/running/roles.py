@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
+from kvactors.actors.behaviours.named import checked_behaviour
 from kvactors.actors.scenarios.files.cast import Cast
 from kvactors.actors.scenarios.files.checks import load_own
 from kvactors.actors.scenarios.files.problems import InvalidScenario
@@ -182,15 +183,9 @@ class _Role:
 
 def behaviour_class(name: str, at: Problem) -> type[AgentBehaviour]:
     """The behaviour `module:Class`. Raises what `at` makes."""
-    found = load_own(name, at)
-    if not (isinstance(found, type) and issubclass(found, AgentBehaviour)):
-        raise at(f"{name} is no subclass of AgentBehaviour, but {found!r:.80}")
+    found = checked_behaviour(name, load_own(name, at), at)
     if found.blocking or found.reentrant:
         raise at(f"{name} is blocking or reentrant: in a scenario it has one step at a time")
-    try:
-        inspect.signature(found).bind()
-    except TypeError as error:
-        raise at(f"{name} is made without arguments: {error}") from error
     return found
 
 

@@ -3,8 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -27,20 +26,6 @@ QUESTION = "What is my cat called?"
 ANSWER = "Your cat is called Biscuit."
 
 Open = Callable[[], Cluster]
-
-
-@pytest.fixture
-def open_cluster(tmp_path: Path) -> Iterator[Open]:
-    """Clusters over one store, one after the other."""
-    opened: list[Cluster] = []
-
-    def start() -> Cluster:
-        opened.append(Cluster.local(store=tmp_path / "store"))
-        return opened[-1]
-
-    yield start
-    for cluster in opened:
-        cluster.close()
 
 
 def test_an_agent_remembers_across_restarts(open_cluster: Open) -> None:

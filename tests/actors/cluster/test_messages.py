@@ -1,7 +1,6 @@
 """Behaviours in a cluster, and the messages between their agents: of one process."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,20 +13,6 @@ from kvactors.core.errors import BehaviourFailed, InvalidConfig, InvalidInput, T
 WAIT = 60
 
 Open = Callable[[], Cluster]
-
-
-@pytest.fixture
-def open_cluster(tmp_path: Path) -> Iterator[Open]:
-    """Clusters over one store, one after the other."""
-    opened: list[Cluster] = []
-
-    def start() -> Cluster:
-        opened.append(Cluster.local(store=tmp_path / "store"))
-        return opened[-1]
-
-    yield start
-    for cluster in opened:
-        cluster.close()
 
 
 def asked(cluster: Cluster, agent: str, message: Any) -> Any:
