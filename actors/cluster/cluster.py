@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, Self
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.agents.spawning import find, id_of, spawn
+from kvactors.actors.cluster.front import ClusterFront
 from kvactors.actors.cluster.machine.link import PATIENCE, Link
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
@@ -186,6 +187,11 @@ class Cluster:
         """How many agents and moves there are; of each node whether it is alive and drained, its
         agents, replicas, bytes of KV and turns that wait."""
         return self._ask("stats")
+
+    def front(self) -> ClusterFront:
+        """Its agents as front ends ask them: `serve(cluster.front())`. This machine needs the
+        nodes' model, too, for the tokenizer. Raises ModelNotFound, InvalidConfig, Unanswered."""
+        return ClusterFront(self._link)
 
     def _ask(self, method: str, **record: Any) -> dict[str, Any]:
         link = self._link

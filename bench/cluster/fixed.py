@@ -50,8 +50,8 @@ class FixedHost:
         )
         self._answer = reply_record(reply)
 
-    async def turn(self, agent: str, request: Record, on_tokens: object) -> Record:
-        """The same answer to each `request` of an `agent`; `on_tokens` is told nothing."""
+    async def turn(self, agent: str, request: Record, tell: object) -> Record:
+        """The same answer to each `request` of an `agent`; `tell` is told nothing."""
         async with self._places:
             await asyncio.sleep(STEP)
         self._taken.setdefault(agent, []).append(request["id"])
@@ -118,6 +118,10 @@ class FixedHost:
     def load(self) -> Record:
         """Nothing but agents."""
         return {"bytes": 0, "waiting": 0, "budget": 2**30}
+
+    def model(self) -> Record:
+        """Of nothing."""
+        return {}
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """It never is."""

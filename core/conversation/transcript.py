@@ -58,10 +58,24 @@ class Transcript:
         Raises TypeError, ValueError, KeyError."""
         transcript = cls(chat, tokenizer_id)
         for record in records:
-            if record["version"] not in READABLE_VERSIONS:
-                raise ValueError(f"version {record['version']!r}, not {READABLE_VERSIONS}")
-            transcript._replay(record)
+            transcript.replay(record)
         return transcript
+
+    def replay(self, record: dict[str, Any]) -> None:
+        """Go on with the next ledger `record`. Raises TypeError, ValueError, KeyError."""
+        if record["version"] not in READABLE_VERSIONS:
+            raise ValueError(f"version {record['version']!r}, not {READABLE_VERSIONS}")
+        keep = record.get("keep", len(self.turns))
+        if not 0 <= keep <= len(self.turns):
+            raise ValueError(f"a record keeps {keep} turns of {len(self.turns)}")
+        self.turns = self.turns[:keep]
+        self.system_prompt = record.get("system", self.system_prompt)
+        entries = record["turns"]
+        finishes = answered([entry["finish"] for entry in entries])
+        for entry, asked in zip(entries, finishes, strict=True):
+            self.turns.append(self._read(Source(record["tokenizer"], entry, asked)))
+        if "request" in record:
+            self.answered.note(record["request"], self.turns[keep:])
 
     def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
         """The same memory under another model's tokenizer, as `restore` would make it; itself
@@ -221,19 +235,6 @@ class Transcript:
         head, _, _ = self._frame(turn.role, PROBE, before, answer=True).partition(PROBE)
         place = turn.rendered.find(head)
         return place + len(head) if place >= 0 else len(turn.rendered)
-
-    def _replay(self, record: dict[str, Any]) -> None:
-        keep = record.get("keep", len(self.turns))
-        if not 0 <= keep <= len(self.turns):
-            raise ValueError(f"a record keeps {keep} turns of {len(self.turns)}")
-        self.turns = self.turns[:keep]
-        self.system_prompt = record.get("system", self.system_prompt)
-        entries = record["turns"]
-        finishes = answered([entry["finish"] for entry in entries])
-        for entry, asked in zip(entries, finishes, strict=True):
-            self.turns.append(self._read(Source(record["tokenizer"], entry, asked)))
-        if "request" in record:
-            self.answered.note(record["request"], self.turns[keep:])
 
     def _read(self, source: Source) -> Turn:
         """A stored turn; rendered again from its text if another tokenizer made it."""

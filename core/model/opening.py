@@ -8,14 +8,19 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from huggingface_hub import snapshot_download
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load as mlx_load
+from mlx_lm.utils import load_config, load_tokenizer
 
 from kvactors.core.errors import ModelError, ModelNotFound
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["locate", "open_model", "ready"]
+__all__ = ["locate", "open_model", "open_tokenizer", "ready"]
+
+# What a tokenizer is made of; weights are not fetched for it.
+TOKENIZER_FILES = ["*.json", "*.jsonl", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 
 
 def open_model(
@@ -23,18 +28,35 @@ def open_model(
 ) -> tuple[str, Any, Any]:
     """Name, model and tokenizer of a `source`, as they are there. Raises ModelError."""
     name, model, tokenizer = _opened(source, options)
-    if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
-        tokenizer = TokenizerWrapper(tokenizer)
-    if hasattr(tokenizer, "model_max_length"):
-        # transformers only warns beyond it; a turn beyond the context is refused.
-        tokenizer.model_max_length = sys.maxsize
-    return name, model, tokenizer
+    return name, model, _wrapped(tokenizer)
+
+
+def open_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a `source` alone, as `open_model` gives it: no weights are read. Any thread.
+    Raises ModelNotFound."""
+    path = Path(target := locate(source))
+    try:
+        if not path.exists():
+            path = Path(snapshot_download(target, allow_patterns=TOKENIZER_FILES))
+        ends = load_config(path).get("eos_token_id")
+        return _wrapped(load_tokenizer(path, eos_token_ids=ends))
+    except Exception as error:
+        raise ModelNotFound(f"cannot load the tokenizer of {str(source)!r}: {error}") from error
 
 
 def ready(model: Any, dtype: str) -> None:
     """Bring a model's weights into the form that it computes in, as `dtype` says, evaluated."""
     _cast(model, dtype)
     _straighten(model)
+
+
+def _wrapped(tokenizer: Any) -> Any:
+    if not isinstance(tokenizer, TokenizerWrapper) and hasattr(tokenizer, "init_kwargs"):
+        tokenizer = TokenizerWrapper(tokenizer)
+    if hasattr(tokenizer, "model_max_length"):
+        # transformers only warns beyond it; a turn beyond the context is refused.
+        tokenizer.model_max_length = sys.maxsize
+    return tokenizer
 
 
 def _opened(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import openai
+from inside import system_of
 from likelihoods import check_place, logprobs_of
 
 from kvactors.actors import Grammar, Sampling
@@ -23,7 +24,7 @@ def test_a_chat_answers_tokens_have_their_log_probabilities(
     )
 
     choice = answer.choices[0]
-    (turn, reply) = exact.service.system.agents()[-1].transcript().turns[-2:]
+    (turn, reply) = system_of(exact).agents()[-1].transcript().turns[-2:]
     tokens = [*turn.token_ids, *reply.token_ids]
     expected = logprobs_of(tokens)[len(turn.token_ids) - 1 :]
     told = choice.logprobs.content
@@ -60,7 +61,7 @@ def test_an_answer_of_a_grammar_is_told_by_the_models_own_logits(exact: Server) 
     """Those that the grammar forbids count too; a token that it took in another's place has its
     own."""
     form = Grammar.regex("[a-z ]{12,}[.]!!")
-    agent = exact.service.system.spawn("forms")
+    agent = system_of(exact).spawn("forms")
     sampling = Sampling(grammar=form, max_tokens=14, temperature=1.5, seed=2, top_logprobs=3)
 
     reply = agent.ask("Say something.", sampling=sampling).get(timeout=60)

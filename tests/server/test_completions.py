@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from inside import system_of
 from likelihoods import check_place, logprobs_of, tokens_of
 
 from kvactors.actors import AgentSystem
@@ -196,7 +197,7 @@ def test_a_prompt_that_cannot_be_is_a_bad_request(
 
 
 def test_nothing_stays_of_a_text(exact: Server, texts: openai.OpenAI, folder: Path) -> None:
-    system = exact.service.system
+    system = system_of(exact)
     before = [agent.agent_id for agent in system.agents()]
     files = sorted(folder.rglob("*"))
 

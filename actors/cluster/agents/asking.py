@@ -2,6 +2,8 @@
 thread; what it does runs on the cluster's loop."""
 
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from kvactors.actors.cluster.agents.asked import AskedFuture
@@ -63,13 +65,18 @@ class Asking:
                 seconds = self._link.patience(request)
                 return await self._link.client.turn(self._agent_id, request, seconds)
 
-    async def _pieces(self, request: dict[str, Any]) -> Pieces:
+    async def items(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Those of the protocol's client, in order. On the loop."""
         with self._link.asking(self._agent_id, request["id"]):
             async with self._order:
                 seconds = self._link.patience(request)
-                items = self._link.client.stream(self._agent_id, request, seconds)
-                async for piece in pieces(items, lambda given: self.reply(request, given)):
-                    yield piece
+                async for item in self._link.client.stream(self._agent_id, request, seconds):
+                    yield item
+
+    async def _pieces(self, request: dict[str, Any]) -> Pieces:
+        async with aclosing(self.items(request)) as items:
+            async for piece in pieces(items, lambda given: self.reply(request, given)):
+                yield piece
 
     async def _cancel_first(self) -> None:
         if (request := await self._link.first(self._agent_id)) is not None:

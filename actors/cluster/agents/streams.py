@@ -6,6 +6,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from kvactors.actors.cluster.host.answers import read_logprobs
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
@@ -36,7 +37,8 @@ async def pieces(
         elif "text" in item:
             again += len(item["text"])
             if again > shown:
-                yield TextPiece(item["text"][shown - again :], tuple(item["tokens"]))
+                scored = read_logprobs(item.get("logprobs", ()))
+                yield TextPiece(item["text"][shown - again :], tuple(item["tokens"]), scored)
                 shown = again
 
 

@@ -9,7 +9,7 @@ from kvactors.core.conversation.turn import Source, Turn, answered, from_entry
 from kvactors.core.errors import InvalidInput
 from kvactors.persistence.files.packing import unpack
 
-__all__ = ["read_transcript"]
+__all__ = ["open_record", "read_transcript"]
 
 
 def read_transcript(agent_id: str, copies: Sequence[bytes]) -> TranscriptView:
@@ -17,13 +17,15 @@ def read_transcript(agent_id: str, copies: Sequence[bytes]) -> TranscriptView:
     with. Raises InvalidInput where its node seals them."""
     turns: list[Turn] = []
     for copy in copies:
-        record = _record(agent_id, copy)
+        record = open_record(agent_id, copy)
         turns = [*turns[: record.get("keep", len(turns))], *_turns(record)]
     tokens = tuple(token for turn in turns for token in turn.token_ids)
     return TranscriptView(tokens, "".join(turn.rendered for turn in turns), tuple(turns))
 
 
-def _record(agent_id: str, copy: bytes) -> dict[str, Any]:
+def open_record(agent_id: str, copy: bytes) -> dict[str, Any]:
+    """The ledger record in a `copy` of one of `agent_id`. Raises InvalidInput where its node seals
+    them."""
     try:
         record = unpack(copy)
     except ValueError:

@@ -10,7 +10,14 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.reply import Reply, Rewound, Timing, Usage
 from kvactors.core.schedule.logprobs import TokenLogprob
 
-__all__ = ["read_reply", "read_rewound", "reply_record", "rewound_record"]
+__all__ = [
+    "plain_logprobs",
+    "read_logprobs",
+    "read_reply",
+    "read_rewound",
+    "reply_record",
+    "rewound_record",
+]
 
 
 def reply_record(reply: Reply) -> dict[str, Any]:
@@ -24,8 +31,8 @@ def reply_record(reply: Reply) -> dict[str, Any]:
         "usage": asdict(reply.usage),
         "timing": asdict(reply.timing),
         "scores": None if reply.scores is None else dict(reply.scores),
-        "logprobs": _plain(reply.logprobs),
-        "prompt_logprobs": _plain(reply.prompt_logprobs),
+        "logprobs": plain_logprobs(reply.logprobs),
+        "prompt_logprobs": plain_logprobs(reply.prompt_logprobs),
         "recorded": reply.recorded,
     }
 
@@ -45,8 +52,8 @@ def read_reply(record: Record, durable: ReplyFuture[bool], cached: ReplyFuture[b
             durable=durable,
             cached=cached,
             scores=record["scores"],
-            logprobs=_read(record["logprobs"]),
-            prompt_logprobs=_read(record["prompt_logprobs"]),
+            logprobs=read_logprobs(record["logprobs"]),
+            prompt_logprobs=read_logprobs(record["prompt_logprobs"]),
             recorded=record["recorded"],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -67,11 +74,13 @@ def read_rewound(record: Record, durable: ReplyFuture[bool]) -> Rewound:
         raise WrongRecord(reason=f"no rewind that is known here: {error!r}") from error
 
 
-def _plain(logprobs: Sequence[TokenLogprob]) -> list[list[Any]]:
+def plain_logprobs(logprobs: Sequence[TokenLogprob]) -> list[list[Any]]:
+    """Those of tokens, as they cross."""
     return [[item.token, item.logprob, [list(pair) for pair in item.top]] for item in logprobs]
 
 
-def _read(plain: Sequence[Sequence[Any]]) -> tuple[TokenLogprob, ...]:
+def read_logprobs(plain: Sequence[Sequence[Any]]) -> tuple[TokenLogprob, ...]:
+    """The same again."""
     return tuple(
         TokenLogprob(token, logprob, tuple((other, value) for other, value in top))
         for token, logprob, top in plain

@@ -16,7 +16,7 @@ from pykka import ActorDeadError
 from kvactors.actors.cluster.host.answers import reply_record, rewound_record
 from kvactors.actors.cluster.host.requests import read_request, read_spawn_options
 from kvactors.actors.cluster.host.saved import SavedKV, has_kv
-from kvactors.actors.cluster.host.turns import OnTokens, ServedTurns
+from kvactors.actors.cluster.host.turns import ServedTurns, Tell
 from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -98,18 +98,18 @@ class SystemHost:
             raise
         self._begun.pop(agent, None)
 
-    async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
+    async def turn(self, agent: str, request: Record, tell: Tell | None) -> Record:
         """Let `agent` take a turn, a `request` of those in `requests.py`, or withdraw one; the
-        `reply_record` (of a rewind the `rewound_record`) once it is in the ledger here. `on_tokens`
-        is called with tokens and their text. A caller that is cancelled leaves it running: it is
+        `reply_record` (of a rewind the `rewound_record`) once it is in the ledger here. `tell` is
+        called with items of it as they come. A caller that is cancelled leaves it running: it is
         taken, and whoever asks again has its answer."""
         kind, given = read_request(request)
         if kind == "rewind":
             rewound = await self._turns.rewound(agent, given)
             await rewound.durable
             return rewound_record(rewound)
-        if kind == "ask" and on_tokens is not None:
-            reply = await self._turns.streamed(agent, given, on_tokens)
+        if kind in ("ask", "turn") and tell is not None:
+            reply = await self._turns.streamed(agent, kind, given, tell)
         else:
             reply = await self._turns.asked(agent, kind, given)
         await reply.durable
@@ -211,6 +211,16 @@ class SystemHost:
             "bytes": self._lifecycle.vitals.hot_bytes,
             "waiting": len(self._lifecycle.outstanding.turns()),
             "budget": self._system.info.memory_budget,
+        }
+
+    def model(self) -> Record:
+        """What those who ask may have to know of the model here."""
+        info = self._system.info
+        return {
+            "name": info.name,
+            "tokenizer": info.tokenizer_id,
+            "vocabulary": info.spec.vocab_size,
+            "context": info.spec.context,
         }
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Unpack
 
+from kvactors.actors.cluster.host.whole_turns import plain_turn
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.turns.checks import check_request_id
-from kvactors.actors.turns.options import AskOptions
+from kvactors.actors.turns.options import AskOptions, TurnOptions
 from kvactors.core.conversation.context_policy import ContextPolicy, DropOldest, Summarize
 from kvactors.core.errors import InvalidInput
 from kvactors.core.numbers import whole
@@ -24,12 +25,14 @@ __all__ = [
     "read_spawn_options",
     "rewind_request",
     "spawn_options",
+    "turn_request",
 ]
 
 KINDS = {
     "ask": {"prompt", *AskOptions.__annotations__} - {"request_id"},
     "observe": {"text", "role"},
     "rewind": {"turns", "to_token"},
+    "turn": {"given", "sampling", "timeout", "priority", "answer", "remembered"},
     "withdraw": set(),
 }
 OPTIONS = {"system_prompt", "context_policy", "prompt_lane", "behaviour", "supervision"}
@@ -55,6 +58,13 @@ def observe_request(request_id: str, text: str, role: str = "user") -> dict[str,
     return {"id": _required(request_id), "kind": "observe", "text": text, "role": role}
 
 
+def turn_request(request_id: str, turn: TurnOptions) -> dict[str, Any]:
+    """A `turn` of a front end, under its `request_id`. Raises InvalidInput for a prompt that has
+    no plain form."""
+    plain = {"kind": "turn", **plain_turn(turn), "sampling": _changed(turn.sampling)}
+    return {"id": _required(request_id), **plain}
+
+
 def rewind_request(
     request_id: str, turns: int | None = None, to_token: int | None = None
 ) -> dict[str, Any]:
@@ -64,8 +74,8 @@ def rewind_request(
 
 
 def read_request(record: Record) -> tuple[str, dict[str, Any]]:
-    """The kind of a request ("ask", "observe", "rewind", "withdraw"), and the parameters of the
-    Agent's method. Raises WrongRecord, and InvalidInput for values that these types do not have."""
+    """The kind of a request ("ask", "observe", "rewind", "turn", "withdraw"), and the parameters of
+    the Agent's method. Raises WrongRecord, and InvalidInput for values of no such types."""
     given = dict(record)
     kind, request_id = given.pop("kind", "ask"), given.pop("id", None)
     known = KINDS.get(kind) if isinstance(kind, str) else None

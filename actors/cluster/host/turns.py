@@ -4,19 +4,22 @@ from collections.abc import Callable
 from typing import Any
 
 from kvactors.actors.agents.handle import Agent
+from kvactors.actors.cluster.host.answers import plain_logprobs
 from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.cluster.host.whole_turns import read_turn
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.messages_gpu import Saved
-from kvactors.actors.turns.options import check_options, withdrawing
+from kvactors.actors.turns.options import TurnOptions, check_options, withdrawing
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["OnTokens", "ServedTurns"]
+__all__ = ["ServedTurns", "Tell"]
 
-OnTokens = Callable[[list[int], str | bytes], object]
+Tell = Callable[[Record], object]
 
 
 class ServedTurns:
@@ -42,13 +45,16 @@ class ServedTurns:
             send(self._system.parts.lifecycle.gpu, Saved(agent, 0, limit=0))
 
     def asked(self, agent: str, kind: str, given: dict[str, Any]) -> ReplyFuture[Reply]:
-        """Put a turn of this `kind`, "ask", "observe" or "withdraw", into the lane of `agent`, with
-        the parameters that are `given`. Raises InvalidInput unless it is served, and as its method.
-        """
+        """Put a turn of this `kind`, "ask", "observe", "turn" or "withdraw", into the lane of
+        `agent`, with the parameters that are `given`. Raises InvalidInput unless it is served, and
+        as its method."""
         handle = self._handle(agent)
         if kind == "withdraw":
             return handle.open_turn(withdrawing(given["request_id"])).reply
-        future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
+        if kind == "turn":
+            future = handle.open_turn(read_turn(self._system.info, given)).reply
+        else:
+            future = handle.observe(**given) if kind == "observe" else handle.ask(**given)
         self._saved.follow(agent, given["request_id"], future)
         return future
 
@@ -60,19 +66,30 @@ class ServedTurns:
         """End the turn that runs. Raises InvalidInput unless it is served."""
         self._handle(agent).cancel()
 
-    async def streamed(self, agent: str, given: dict[str, Any], on_tokens: OnTokens) -> Reply:
-        """The reply of a turn of `agent` with the parameters that are `given`; `on_tokens` has its
-        tokens and text as they come. Raises as `asked`, and what the turn fails with."""
+    async def streamed(self, agent: str, kind: str, given: dict[str, Any], tell: Tell) -> Reply:
+        """The reply of a turn of `agent`, of this `kind`, "ask" or "turn", with the parameters that
+        are `given`; `tell` has how much of its prompt is known, then its tokens and text as they
+        come. Raises as `asked`, and what the turn fails with."""
         handle = self._handle(agent)
-        request = given["request_id"]
-        options = check_options(self._system.info, given.pop("prompt", None), **given)
+        options = self._options(kind, given)
         ticket = handle.open_turn(options)
-        self._saved.follow(agent, request, ticket.reply)
+        self._saved.follow(agent, given["request_id"], ticket.reply)
+        assert ticket.admitted is not None
+        if (begun := await ticket.admitted) is not None:
+            tell({"begun": [begun.prompt, begun.kept]})
         # Nobody's leaving cancels it: half an answer under its id would be all there ever is.
         async for piece in AsyncReplyStream(ticket, options.sampling.stop, _go_on):
-            on_tokens(list(piece.token_ids), piece.text)
+            scored = {"logprobs": plain_logprobs(piece.logprobs)} if piece.logprobs else {}
+            tell({"tokens": list(piece.token_ids), "text": piece.text, **scored})
         reply: Reply = await ticket.reply
         return reply
+
+    def _options(self, kind: str, given: dict[str, Any]) -> TurnOptions:
+        model = self._system.info
+        if kind == "turn":
+            return read_turn(model, given)
+        named = {name: value for name, value in given.items() if name != "prompt"}
+        return check_options(model, given.get("prompt"), **named)
 
     def _handle(self, agent: str) -> Agent:
         handle = self._system.find(agent)

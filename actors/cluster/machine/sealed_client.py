@@ -114,4 +114,4 @@ class _SealedClient(Client):
 def _opened(seals: Seals, agent: str, item: dict[str, Any]) -> dict[str, Any]:
     if "answer" in item:
         return {**item, "answer": seals.open_answer(agent, item["answer"])}
-    return seals.open_tokens(agent, item["text"]) if "text" in item else item
+    return seals.open_item(agent, item["sealed"]) if "sealed" in item else item

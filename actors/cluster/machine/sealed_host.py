@@ -2,7 +2,7 @@
 sealed."""
 
 from kvactors.actors.cluster.host.host import SystemHost
-from kvactors.actors.cluster.host.turns import OnTokens
+from kvactors.actors.cluster.host.turns import Tell
 from kvactors.actors.cluster.machine.seals import Seals
 from kvactors.actors.cluster.protocol.behaviours import Behaviours
 from kvactors.actors.cluster.protocol.errors import ClusterError
@@ -31,18 +31,18 @@ class SealedHost(SystemHost):
         except Exception as error:
             raise self._failed(agent, error) from error
 
-    async def turn(self, agent: str, request: Record, on_tokens: OnTokens | None) -> Record:
-        """See SystemHost; the `request` of `agent`, its answer and what `on_tokens` is told are
+    async def turn(self, agent: str, request: Record, tell: Tell | None) -> Record:
+        """See SystemHost; the `request` of `agent`, its answer and what `tell` is told are
         sealed. One to withdraw is the node's own, and says nothing."""
         withdraws = request.get("kind") == "withdraw"
         given = request if withdraws else self._seals.open_request(agent, request)
 
-        def tell(tokens: list[int], text: str | bytes) -> None:
-            assert on_tokens is not None
-            on_tokens([], self._seals.tokens(agent, tokens, text))
+        def tell_sealed(item: Record) -> None:
+            assert tell is not None
+            tell({"sealed": self._seals.item(agent, item)})
 
         try:
-            answer = await super().turn(agent, given, on_tokens and tell)
+            answer = await super().turn(agent, given, tell and tell_sealed)
         except Exception as error:
             raise self._failed(agent, error) from error
         return self._seals.answer(agent, answer)

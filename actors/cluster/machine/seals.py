@@ -76,12 +76,12 @@ class Seals:
         """The same. Raises WrongRecord."""
         return bytes(self._opened("told", agent, {"sealed": sealed})["body"])
 
-    def tokens(self, agent: str, tokens: list[int], text: str | bytes) -> bytes:
-        """What `agent` says just now: `tokens` and their `text`."""
-        return bytes(self._sealed("tokens", agent, {"tokens": tokens, "text": text})["sealed"])
+    def item(self, agent: str, item: Record) -> bytes:
+        """What `agent` says just now, as the `item` of a stream."""
+        return bytes(self._sealed("tokens", agent, item)["sealed"])
 
-    def open_tokens(self, agent: str, sealed: bytes) -> dict[str, Any]:
-        """The same, as the item of a stream. Raises WrongRecord."""
+    def open_item(self, agent: str, sealed: bytes) -> dict[str, Any]:
+        """The same. Raises WrongRecord."""
         return self._opened("tokens", agent, {"sealed": sealed})
 
     def failure(self, agent: str, error: Exception) -> HostFailed:

@@ -122,6 +122,17 @@ class Client:
         is missing that was called durable to anyone before this. Unanswered after `seconds`."""
         return await self._of_owner(agent, "read", {"agent": agent, "start": start}, seconds)
 
+    async def model(self, seconds: float) -> dict[str, Any]:
+        """What a node that lives says of its model: the "name" of that, its "tokenizer",
+        "vocabulary" and "context". Unanswered after `seconds`."""
+        trying = Tries(self._clock, "a node", seconds)
+        while True:
+            try:
+                node, most = await self._any_node(), self._settings.call
+                return dict(await self._transport.call(node, "model", {}, within=most))
+            except PASSING as error:
+                await trying.wait(error)
+
     async def ask(self, method: str, record: Record, seconds: float) -> dict[str, Any]:
         """What the directory answers to a `method` of `record`. Unanswered after `seconds`."""
         trying = Tries(self._clock, "the directory", seconds)
@@ -142,6 +153,13 @@ class Client:
     async def serve(self, agent: str, seconds: float) -> None:
         """Have it in the memory of its owner, its behaviour begun. Unanswered after `seconds`."""
         await self._of_owner(agent, "serve", {"agent": agent}, seconds)
+
+    async def _any_node(self) -> str:
+        nodes = (await self._directory("stats", {}))["nodes"]
+        for name in sorted(nodes):
+            if nodes[name]["alive"]:
+                return str(name)
+        raise Unreachable(to="any node", method="model")
 
     async def _of_owner(
         self, agent: str, method: str, record: Record, seconds: float

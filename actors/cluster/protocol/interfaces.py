@@ -95,14 +95,14 @@ class Host(Protocol):
         self,
         agent: str,
         request: Record,
-        on_tokens: Callable[[list[int], str | bytes], object] | None,
+        tell: Callable[[Record], object] | None,
     ) -> Record:
         """Take one turn of `agent`, `request["id"]` in its ledger record, or give the answer of the
         one with that id that is in the ledger. Returns when the answer is there and its record is
-        synced here; `on_tokens` is called on the loop with tokens and their text as they come, or
-        with both sealed in place of the text. What else stands in `request` (an ask, an
-        observation, a rewind) is the host's own business, but for {"kind": "withdraw"}: no turn of
-        that id is taken from then on, as if there were an empty one in the ledger."""
+        synced here; `tell` is called on the loop with items of it as they come: {"tokens", "text"}
+        and what else the host has to say. What else stands in `request` (an ask, an observation, a
+        rewind) is the host's own business, but for {"kind": "withdraw"}: no turn of that id is
+        taken from then on, as if there were an empty one in the ledger."""
         ...
 
     async def cancel(self, agent: str) -> None:
@@ -160,6 +160,10 @@ class Host(Protocol):
 
     def load(self) -> Record:
         """{"bytes": KV held, "waiting": turns, "budget": bytes}, for placement."""
+        ...
+
+    def model(self) -> Record:
+        """What those who ask may have to know of the model here."""
         ...
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:

@@ -53,10 +53,10 @@ class ModelHost:
         self,
         agent: str,
         request: Record,
-        on_tokens: Callable[[list[int], str | bytes], object] | None,
+        tell: Callable[[Record], object] | None,
     ) -> Record:
         """`agent` answers `request` with where in the ledger it stands, and what is remembered
-        there; `on_tokens` gets two."""
+        there; `tell` gets two tokens."""
         memory = self._served[agent]
         known = [msgpack.unpackb(record)["id"] for record in memory]
         if request["id"] in known:
@@ -65,8 +65,8 @@ class ModelHost:
             request = {"id": request["id"], "text": withdrawn(request["id"]), "rewinds": 0}
         else:
             await think(self._process, agent, self._cut, self._rng.uniform(*TURN))
-        if on_tokens is not None:
-            on_tokens([1, 2], request["text"])
+        if tell is not None:
+            tell({"tokens": [1, 2], "text": request["text"]})
         await self._append(agent, msgpack.packb(dict(request)))
         if self._rng.random() < SAVED:
             self._save(agent)
@@ -178,6 +178,10 @@ class ModelHost:
     def load(self) -> Record:
         """By the number of agents served."""
         return {"bytes": 2**20 * len(self._served), "waiting": 0, "budget": 2**30}
+
+    def model(self) -> Record:
+        """See Host."""
+        return {"name": "names", "tokenizer": "", "vocabulary": 0, "context": 0}
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """One more."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from inside import system_of
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
@@ -117,7 +118,7 @@ def test_an_agent_goes_out_as_a_file_and_comes_back(http: httpx.Client) -> None:
 def test_a_warm_agent_is_read_ahead(http: httpx.Client, server: Server) -> None:
     agent = spawn(http)
     turn(http, agent, TOLD)
-    server.service.system.wait_idle(WAIT)
+    system_of(server).wait_idle(WAIT)
 
     assert http.post(f"/agents/{agent}/prefetch").status_code == 202
     assert {t["tier"] for t in http.get(f"/agents/{agent}/transcript").json()["turns"]} == {"hot"}

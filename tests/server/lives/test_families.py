@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from chats import WAIT, asked, until, url
+from inside import system_of
 from seeded import bug, seeded
 
 from kvactors.actors.frontends.server.identity.resolve import Resolver
@@ -75,7 +76,7 @@ def test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(
 def test_a_sub_agent_is_told_what_has_changed(server: Server, model: FaultyModel) -> None:
     (first, *_) = family(server, model, day="2026-11-23")
 
-    agent = server.service.system.spawn(first.headers["x-kvactors-agent"])
+    agent = system_of(server).spawn(first.headers["x-kvactors-agent"])
     told = agent.transcript().text
 
     assert "2026-11-22" in told
@@ -114,4 +115,4 @@ def test_conversations_that_begin_alike_and_at_once_compute_it_once(
 
     known = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert sum(cached > len(RULES) - BLOCK for cached in known) == SUBS - 1
-    assert server.service.system.stats()["prefilled_tokens"] < len(RULES) + SUBS * BLOCK
+    assert system_of(server).stats()["prefilled_tokens"] < len(RULES) + SUBS * BLOCK

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from chats import WAIT, asked, post, url
+from inside import system_of
 from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
@@ -49,7 +50,7 @@ async def counted(server: Server, line: str) -> None:
 
 def answered(server: Server) -> int:
     """How many tokens all agents remember."""
-    agents = server.service.system.agents()
+    agents = system_of(server).agents()
     return sum(len(agent.transcript().token_ids) for agent in agents)
 
 
@@ -164,7 +165,7 @@ def test_what_fails_at_once_is_a_status_of_a_stream_and_leaves_no_agent(server: 
 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert server.service.system.agents() == []
+    assert system_of(server).agents() == []
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_sub_agents_give_way_to_who_somebody_waits_for(model: FaultyModel, heade
     async def asked_meanwhile(server: Server) -> tuple[bool, bool]:
         async def until(state: str, turns: int) -> None:
             async with asyncio.timeout(WAIT):
-                while (await asyncio.to_thread(server.service.system.stats))[state] < turns:
+                while (await asyncio.to_thread(system_of(server).stats))[state] < turns:
                     await asyncio.sleep(0.01)
 
         async with httpx.AsyncClient(timeout=WAIT) as client:

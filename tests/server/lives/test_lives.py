@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from chats import WAIT, asked, post, until
+from inside import system_of
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
@@ -16,7 +17,7 @@ from kvactors.actors.testing import FaultyModel
 
 
 def agents(server: Server) -> list[Any]:
-    return list(server.service.system.agents())
+    return list(system_of(server).agents())
 
 
 def test_a_request_that_is_resent_attaches_to_the_one_in_flight(

@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+from inside import system_of
 from responding import ASKED, GREEDY, TOLD, ask, cached
 
 from kvactors.actors.frontends.server.web.serve import Server
@@ -167,7 +168,7 @@ def test_tools_that_come_later_are_told_where_they_come(client: Any, server: Ser
     later = ask(client, "Feed it.", previous_response_id=first.id, tools=[tool])
     again = ask(client, "And again.", previous_response_id=later.id, tools=[tool])
 
-    (agent,) = (a for a in server.service.system.agents() if "Feed it." in a.transcript().text)
+    (agent,) = (a for a in system_of(server).agents() if "Feed it." in a.transcript().text)
     assert agent.transcript().text.count('"name": "feed"') == 1
     assert cached(later) > 0
     assert again.usage.input_tokens - cached(again) < 30

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from inside import system_of
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
@@ -82,14 +83,14 @@ def test_odd_texts_are_answered(server: Server, text: str) -> None:
      ["user", "system"], ["system", "user", "system", "user"], ["tool", "tool"]],
 )  # fmt: skip
 def test_any_order_of_roles_is_answered_or_refused(server: Server, roles: list[str]) -> None:
-    before = len(server.service.system.agents())
+    before = len(system_of(server).agents())
     said = [{"role": r, "content": f"{r} {i}", "tool_call_id": "x"} for i, r in enumerate(roles)]
 
     answer = post(server, asked() | {"messages": said, "stream": True})
 
     refused = roles[-1] == "assistant" or set(roles) == {"system"}
     assert answer.status_code == (400 if refused else 200), answer.text
-    assert len(server.service.system.agents()) == before + (not refused)
+    assert len(system_of(server).agents()) == before + (not refused)
 
 
 @pytest.mark.parametrize("host", ["[::1", "[", "a]b", "127.0.0.1@evil.example", ""])

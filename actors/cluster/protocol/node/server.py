@@ -30,7 +30,7 @@ from kvactors.actors.cluster.protocol.records import Settings
 
 __all__ = ["Node"]
 
-Emit = Callable[[dict[str, Any]], object]
+Emit = Callable[[Record], object]
 
 
 class Node:
@@ -98,6 +98,7 @@ class Node:
         host.on_saved(self._follow)
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
             "turn": self._turn,
+            "model": self._model,
             "running": self._cancels.running,
             "cancel": self._cancels.cancel,
             "mail": self._mail.take,
@@ -133,7 +134,7 @@ class Node:
             return
         if method != "turn":
             raise WrongRecord(reason=f"a node has no stream {method!r}")
-        items: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        items: asyncio.Queue[Record | None] = asyncio.Queue()
         # It goes on where nobody listens any more: it may be in the ledger already.
         turn = asyncio.create_task(self._turn(record, items.put_nowait))
         self._turns.add(turn)
@@ -214,7 +215,7 @@ class Node:
         async with self._locks.of(agent):
             held = await self._forks.served(agent)
             with self._cancels.taking(agent, request) as taken:
-                answer = await self._host.turn(agent, taken, emit and _tokens_to(emit))
+                answer = await self._host.turn(agent, taken, emit)
             held.lease.check()
             given = self._given(held, answer)
             if emit is not None:
@@ -231,6 +232,9 @@ class Node:
         async with self._reading(record["agent"]) as held:
             records = await self._host.records(record["agent"], record["start"])
         return {"records": records, "epoch": held.place.epoch, "node": self.name}
+
+    async def _model(self, record: Record) -> Record:
+        return self._host.model()
 
     async def _cached(self, record: Record) -> Record:
         """Whether KV of a turn is on disk: once that is known."""
@@ -286,7 +290,3 @@ class Node:
 
     async def _directory(self, method: str, record: Record) -> Record:
         return await self._transport.call("directory", method, record, within=self._settings.call)
-
-
-def _tokens_to(emit: Emit) -> Callable[[list[int], str | bytes], object]:
-    return lambda tokens, text: emit({"tokens": tokens, "text": text})

@@ -17,6 +17,7 @@ from sse_starlette import ServerSentEvent
 from kvactors.actors.frontends.server.agents.owned import OwnedAgents
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.wire.asking import streamed
+from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import SystemStopped
 from kvactors.core.trace import (
     Evicted,
@@ -46,9 +47,9 @@ _NAMES: dict[type, str] = {
 Told = tuple[str, dict[str, Any]]
 
 
-def event_routes(service: Service) -> APIRouter:
-    """The route over a `service`."""
-    router, watch = APIRouter(tags=["Agents"]), Watch(service)
+def event_routes(service: Service, system: AgentSystem) -> APIRouter:
+    """The route over a `service` of this `system`."""
+    router, watch = APIRouter(tags=["Agents"]), Watch(service, system)
 
     @router.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events(request: Request) -> Response:
@@ -64,10 +65,11 @@ def event_routes(service: Service) -> APIRouter:
 
 
 class Watch:
-    """Reads a `service`'s system for whoever looks."""
+    """Reads a `service`'s `system` for whoever looks."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, system: AgentSystem) -> None:
         self._service = service
+        self._parts = system.parts
         self._readers = set[asyncio.Queue[Told]]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -90,13 +92,13 @@ class Watch:
         self._readers.add(queue)
         if self._asking is None:
             self._loop = asyncio.get_running_loop()
-            self._service.system.parts.lifecycle.tracer.listen(self._hear, steps=False)
+            self._parts.lifecycle.tracer.listen(self._hear, steps=False)
             self._asking = asyncio.create_task(self._ask())
 
     def _leave(self, queue: asyncio.Queue[Told]) -> None:
         self._readers.discard(queue)
         if not self._readers and self._asking is not None:
-            self._service.system.parts.lifecycle.tracer.leave(self._hear)
+            self._parts.lifecycle.tracer.leave(self._hear)
             self._asking.cancel()
             self._asking = None
 
@@ -116,7 +118,7 @@ class Watch:
         """Tell how the system is, until nobody reads."""
         while not self._service.closing:
             try:
-                told = await asyncio.to_thread(self._service.system.parts.watching.snapshot)
+                told = await asyncio.to_thread(self._parts.watching.snapshot)
             except SystemStopped:
                 return
             self._tell(("snapshot", told))

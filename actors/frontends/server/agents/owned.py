@@ -18,6 +18,7 @@ from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.identity.index import Known
 from kvactors.actors.system.roster import AgentState
+from kvactors.actors.system.system import AgentSystem
 from kvactors.core.conversation.context_policy import ContextPolicy
 from kvactors.core.errors import RewindOutOfRange
 
@@ -33,6 +34,12 @@ class OwnedAgents:
 
     service: Service
     tenant: str
+
+    @property
+    def system(self) -> AgentSystem:
+        """The one of the service: a cluster's front has no such routes."""
+        assert isinstance(self.service.system, AgentSystem)
+        return self.service.system
 
     # -- who is who --------------------------------------------------------------------
 
@@ -78,7 +85,7 @@ class OwnedAgents:
     async def export(self, agent_id: str, path: Path, form: str) -> None:
         """Write `agent_id` to a new file at `path`, of this `form`. Raises AgentNotStored, and as
         `AgentSystem.export_agent`."""
-        inner, export = await self.inner(agent_id), self.service.system.export_agent
+        inner, export = await self.inner(agent_id), self.system.export_agent
         await asyncio.to_thread(export, inner, path, format=form)
 
     # -- making and forgetting ---------------------------------------------------------
@@ -86,7 +93,7 @@ class OwnedAgents:
     async def spawn(self, agent_id: str | None, system: str | None, policy: ContextPolicy) -> str:
         """A new agent, `agent_id` or one with a name of its own, with the prompt `system` and this
         `policy`; its id. Raises AgentExists."""
-        spawn = self.service.system.spawn
+        spawn = self.system.spawn
         return await self._make(agent_id, lambda inner: spawn(inner, system, context_policy=policy))
 
     async def fork(
@@ -103,12 +110,12 @@ class OwnedAgents:
             end_of(source, keep)
 
         def make(inner: str) -> None:
-            child = self.service.system.spawn(inner, from_=source, context_policy=policy)
+            child = self.system.spawn(inner, from_=source, context_policy=policy)
             try:
                 if keep is not None:
                     child.rewind(to_token=end_of(child, keep)).get()
             except BaseException:
-                self.service.system.forget(inner)
+                self.system.forget(inner)
                 raise
 
         return await self._make(agent_id, make)
@@ -116,7 +123,7 @@ class OwnedAgents:
     async def import_file(self, agent_id: str, path: Path, form: str | None) -> str:
         """The agent of the file at `path`, of this `form` (None finds it out), as `agent_id`.
         Raises as `AgentSystem.import_agent`."""
-        import_agent = self.service.system.import_agent
+        import_agent = self.system.import_agent
         return await self._make(agent_id, lambda inner: import_agent(path, inner, format=form))
 
     async def forget(self, agent_id: str) -> None:
@@ -128,7 +135,7 @@ class OwnedAgents:
     async def prefetch(self, agent_id: str) -> None:
         """Read its KV ahead. Raises AgentNotStored."""
         inner = await self.inner(agent_id)
-        await asyncio.to_thread(self.service.system.prefetch, inner)
+        await asyncio.to_thread(self.system.prefetch, inner)
 
     # -- what is behind it -------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class OwnedAgents:
 
     async def _handle(self, inner: str) -> Agent:
         # Not spawned again: that would set its context policy anew.
-        system = self.service.system
+        system = self.system
         found = system.find(inner)
         if found is not None:
             return found
@@ -153,10 +160,10 @@ class OwnedAgents:
 
     async def _exists(self, inner: str) -> bool:
         # One that was spawned is known without waiting for the step that runs.
-        return self.service.system.find(inner) is not None or bool(await self._states(inner))
+        return self.system.find(inner) is not None or bool(await self._states(inner))
 
     async def _states(self, *inner: str) -> list[AgentState]:
-        return await asyncio.to_thread(self.service.system.known_agents, *inner)
+        return await asyncio.to_thread(self.system.known_agents, *inner)
 
 
 def end_of(agent: Agent, keep: int) -> int:

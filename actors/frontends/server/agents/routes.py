@@ -173,7 +173,7 @@ def agent_routes(service: Service) -> APIRouter:
 
 async def _detail(owned: OwnedAgents, agent_id: str) -> AgentDetail:
     agent, state = await owned.agent(agent_id), await owned.state(agent_id)
-    view, context = AgentView.of(agent_id, state), owned.service.system.spec.context
+    view, context = AgentView.of(agent_id, state), owned.system.spec.context
     return AgentDetail(agent=view, system_prompt=agent.system_prompt, context=context)
 
 

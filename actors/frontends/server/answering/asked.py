@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.resolve import Plan
-from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.schedule.sampling import Sampling
@@ -17,7 +16,7 @@ __all__ = ["continuation", "prompt_tokens", "sampling_of"]
 FRAME_TOKENS = 64
 
 
-def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Agent) -> Continuation:
+def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Continuation:
     """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`."""
     conversation = plan.conversation
     new = conversation.said[plan.matched :]
@@ -32,7 +31,7 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Agent) -
 
 
 def sampling_of(
-    system: AgentSystem, dialect: Dialect, inquiry: Inquiry, agent: Agent, said: Continuation
+    system: Home, dialect: Dialect, inquiry: Inquiry, agent: Speaker, said: Continuation
 ) -> Sampling:
     """How the answer of an `agent` of `system` to an `inquiry` is drawn, in the form that is asked
     for in this `dialect`, and how long it may be behind what is `said`."""

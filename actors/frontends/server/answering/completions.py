@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import xxhash
 
-from kvactors.actors.agents.handle import Agent
 from kvactors.actors.errors import AgentNotStored
+from kvactors.actors.frontends.server.answering.home import Speaker
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.dialect.token_texts import TokenLine, TokenTexts
 from kvactors.actors.frontends.server.exchange.completion import Completed, Completion, Continued
@@ -68,7 +68,7 @@ class Completions:
         return given
 
     async def _told(
-        self, asked: Completion, prompt: NewTokenIds, agent: Agent
+        self, asked: Completion, prompt: NewTokenIds, agent: Speaker
     ) -> AsyncIterator[Continued | Completed]:
         chat, sampling = self._system.chat, asked.sampling
         turn = TurnOptions(prompt, sampling, answer=asked.answer, remembered=False)

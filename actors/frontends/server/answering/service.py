@@ -19,6 +19,7 @@ from kvactors.actors.frontends.server.answering.asked import (
 )
 from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
 from kvactors.actors.frontends.server.answering.counts import Counts
+from kvactors.actors.frontends.server.answering.home import Home
 from kvactors.actors.frontends.server.answering.taken import (
     Taken,
     admission,
@@ -38,7 +39,6 @@ from kvactors.actors.frontends.server.identity.canonical import canonical, new_c
 from kvactors.actors.frontends.server.identity.index import Index, Place
 from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
 from kvactors.actors.frontends.server.identity.rules import Rule
-from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import AsyncReplyStream
@@ -56,7 +56,7 @@ class Service:
     are open at once."""
 
     def __init__(
-        self, system: AgentSystem, index: Index, rules: Sequence[Rule], *, most: int = 10_000
+        self, system: Home, index: Index, rules: Sequence[Rule], *, most: int = 10_000
     ) -> None:
         self.system = system
         self.index = index

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvactors.actors.agents.handle import Agent
+from kvactors.actors.frontends.server.answering.home import Speaker
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Message
@@ -43,7 +43,7 @@ class Taken:
     """A turn on its way: by whom, and how it was planned."""
 
     plan: Plan
-    agent: Agent
+    agent: Speaker
     ticket: Ticket
     reader: Reader
 
@@ -87,7 +87,7 @@ def opened_of(taken: Taken) -> Opened:
     return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse)
 
 
-def stop_of(agent: Agent, stops: Sequence[str]) -> str | None:
+def stop_of(agent: Speaker, stops: Sequence[str]) -> str | None:
     """The stop string that ended an agent's last answer."""
     hidden = agent.transcript().turns[-1].hidden if stops else ""
     return next((stop for stop in stops if hidden.startswith(stop)), None)

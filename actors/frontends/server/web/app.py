@@ -23,6 +23,7 @@ from kvactors.actors.frontends.server.wire.messages import messages_routes
 from kvactors.actors.frontends.server.wire.models import Named, model_routes
 from kvactors.actors.frontends.server.wire.responses.routes import responses_routes
 from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
+from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import KvactorsError
 
 __all__ = ["LOOPBACK", "make_app"]
@@ -52,9 +53,11 @@ def make_app(
     store = ResponseStore(index.connection, service.on_index, sealed=index.sealed)
     app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
-    app.include_router(agent_routes(service))
-    app.include_router(event_routes(service))
-    app.include_router(page_routes())
+    # The page shows what these say, and a cluster's front says none of it.
+    if isinstance(system := service.system, AgentSystem):
+        app.include_router(agent_routes(service))
+        app.include_router(event_routes(service, system))
+        app.include_router(page_routes())
     app.include_router(model_routes(named, lambda: _health(service, keys), service.counts.registry))
 
     async def failed(request: Request, error: Exception) -> Response:

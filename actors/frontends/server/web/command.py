@@ -18,8 +18,9 @@ PORT = 8017
 def _serve(
     *,
     model: Annotated[
-        str, typer.Option("--model", help='"default", a model directory or a hub name.')
-    ] = "default",
+        str | None,
+        typer.Option("--model", help="A model directory or a hub name. [default: default]"),
+    ] = None,
     store: Annotated[
         Path | None, typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]")
     ] = None,
@@ -46,12 +47,19 @@ def _serve(
         Path | None, typer.Option(help="A TOML file of rules, beside the shipped ones.")
     ] = None,
     isolation: Annotated[
-        str, typer.Option(help='"strict": agents share nothing, so that no timing tells.')
-    ] = "shared",
+        str | None,
+        typer.Option(
+            help='"strict": agents share nothing, so that no timing tells. [default: shared]'
+        ),
+    ] = None,
     memory_budget: Annotated[
         str | None, typer.Option(help='Such as "8GB": KV and work space in memory.')
     ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens an agent may remember.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="host:port of a cluster that has the agents; its nodes have the model."),
+    ] = None,
     keep: Annotated[
         str, typer.Option(help="How long agents without a name are kept: 30d, 12h, never.")
     ] = "30d",
@@ -66,7 +74,7 @@ def _serve(
         typer.echo(f"error: {error.name} is missing: pip install 'kvactors[serve]'", err=True)
         raise typer.Exit(2) from error
     run_server(
-        model=model,
+        home=(cluster, model),
         store=store,
         aliases=alias or (),
         rules=rules,

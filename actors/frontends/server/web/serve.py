@@ -12,6 +12,7 @@ from typing import Any, Self
 import uvicorn
 
 from kvactors.actors.frontends.server.answering.expiry import keep_expiring
+from kvactors.actors.frontends.server.answering.home import Home
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
@@ -58,13 +59,13 @@ class Settings:
 
 
 class Server:
-    """A server of one running `system`, as `settings` say, its index in the file `index`. Any
-    thread.
+    """A server of one running `system`, or of a cluster's front, as `settings` say, its index in
+    the file `index`. Any thread.
 
     `app` is the ASGI application, to mount it elsewhere: its lifespan must run then.
     """
 
-    def __init__(self, system: AgentSystem, index: Path | None, settings: Settings) -> None:
+    def __init__(self, system: Home, index: Path | None, settings: Settings) -> None:
         if settings.host not in LOOPBACK and not settings.keys():
             raise InvalidConfig(
                 f"{settings.host} can be reached by others: give --api-key-file, or listen on "
@@ -96,6 +97,16 @@ class Server:
         self._ready = threading.Event()
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kvactors-server")
+
+    @property
+    def model(self) -> str:
+        """What it serves."""
+        return self.service.system.info.name
+
+    @property
+    def has_page(self) -> bool:
+        """Whether it shows its agents: those of a cluster it does not."""
+        return isinstance(self.service.system, AgentSystem)
 
     @property
     def url(self) -> str:
@@ -161,8 +172,9 @@ class Server:
         await self.service.close(self.settings.grace)
 
 
-def serve(system: AgentSystem, *, index: Path | None = None, **settings: Any) -> Server:
-    """A server for a running `system`: `with serve(system, port=0) as server: print(server.url)`.
+def serve(system: Home, *, index: Path | None = None, **settings: Any) -> Server:
+    """A server for a running `system`: `with serve(system, port=0) as server: print(server.url)`;
+    that of a cluster is `cluster.front()`.
     `settings` are those of `Settings`; `index` is the file that says who knows what, in memory if
     it is None. Raises InvalidConfig."""
     return Server(system, index, Settings(**settings))

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from kvactors.actors.cluster.protocol.errors import ClusterError, UnknownAgent
 from kvactors.actors.errors import (
     AgentExists,
     AgentNotStored,
@@ -85,12 +86,13 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
     (MemoryExceeded, 400, "context_length_exceeded"),
     ((AdmissionFull, MailboxFull, SaveQueueFull), 429, "rate_limit_exceeded"),
     ((SystemStopped, EngineDied), 503, "unavailable"),
-    (AgentNotStored, 404, "not_found"),
+    ((AgentNotStored, UnknownAgent), 404, "not_found"),
     (AgentExists, 409, "exists"),
     (AgentBusy, 409, "busy"),
     ((ExportRejected, ImportRejected), 400, None),
     (InvalidInput, 400, None),
     (TurnTimeout, 504, "timeout"),
+    (ClusterError, 503, "unavailable"),
     ((StorageError, KvactorsError), 500, None),
 )
 
