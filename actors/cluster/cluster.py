@@ -181,7 +181,8 @@ class Cluster:
         if not undo:
             self._least(node, but=node)
         self._ask("drain", node=node, on=not undo)
-        self._until(lambda: undo or not self._node(node)["agents"])
+        while not undo and self._node(node)["agents"]:
+            self._link.pause(AGAIN)
 
     def stats(self) -> dict[str, Any]:
         """How many agents and moves there are; of each node whether it is alive and drained, its
@@ -213,10 +214,6 @@ class Cluster:
             raise NoRoom(agent=agent_id, nodes=but)
         least: str = min(nodes, key=lambda n: (nodes[n]["bytes"], nodes[n]["waiting"], n))
         return least
-
-    def _until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self._link.pause(AGAIN)
 
 
 def check_durable(durable: object) -> None:

@@ -119,10 +119,6 @@ class FixedHost:
         """Nothing but agents."""
         return {"bytes": 0, "waiting": 0, "budget": 2**30}
 
-    def model(self) -> Record:
-        """Of nothing."""
-        return {}
-
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """It never is."""
 

@@ -78,9 +78,9 @@ actors/system: actors/agents actors/behaviours actors/errors actors/runtime acto
 actors/cluster/machine: actors/cluster/host actors/cluster/protocol
     actors/runtime actors/system core/errors persistence/errors persistence/files
     persistence/ledger
-actors/cluster/agents: actors/agents actors/behaviours actors/cluster/host actors/cluster/machine
-    actors/cluster/protocol actors/runtime actors/turns core/conversation core/errors core/schedule
-    persistence/files
+actors/cluster/agents: actors/agents actors/behaviours actors/cluster/host
+    actors/cluster/machine actors/cluster/protocol actors/runtime actors/turns core/conversation
+    core/errors core/model core/schedule persistence/files
 actors/cluster/member: actors/agents actors/behaviours actors/cluster/agents actors/cluster/host
     actors/cluster/machine actors/cluster/protocol actors/cluster/protocol/node actors/runtime
     actors/system core/errors persistence/files
@@ -88,12 +88,13 @@ actors/cluster/ray: actors/cluster/machine actors/cluster/member actors/cluster/
     actors/cluster/protocol/directory core/errors persistence/files
 actors/cluster: actors/behaviours actors/cluster/agents actors/cluster/machine
     actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
-    actors/cluster/ray actors/runtime actors/system actors/turns core/errors persistence/files
+    actors/cluster/ray actors/runtime actors/system actors/turns core/cache core/conversation
+    core/errors core/model persistence/files
 actors: actors/agents actors/behaviours actors/cluster actors/cluster/agents actors/errors
     actors/runtime actors/system actors/turns actors/workers core/conversation core/errors
     core/schedule core/schedule/speculation
 actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
-    actors/system actors/turns core/conversation core/errors core/numbers core/schedule
+    actors/system actors/turns core/conversation core/errors core/model core/numbers core/schedule
     persistence/errors persistence/files persistence/store
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
@@ -128,20 +129,20 @@ actors/frontends/server/dialect: actors/frontends/server/exchange core/conversat
     core/schedule
 actors/frontends/server/identity: actors/errors actors/frontends/server/exchange core/conversation
     core/errors persistence/files
-actors/frontends/server/answering: actors/agents actors/errors actors/frontends/server/dialect
-    actors/frontends/server/exchange actors/frontends/server/identity actors/system actors/turns
-    core/conversation core/errors core/schedule persistence/files
-actors/frontends/server/wire: actors/errors actors/frontends/server/exchange core/errors
-    core/schedule
+actors/frontends/server/answering: actors/errors actors/frontends/server/dialect
+    actors/frontends/server/exchange actors/frontends/server/identity actors/turns core/conversation
+    core/errors core/model core/schedule persistence/files
+actors/frontends/server/wire: actors/cluster/protocol actors/errors
+    actors/frontends/server/exchange core/errors core/schedule
 actors/frontends/server/wire/responses: actors/errors actors/frontends/server/exchange
     actors/frontends/server/identity actors/frontends/server/wire core/schedule
 actors/frontends/server/agents: actors/agents actors/errors actors/frontends/server/answering
     actors/frontends/server/exchange actors/frontends/server/identity actors/frontends/server/wire
     actors/system actors/turns core/conversation core/errors core/schedule core/trace
-actors/frontends/server/web: actors/frontends/console actors/frontends/server/agents
-    actors/frontends/server/answering actors/frontends/server/identity actors/frontends/server/page
-    actors/frontends/server/wire actors/frontends/server/wire/responses actors/system core/errors
-    persistence/files
+actors/frontends/server/web: actors/cluster actors/frontends/console
+    actors/frontends/server/agents actors/frontends/server/answering
+    actors/frontends/server/identity actors/frontends/server/page actors/frontends/server/wire
+    actors/frontends/server/wire/responses actors/system core/errors persistence/files
 actors/frontends/cli: actors/agents actors/cluster actors/cluster/member actors/cluster/protocol
     actors/cluster/ray actors/errors actors/frontends/console actors/frontends/demo
     actors/frontends/server/web actors/frontends/stress actors/scenarios actors/scenarios/journal

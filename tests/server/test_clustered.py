@@ -169,9 +169,7 @@ def test_what_only_a_system_of_its_own_has_is_not_there(server: Server) -> None:
     with httpx.Client(base_url=server.url) as client:
         health = client.get("/health").json()
         assert (health["state"], health["alive"]) == ("ok", 2)
-        assert [client.get(path).status_code for path in ("/", "/v1/agents", "/events")] == [
-            404
-        ] * 3
+        assert [client.get(path).status_code for path in ("/", "/agents", "/events")] == [404] * 3
         assert "default" in client.get("/v1/models").text
 
 

@@ -2,45 +2,23 @@
 
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from serving import COMMAND, serving
 
 WAIT = 120
 BLOCK = 256
-COMMAND = [sys.executable, "-m", "kvactors.actors.cli", "serve"]
 FULL = bool(os.environ.get("KVACTORS_FULL"))
-
-
-@contextmanager
-def serving(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and where it is."""
-    with subprocess.Popen(
-        [*COMMAND, "--store", str(store), "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, line + (process.stderr.read() if process.stderr else "")
-            yield process, found[0]
-        finally:
-            process.kill()
 
 
 def ask(url: str, messages: list[Any], **options: Any) -> httpx.Response:

@@ -206,21 +206,18 @@ class SystemHost:
     # -- of the node ---------------------------------------------------------------------
 
     def load(self) -> Record:
-        """Bytes of KV in memory, turns that wait or run, and bytes that there may be."""
+        """Bytes of KV in memory, turns that wait or run, bytes that there may be, the model."""
+        info = self._system.info
         return {
             "bytes": self._lifecycle.vitals.hot_bytes,
             "waiting": len(self._lifecycle.outstanding.turns()),
-            "budget": self._system.info.memory_budget,
-        }
-
-    def model(self) -> Record:
-        """What those who ask may have to know of the model here."""
-        info = self._system.info
-        return {
-            "name": info.name,
-            "tokenizer": info.tokenizer_id,
-            "vocabulary": info.spec.vocab_size,
-            "context": info.spec.context,
+            "budget": info.memory_budget,
+            "model": {
+                "name": info.name,
+                "tokenizer": info.tokenizer_id,
+                "vocabulary": info.spec.vocab_size,
+                "context": info.spec.context,
+            },
         }
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:

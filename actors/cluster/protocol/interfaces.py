@@ -159,11 +159,8 @@ class Host(Protocol):
         ...
 
     def load(self) -> Record:
-        """{"bytes": KV held, "waiting": turns, "budget": bytes}, for placement."""
-        ...
-
-    def model(self) -> Record:
-        """What those who ask may have to know of the model here."""
+        """{"bytes": KV held, "waiting": turns, "budget": bytes}, for placement, and "model": what
+        whoever asks may have to know of that."""
         ...
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:

@@ -179,10 +179,6 @@ class ModelHost:
         """By the number of agents served."""
         return {"bytes": 2**20 * len(self._served), "waiting": 0, "budget": 2**30}
 
-    def model(self) -> Record:
-        """See Host."""
-        return {"name": "names", "tokenizer": "", "vocabulary": 0, "context": 0}
-
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """One more."""
         self._listeners.append(listener)

@@ -53,6 +53,10 @@ class Replica:
             have = await self._host.store(agent, record["start"], record["records"])
         return {"have": have}
 
+    async def prefix(self, record: Record) -> Record:
+        """What another node compares its copy with."""
+        return {"digests": digests(await self._host.records(record["agent"], 0))}
+
     async def digests(self, record: Record) -> Record:
         """Of the pieces of KV that are here."""
         return {"have": await self._host.digests(record["agent"])}

@@ -23,7 +23,7 @@ from kvactors.actors.cluster.protocol.node.leaving import Leaving
 from kvactors.actors.cluster.protocol.node.mail import Mail
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
-from kvactors.actors.cluster.protocol.node.replica import Replica, digests
+from kvactors.actors.cluster.protocol.node.replica import Replica
 from kvactors.actors.cluster.protocol.node.serving import Serving
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Settings
@@ -112,7 +112,7 @@ class Node:
             "prepare": self._leaving.prepare,
             "release": self._leaving.release,
             "retire": self._leaving.retire,
-            "prefix": self._prefix,
+            "prefix": self._replica.prefix,
             "align": self._replica.align,
             "replicate": self._replica.replicate,
             "digests": self._replica.digests,
@@ -234,7 +234,8 @@ class Node:
         return {"records": records, "epoch": held.place.epoch, "node": self.name}
 
     async def _model(self, record: Record) -> Record:
-        return self._host.model()
+        model: Record = self._host.load()["model"]
+        return model
 
     async def _cached(self, record: Record) -> Record:
         """Whether KV of a turn is on disk: once that is known."""
@@ -276,10 +277,6 @@ class Node:
         """With its lock held: it is not this node's, nor in its memory."""
         self._owner.drop(agent)
         await self._serving.end(agent)
-
-    async def _prefix(self, record: Record) -> Record:
-        """What another node compares its copy with."""
-        return {"digests": digests(await self._host.records(record["agent"], 0))}
 
     async def _follow(self, agent: str) -> None:
         """Its KV was written: the replica gets it too, in the background."""
