@@ -133,14 +133,16 @@ def test_tokens_come_as_they_are_decoded_and_are_the_answers(open_host: OpenHost
     host = open_host("1", chat_model)
 
     async def talk() -> None:
-        pieces: list[tuple[list[int], str]] = []
+        told: list[Any] = []
         await host.begin("alice", {})
         request = across(ask_request("hello", request_id="r1", sampling=SHORT))
 
-        answer = await host.turn("alice", request, lambda *piece: pieces.append(piece))
+        answer = await host.turn("alice", request, told.append)
 
-        assert "".join(text for _, text in pieces) == answer["text"]
-        assert [token for tokens, _ in pieces for token in tokens] == answer["tokens"]
+        begun, *pieces = told
+        assert begun == {"begun": [answer["usage"]["prompt_tokens"], 0]}
+        assert "".join(piece["text"] for piece in pieces) == answer["text"]
+        assert [token for piece in pieces for token in piece["tokens"]] == answer["tokens"]
 
     asyncio.run(talk())
 

@@ -105,14 +105,12 @@ def test_a_request_that_is_asked_again_elsewhere_is_answered_and_not_taken(
         answers.append(await asked(two, "alice", "hello", "r1"))
         pieces: list[Any] = []
         request = across(ask_request("hello", request_id="r1", sampling=SHORT))
-        answers.append(
-            across(await two.turn("alice", request, lambda *piece: pieces.append(piece)))
-        )
+        answers.append(across(await two.turn("alice", request, pieces.append)))
 
         assert knows == [True, True, False]
         assert [answer["recorded"] for answer in answers] == [False, True, True, True]
         assert len({repr(said(answer)) for answer in answers}) == 1
-        assert "".join(text for _, text in pieces) == answers[0]["text"]
+        assert "".join(piece["text"] for piece in pieces) == answers[0]["text"]
         assert (await one.stored(), await two.stored()) == ({"alice": 2}, {"alice": 2})
 
     asyncio.run(talk())
