@@ -266,8 +266,17 @@ class NodeBehaviours:
         assert deliver.sender is not None
         seconds = None if deliver.reply is None else deliver.reply.seconds
         asks = deliver.reply is not None
-        sender, body = deliver.sender.agent_id, deliver.message
-        sent = send(self._link, deliver.receiver, body, sender, asks=asks, seconds=seconds)
+        handle, body = deliver.sender, deliver.message
+        sender = handle.agent_id
+        sent = send(
+            self._link,
+            deliver.receiver,
+            body,
+            sender,
+            asks=asks,
+            seconds=seconds,
+            lives=lambda: self._agents.get(sender) is handle,
+        )
         if not asks and sender != deliver.receiver:
             # Elsewhere it would overtake what waits here.
             self._begun(sender, sent)

@@ -1,7 +1,7 @@
 """Outboxes of the simulated world, and whose messages leave through them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -9,7 +9,7 @@ import msgpack  # type: ignore[import-untyped]
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record, Transport
-from kvactors.actors.cluster.protocol.outbox import Outbox, Outgoing
+from kvactors.actors.cluster.protocol.outbox import Outbox, Outgoing, Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.letters import LetterOracle, Life
 from kvactors.actors.cluster.testing.process import Process
@@ -30,7 +30,7 @@ class Post:
         oracle: LetterOracle,
         *,
         seconds: float,
-        permit: Callable[[], object] = lambda: None,
+        permit: Permit = anybody,
     ) -> None:
         self._process, self._oracle = process, oracle
         watched = _Watched(transport, process.name, oracle)
@@ -67,7 +67,7 @@ class Post:
                 _finish(done)
 
         letter = Letter(life.agent, msgpack.packb([sent.key, generations]), asks, seconds)
-        self._outbox.post(Outgoing(to, letter, ended))
+        self._outbox.post(Outgoing(to, letter, ended, lambda: not life.ended))
         return done
 
 
@@ -91,7 +91,7 @@ class _Watched:
             yield item
 
     def _look(self, method: str, record: Record) -> None:
-        for _, letters in record["mail"] if method == "mail" else ():
+        for _, _, letters in record["mail"] if method == "mail" else ():
             for letter in letters:
                 self._oracle.leaves(msgpack.unpackb(letter[1])[0], self._name)
 

@@ -10,6 +10,7 @@ from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
+from kvactors.actors.cluster.protocol.outbox import Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.behaviours import DrawnBehaviours
 from kvactors.actors.cluster.testing.disk import Disk, SimJournal
@@ -133,7 +134,7 @@ class World:
     def post(self, name: str) -> Post:
         """Somebody outside who sends messages."""
         process = Process(name, self.loop)
-        return self._post(process, SimClock(process, self._rate(), 0.0), lambda: None)
+        return self._post(process, SimClock(process, self._rate(), 0.0), anybody)
 
     def ledgers(self, agent: str) -> dict[str, list[str]]:
         """What each node's disk has of it."""
@@ -180,7 +181,7 @@ class World:
             server: Any = Directory(transport, clock, journal, self.settings)
             self.network.serve(process, self._watched(name, server))
         else:
-            post = self._post(process, clock, lambda: server.check_lease())
+            post = self._post(process, clock, lambda *said: server.speaking.permit(*said))
             behaviours = DrawnBehaviours(process, post, self.letters, self.agents, self.mail_rng)
             host = ModelHost(process, machine.disk, self.rng, behaviours)
             server = Node(
@@ -196,7 +197,7 @@ class World:
         machine.server = server
         process.start(self._run(name, process, server))
 
-    def _post(self, process: Process, clock: SimClock, permit: Callable[[], object]) -> Post:
+    def _post(self, process: Process, clock: SimClock, permit: Permit) -> Post:
         return Post(
             process,
             SimTransport(self.network, process),

@@ -11,6 +11,7 @@ from kvactors.actors.cluster.protocol.errors import (
     AgentMoving,
     ClusterError,
     HostFailed,
+    StaleEpoch,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record
 from kvactors.actors.cluster.protocol.locks import Locks
@@ -25,6 +26,8 @@ __all__ = ["Mail"]
 
 LOOK = 0.02
 """Seconds between two looks at whether an agent that leaves is done with its mail."""
+OUTBOXES = 1_000
+"""Whose calls are remembered: for as long as one may be late."""
 
 
 class Mail:
@@ -48,6 +51,8 @@ class Mail:
         self._serving, self._locks, self._settings = serving, locks, settings
         self._leaving: set[str] = set()
         self._coming: dict[str, asyncio.Task[None]] = {}
+        # The last call of each outbox for each agent; those of outboxes that were used lately.
+        self._calls: dict[str, dict[str, int]] = {}
 
     async def take(self, record: Record) -> Record:
         """The first of what `stream` gives: all there is where nobody asks."""
@@ -55,13 +60,13 @@ class Mail:
             return await anext(items)
 
     async def stream(self, record: Record) -> AsyncGenerator[Record, None]:
-        """Messages for several agents. First, for each of these, how many were taken and why the
+        """Messages for several agents, each with the epoch in which it was found here. First, for each of these, how many were taken and why the
         rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
         they come. Messages are named by their number in the call."""
-        call, numbered = _Call(self._behaviours), 0
+        call, numbered = _Call(self._behaviours, record["number"], self._of(record["from"])), 0
         groups: list[Any] = []
-        for agent, letters in record["mail"]:
-            groups.append(self._group(call, agent, numbered, letters))
+        for agent, epoch, letters in record["mail"]:
+            groups.append(self._group(call, agent, epoch, numbered, letters))
             numbered += len(letters)
         yield {"groups": await asyncio.gather(*groups), "refused": call.refused}
         while call.open:
@@ -91,9 +96,19 @@ class Mail:
         finally:
             self._leaving.discard(agent)
 
-    async def _group(self, call: "_Call", agent: str, first: int, letters: list[Any]) -> list[Any]:
+    def _of(self, outbox: str) -> dict[str, int]:
+        self._calls[outbox] = calls = self._calls.pop(outbox, {})
+        if len(self._calls) > OUTBOXES:
+            del self._calls[next(iter(self._calls))]
+        return calls
+
+    async def _group(
+        self, call: "_Call", agent: str, epoch: int, first: int, letters: list[Any]
+    ) -> list[Any]:
         try:
+            call.come(agent, epoch)
             await self._ready(agent)
+            self._refuse_late(call, agent, epoch)
         except Exception as error:
             return [0, _record(error)]
         # Without a pause since: it is here.
@@ -101,6 +116,14 @@ class Mail:
             if not call.deliver(agent, first + taken, Letter(*letter)):
                 return [taken, AgentBusy(agent=agent).to_record()]
         return [len(letters), None]
+
+    def _refuse_late(self, call: "_Call", agent: str, epoch: int) -> None:
+        """Raises StaleEpoch for what was sent to who had the agent before, though that be this
+        node, or before what has come since. With that, nothing sent twice is taken twice."""
+        held = self._owner.current(agent)
+        assert held is not None
+        if epoch < held.since or call.is_late(agent):
+            raise StaleEpoch(agent=agent, epoch=epoch, held=held.since)
 
     async def _ready(self, agent: str) -> None:
         """It is here, in memory, and stays while nobody pauses. Raises AgentMoving where that takes
@@ -110,7 +133,7 @@ class Mail:
         if agent not in self._leaving:
             if agent not in self._coming:
                 self._coming[agent] = coming = asyncio.create_task(self._come(agent))
-                coming.add_done_callback(lambda _: self._coming.pop(agent))
+                coming.add_done_callback(lambda coming: self._came(agent, coming))
             coming = self._coming[agent]
             if await done_soon(self._clock, coming, self._settings.call / 2):
                 await coming
@@ -122,19 +145,37 @@ class Mail:
         claimed = held is not None and held.whole
         return claimed and self._serving.has(agent) and agent not in self._leaving
 
+    def _came(self, agent: str, coming: asyncio.Task[None]) -> None:
+        del self._coming[agent]
+        if not coming.cancelled():
+            # Where nobody waits any more nobody is told.
+            coming.exception()
+
     async def _come(self, agent: str) -> None:
         async with self._locks.of(agent):
             await self._forks.served(agent)
 
 
 class _Call:
-    """One call with messages for agents with `behaviours`: what became of them."""
+    """One call with messages for agents with `behaviours`: what became of them. It has a `number`,
+    and `calls` are the last ones of who sent it, by agent."""
 
-    def __init__(self, behaviours: Behaviours) -> None:
-        self._behaviours = behaviours
+    def __init__(self, behaviours: Behaviours, number: int, calls: dict[str, int]) -> None:
+        self._behaviours, self._number, self._calls = behaviours, number, calls
         self._answers: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self.refused: list[tuple[int, Record]] = []
         self.open = 0
+
+    def come(self, agent: str, epoch: int) -> None:
+        """With something for `agent`, found in `epoch`. Raises StaleEpoch where it or a later one
+        has come before."""
+        if self._number <= self._calls.get(agent, -1):
+            raise StaleEpoch(agent=agent, epoch=epoch, held=epoch)
+        self._calls[agent] = self._number
+
+    def is_late(self, agent: str) -> bool:
+        """Whether a later one has come for `agent` since."""
+        return self._calls[agent] > self._number
 
     def deliver(self, agent: str, number: int, letter: Letter) -> bool:
         """Hand the `letter` of this `number` over to `agent`, if there is room for it."""

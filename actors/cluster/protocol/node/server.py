@@ -25,6 +25,7 @@ from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 from kvactors.actors.cluster.protocol.node.replica import Replica, digests
 from kvactors.actors.cluster.protocol.node.serving import Serving
+from kvactors.actors.cluster.protocol.node.speaking import Speaking
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Settings
 
@@ -93,6 +94,7 @@ class Node:
         self._leaving = Leaving(
             self._owner, self._notes, self._locks, self._give_up, self._mail.shut
         )
+        self.speaking = Speaking(self._owner, self._locks, self._give_up)
         self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
@@ -142,10 +144,6 @@ class Node:
         while (item := await items.get()) is not None:
             yield item
         yield {"durable": (await turn)["durable"]}
-
-    def check_lease(self) -> None:
-        """Raises LeaseLost: nothing may be said for its agents just now."""
-        self._owner.check()
 
     async def begin(self) -> None:
         """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""
