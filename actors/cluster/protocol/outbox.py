@@ -115,13 +115,11 @@ class Outbox:
                     self._client.lost(agent)
                 if not line or line[0] is not first:
                     trying = self._client.tries(agent, self._seconds)
-                elif isinstance(error, AgentBusy):
-                    # Who says so is there: that is not what is waited for in vain.
-                    trying.extend()
                 try:
                     await trying.wait(error)
                 except Unanswered as late:
-                    self._end_all(line, Undelivered(str(late)))
+                    full = isinstance(error, AgentBusy)
+                    self._end_all(line, (MailboxFull if full else Undelivered)(str(late)))
             except Exception as error:
                 self._end_all(line, error)
             else:

@@ -36,10 +36,6 @@ class Tries:
         """Seconds."""
         return self._until - self._clock.now()
 
-    def extend(self) -> None:
-        """It is there: the time that is left begins anew."""
-        self._until = self._clock.now() + self._seconds
-
     async def wait(self, error: ClusterError) -> None:
         """Return when it is time to try again. Raises Unanswered when it is too late for that."""
         if self.left() <= self._wait:

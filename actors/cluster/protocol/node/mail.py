@@ -12,6 +12,7 @@ from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
     HostFailed,
     StaleEpoch,
+    Unreachable,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record
 from kvactors.actors.cluster.protocol.locks import Locks
@@ -32,21 +33,22 @@ OUTBOXES = 1_000
 
 class Mail:
     """For `behaviours` of agents that are `owner`'s and in memory, as `serving` knows; `forks`
-    brings them there, with their lock of `locks`. What is handed over needs no lock: a behaviour
+    brings them there, with their lock of `locks`. The node is `name`. What is handed over needs no lock: a behaviour
     takes turns, which do. How long is waited stands in `settings`, by `clock`."""
 
     def __init__(
         self,
+        name: str,
         clock: Clock,
         behaviours: Behaviours,
         owner: Owner,
         forks: Forks,
         serving: Serving,
-        locks: Locks,
         *,
+        locks: Locks,
         settings: Settings,
     ) -> None:
-        self._clock, self._owner, self._forks = clock, owner, forks
+        self._name, self._clock, self._owner, self._forks = name, clock, owner, forks
         self._behaviours = behaviours
         self._serving, self._locks, self._settings = serving, locks, settings
         self._leaving: set[str] = set()
@@ -63,7 +65,7 @@ class Mail:
         """Messages for several agents, each with the epoch in which it was found here. First, for each of these, how many were taken and why the
         rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
         they come. Messages are named by their number in the call."""
-        call, numbered = _Call(self._behaviours, record["number"], self._of(record["from"])), 0
+        call, numbered = self._call(record), 0
         groups: list[Any] = []
         for agent, epoch, letters in record["mail"]:
             groups.append(self._group(call, agent, epoch, numbered, letters))
@@ -96,17 +98,23 @@ class Mail:
         finally:
             self._leaving.discard(agent)
 
-    def _of(self, outbox: str) -> dict[str, int]:
-        self._calls[outbox] = calls = self._calls.pop(outbox, {})
+    def _call(self, record: Record) -> "_Call":
+        """Raises Unreachable for one that has come before, or behind a later one: what became of it
+        is not known here."""
+        outbox, number = record["from"], record["number"]
+        self._calls[outbox] = last = self._calls.pop(outbox, {})
         if len(self._calls) > OUTBOXES:
             del self._calls[next(iter(self._calls))]
-        return calls
+        agents = [agent for agent, *_ in record["mail"]]
+        if any(number <= last.get(agent, -1) for agent in agents):
+            raise Unreachable(to=self._name, method="mail")
+        last.update(dict.fromkeys(agents, number))
+        return _Call(self._behaviours, number, last)
 
     async def _group(
         self, call: "_Call", agent: str, epoch: int, first: int, letters: list[Any]
     ) -> list[Any]:
         try:
-            call.come(agent, epoch)
             await self._ready(agent)
             self._refuse_late(call, agent, epoch)
         except Exception as error:
@@ -119,7 +127,7 @@ class Mail:
 
     def _refuse_late(self, call: "_Call", agent: str, epoch: int) -> None:
         """Raises StaleEpoch for what was sent to who had the agent before, though that be this
-        node, or before what has come since. With that, nothing sent twice is taken twice."""
+        node, or before what has come meanwhile."""
         held = self._owner.current(agent)
         assert held is not None
         if epoch < held.since or call.is_late(agent):
@@ -158,24 +166,17 @@ class Mail:
 
 class _Call:
     """One call with messages for agents with `behaviours`: what became of them. It has a `number`,
-    and `calls` are the last ones of who sent it, by agent."""
+    and `last` are those of who sent it, by agent."""
 
-    def __init__(self, behaviours: Behaviours, number: int, calls: dict[str, int]) -> None:
-        self._behaviours, self._number, self._calls = behaviours, number, calls
+    def __init__(self, behaviours: Behaviours, number: int, last: dict[str, int]) -> None:
+        self._behaviours, self._number, self._last = behaviours, number, last
         self._answers: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self.refused: list[tuple[int, Record]] = []
         self.open = 0
 
-    def come(self, agent: str, epoch: int) -> None:
-        """With something for `agent`, found in `epoch`. Raises StaleEpoch where it or a later one
-        has come before."""
-        if self._number <= self._calls.get(agent, -1):
-            raise StaleEpoch(agent=agent, epoch=epoch, held=epoch)
-        self._calls[agent] = self._number
-
     def is_late(self, agent: str) -> bool:
         """Whether a later one has come for `agent` since."""
-        return self._calls[agent] > self._number
+        return self._last[agent] > self._number
 
     def deliver(self, agent: str, number: int, letter: Letter) -> bool:
         """Hand the `letter` of this `number` over to `agent`, if there is room for it."""

@@ -83,12 +83,13 @@ class Node:
             settings=settings,
         )
         self._mail = Mail(
+            name,
             clock,
             behaviours,
             self._owner,
             self._forks,
             self._serving,
-            self._locks,
+            locks=self._locks,
             settings=settings,
         )
         self._leaving = Leaving(
