@@ -90,7 +90,7 @@ class DrawnBehaviours(Behaviours):
             letter, answered = begun.mailbox[0]
             key, generations = msgpack.unpackb(letter.body)
             await self._process.wait(self._rng.uniform(*HANDLING))
-            for _ in range(self._rng.choice([0, 1, 1, 2, 4]) if generations else 0):
+            for _ in range(self._rng.choice([0, 1, 1, 3]) if generations else 0):
                 await self._write(begun, generations - 1)
             begun.mailbox.popleft()
             if letter.asks:

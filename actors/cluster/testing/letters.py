@@ -75,6 +75,10 @@ class LetterOracle:
         lives.append(life)
         return life
 
+    def lives(self, agent: str) -> list[Life]:
+        """All that its behaviour has had, in the order in which they began."""
+        return list(self._lives.get(agent, ()))
+
     def sends(self, life: Life, to: str, *, asks: bool) -> Sent:
         """The next message of a `life` `to` an agent, which `asks` for an answer or not."""
         sent = Sent(len(self._sent), life, to, life.sent[to], asks, self._now())

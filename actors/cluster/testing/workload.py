@@ -190,10 +190,10 @@ class _Story:
         world, rng = self._world, self._world.mail_rng
         post, life = world.post(name), world.letters.begins(None, name, lambda: False)
         await asyncio.sleep(0.3)
-        for _ in range(rng.randint(4, 10)):
-            await asyncio.sleep(rng.choice([0.05, 0.5, 2.5]) * rng.random())
+        for _ in range(rng.randint(3, 6)):
+            await asyncio.sleep(rng.choice([0.05, 0.5, 5.0]) * rng.random())
             to, generations = rng.choice(self._agents), rng.choice([0, 1, 2])
-            for _ in range(rng.choice([1, 1, 3, 8])):
+            for _ in range(rng.choice([1, 1, 2, 6])):
                 if rng.random() < 0.3:
                     asking = post.asks(life, to, generations, None)
                     world.loop.create_task(asking)
