@@ -61,7 +61,7 @@ class DrawnBehaviours(Behaviours):
             return
         assert begun.task is not None
         begun.task.cancel()
-        begun.life.ended = True
+        self._oracle.over(begun.life, begun.open)
         await asyncio.wait([begun.task])
         for letter, answered in begun.mailbox:
             if letter.asks:

@@ -75,6 +75,13 @@ class LetterOracle:
         lives.append(life)
         return life
 
+    def over(self, life: Life, in_hand: int) -> None:
+        """A `life` ends with so many messages in hand, or sent ones that wait."""
+        life.ended = True
+        at_home = self._owner(str(life.agent)) == life.node and self._leased(life.node)
+        if in_hand and at_home and not life.superseded:
+            self._broken.append(f"{life.name} was ended at home with {in_hand} messages in hand")
+
     def lives(self, agent: str) -> list[Life]:
         """All that its behaviour has had, in the order in which they began."""
         return list(self._lives.get(agent, ()))
