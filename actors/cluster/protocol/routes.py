@@ -132,7 +132,9 @@ class Route:
             group.line.remove(one)
             group.loaded -= 1
             self._leave(one)
-            reason = f"{one.letter.sender!r} lives elsewhere: its message to {one.to!r} was not sent"
+            reason = (
+                f"{one.letter.sender!r} lives elsewhere: its message to {one.to!r} was not sent"
+            )
             one.ended(None, Undelivered(reason))
         if not group.loaded:
             group.done.set_result(None)

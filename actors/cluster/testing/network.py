@@ -55,18 +55,14 @@ class Network:
             # What the second one is answered nobody hears.
             self._launch(channel.unheard(), method, data, only)
 
-    def _launch(
-        self, channel: "Channel", method: str, data: bytes, only: Process | None
-    ) -> None:
+    def _launch(self, channel: "Channel", method: str, data: bytes, only: Process | None) -> None:
         seconds = self.trip(channel.caller.name, channel.to)
         if seconds is None:
             channel.break_off()
         else:
             channel.caller.loop.call_later(seconds, self._arrive, channel, method, data, only)
 
-    def _arrive(
-        self, channel: "Channel", method: str, data: bytes, only: Process | None
-    ) -> None:
+    def _arrive(self, channel: "Channel", method: str, data: bytes, only: Process | None) -> None:
         process, handle, stream = self._servers.get(channel.to, (None, None, None))
         gone = process is None or not process.alive or only not in (None, process)
         if gone or (channel.caller.name, channel.to) in self.cut:

@@ -28,7 +28,7 @@ __all__ = ["Mail"]
 LOOK = 0.02
 """Seconds between two looks at whether an agent that leaves is done with its mail."""
 OUTBOXES = 1_000
-"""Whose calls are remembered: for as long as one may be late."""
+"""Those that were used last: whose calls are remembered, as one may come late."""
 
 
 class Mail:
@@ -53,8 +53,8 @@ class Mail:
         self._serving, self._locks, self._settings = serving, locks, settings
         self._leaving: set[str] = set()
         self._coming: dict[str, asyncio.Task[None]] = {}
-        # The last call of each outbox for each agent; those of outboxes that were used lately.
-        self._calls: dict[str, dict[str, int]] = {}
+        # The number of the last call of each outbox for each agent.
+        self._last: dict[str, dict[str, int]] = {}
 
     async def take(self, record: Record) -> Record:
         """The first of what `stream` gives: all there is where nobody asks."""
@@ -65,7 +65,8 @@ class Mail:
         """Messages for several agents, each with the epoch in which it was found here. First, for each of these, how many were taken and why the
         rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
         they come. Messages are named by their number in the call."""
-        call, numbered = self._call(record), 0
+        self._refuse_known(record)
+        call, numbered = _Call(self._behaviours), 0
         groups: list[Any] = []
         for agent, epoch, letters in record["mail"]:
             groups.append(self._group(call, agent, epoch, numbered, letters))
@@ -98,25 +99,24 @@ class Mail:
         finally:
             self._leaving.discard(agent)
 
-    def _call(self, record: Record) -> "_Call":
-        """Raises Unreachable for one that has come before, or behind a later one: what became of it
-        is not known here."""
+    def _refuse_known(self, record: Record) -> None:
+        """Raises Unreachable for a call that has come before, or behind a later one to the same
+        agent: what became of it nobody knows here."""
         outbox, number = record["from"], record["number"]
-        self._calls[outbox] = last = self._calls.pop(outbox, {})
-        if len(self._calls) > OUTBOXES:
-            del self._calls[next(iter(self._calls))]
+        self._last[outbox] = last = self._last.pop(outbox, {})
+        if len(self._last) > OUTBOXES:
+            del self._last[next(iter(self._last))]
         agents = [agent for agent, *_ in record["mail"]]
         if any(number <= last.get(agent, -1) for agent in agents):
             raise Unreachable(to=self._name, method="mail")
         last.update(dict.fromkeys(agents, number))
-        return _Call(self._behaviours, number, last)
 
     async def _group(
         self, call: "_Call", agent: str, epoch: int, first: int, letters: list[Any]
     ) -> list[Any]:
         try:
             await self._ready(agent)
-            self._refuse_late(call, agent, epoch)
+            self._refuse_late(agent, epoch)
         except Exception as error:
             return [0, _record(error)]
         # Without a pause since: it is here.
@@ -125,12 +125,12 @@ class Mail:
                 return [taken, AgentBusy(agent=agent).to_record()]
         return [len(letters), None]
 
-    def _refuse_late(self, call: "_Call", agent: str, epoch: int) -> None:
+    def _refuse_late(self, agent: str, epoch: int) -> None:
         """Raises StaleEpoch for what was sent to who had the agent before, though that be this
-        node, or before what has come meanwhile."""
+        node: what was sent since may have been taken elsewhere."""
         held = self._owner.current(agent)
         assert held is not None
-        if epoch < held.since or call.is_late(agent):
+        if epoch < held.since:
             raise StaleEpoch(agent=agent, epoch=epoch, held=held.since)
 
     async def _ready(self, agent: str) -> None:
@@ -165,18 +165,13 @@ class Mail:
 
 
 class _Call:
-    """One call with messages for agents with `behaviours`: what became of them. It has a `number`,
-    and `last` are those of who sent it, by agent."""
+    """One call with messages for agents with `behaviours`: what became of them."""
 
-    def __init__(self, behaviours: Behaviours, number: int, last: dict[str, int]) -> None:
-        self._behaviours, self._number, self._last = behaviours, number, last
+    def __init__(self, behaviours: Behaviours) -> None:
+        self._behaviours = behaviours
         self._answers: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self.refused: list[tuple[int, Record]] = []
         self.open = 0
-
-    def is_late(self, agent: str) -> bool:
-        """Whether a later one has come for `agent` since."""
-        return self._last[agent] > self._number
 
     def deliver(self, agent: str, number: int, letter: Letter) -> bool:
         """Hand the `letter` of this `number` over to `agent`, if there is room for it."""
