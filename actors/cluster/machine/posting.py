@@ -37,9 +37,9 @@ class Posting:
         lives: Callable[[], bool] = lambda: True,
     ) -> ReplyFuture[Any]:
         """A future of what the agent `to` answers to `letter`, as it is `read`; where that asks
-        nothing, of None when it is in the mailbox there. `lives`: see Outgoing. It fails with Undelivered, Unanswered,
-        MailboxFull, TurnTimeout, what keeps the agent from beginning, and what `read` raises.
-        Raises InvalidConfig without the key of encrypted nodes."""
+        nothing, of None when it is in the mailbox there. `lives`: see Outgoing. It fails with
+        Undelivered, Unanswered, MailboxFull, TurnTimeout, what keeps the agent from beginning, and
+        what `read` raises. Raises InvalidConfig without the key of encrypted nodes."""
         seals = self._words()
         if seals is not None:
             sender, body, asks, seconds = letter

@@ -1,6 +1,6 @@
-"""What must hold of messages, judged from what their senders were told and which mailboxes they came
-to. It knows who owns an agent from the directory alone, and leases from when that has renewed them.
-One thread, one loop.
+"""What must hold of messages, judged from what senders were told and which mailboxes they came to.
+It knows who owns an agent from the directory alone, and leases from when that has renewed them. One
+thread, one loop.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Life", "LetterOracle", "Sent"]
+__all__ = ["LetterOracle", "Life", "Sent"]
 
 OPEN = ("Undelivered in flight", "Unanswered")
 """Ends that leave open whether it was taken."""
@@ -65,7 +65,7 @@ class LetterOracle:
         """What happened: a world in which nothing does proves nothing."""
 
     def begins(self, agent: str | None, node: str, died: Callable[[], bool]) -> Life:
-        """A life of `agent`, or of somebody else, on `node`; `died` says whether its process has."""
+        """A life of `agent`, or of somebody else, on `node`; `died`: whether its process has."""
         lives = self._lives.setdefault(agent or node, [])
         life = Life(f"{agent or 'somebody'}@{node}#{len(lives)}", agent, node, self._now())
         life.died = died

@@ -11,7 +11,7 @@ from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record, Transport
 from kvactors.actors.cluster.protocol.outbox import Outbox, Outgoing, Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.letters import LetterOracle, Life
+from kvactors.actors.cluster.testing.letters import LetterOracle, Life, Sent
 from kvactors.actors.cluster.testing.process import Process
 
 __all__ = ["Post"]
@@ -19,7 +19,7 @@ __all__ = ["Post"]
 
 class Post:
     """Of one `process`: over `transport`, by `clock`, in a cluster of these `settings`; owners are
-    looked for for `seconds`. `oracle` sees what is sent and how it ends. `permit` is the outbox's."""
+    looked for for `seconds`. `oracle` sees what is sent and how it ends. `permit`: see Outbox."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Post:
         def ended(body: bytes | None, error: Exception | None) -> None:
             if self._process.alive:
                 answer = None if body is None else msgpack.unpackb(body)
-                self._oracle.told(sent.key, _kind(sent.asks, answer, error), answer)
+                self._oracle.told(sent.key, _kind(sent, answer, error), answer)
                 _finish(done)
 
         letter = Letter(life.agent, msgpack.packb([sent.key, generations]), asks, seconds)
@@ -96,10 +96,10 @@ class _Watched:
                 self._oracle.leaves(msgpack.unpackb(letter[1])[0], self._name)
 
 
-def _kind(asks: bool, answer: Any, error: Exception | None) -> str:
-    """How a message ended that `asks` or not, in a word or two."""
+def _kind(sent: Sent, answer: Any, error: Exception | None) -> str:
+    """How a message that was `sent` ended, with an `answer` or an `error`, in a word or two."""
     if error is None:
-        return "taken" if not asks else "ended" if answer is None else "answered"
+        return "taken" if not sent.asks else "ended" if answer is None else "answered"
     kind = error.fields["kind"] if isinstance(error, HostFailed) else type(error).__name__
     in_flight = kind == "Undelivered" and "was lost with a message" in str(error)
     return "Undelivered in flight" if in_flight else str(kind)

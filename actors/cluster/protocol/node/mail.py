@@ -32,9 +32,9 @@ OUTBOXES = 1_000
 
 
 class Mail:
-    """For `behaviours` of agents that are `owner`'s and in memory, as `serving` knows; `forks`
-    brings them there, with their lock of `locks`. The node is `name`. What is handed over needs no lock: a behaviour
-    takes turns, which do. How long is waited stands in `settings`, by `clock`."""
+    """Of the node `name`, for `behaviours` of agents that are `owner`'s and in memory, as `serving`
+    knows; `forks` brings them there, with their lock of `locks`. What is handed over needs no lock:
+    a behaviour takes turns, which do. How long is waited stands in `settings`, by `clock`."""
 
     def __init__(
         self,
@@ -62,9 +62,10 @@ class Mail:
             return await anext(items)
 
     async def stream(self, record: Record) -> AsyncGenerator[Record, None]:
-        """Messages for several agents, each with the epoch in which it was found here. First, for each of these, how many were taken and why the
-        rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
-        they come. Messages are named by their number in the call."""
+        """Messages for several agents, each with the epoch in which it was found here. First, for
+        each of these, how many were taken and why the rest was not ("groups"), and which of the
+        taken ones a mailbox "refused"; then "answers" as they come. Messages are named by their
+        number in the call."""
         self._refuse_known(record)
         call, numbered = _Call(self._behaviours), 0
         groups: list[Any] = []

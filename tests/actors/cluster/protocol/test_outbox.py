@@ -167,7 +167,6 @@ def test_a_node_that_was_not_heard_of_is_asked_before_anything_is_sent_there() -
         sender = Sender(nodes)
 
         sender.post(b"safe")
-
         assert await sender.ended(b"safe") == [(None, None)]
         assert nodes.got == [("one", [b"safe"])]
         assert nodes.asked["running"] == 3
@@ -186,7 +185,6 @@ def test_nothing_leaves_a_node_that_has_no_lease() -> None:
 
         sender = Sender(nodes, lambda *_: may)
         sender.post(b"fenced")
-
         assert await sender.ended(b"fenced") == [(None, None)]
         assert len(nodes.got) == 1
 
@@ -196,7 +194,7 @@ def test_nothing_leaves_a_node_that_has_no_lease() -> None:
 def test_what_its_sender_may_not_say_any_more_ends_unsent_and_what_is_behind_it_goes() -> None:
     async def run() -> None:
         nodes, looks = Nodes(), iter([True, False, True])
-        sender = Sender(nodes, lambda *_: lambda look=next(looks): look)
+        sender = Sender(nodes, lambda *_: lambda: next(looks))
 
         sender.post(b"first", b"old", b"last")
 
@@ -296,7 +294,6 @@ def test_who_waits_for_an_answer_hears_of_an_end_that_comes_at_once() -> None:
 
         nodes.answers = [left]
         sender.post(b"asked", asks=True)
-
         ((_, error),) = await sender.ended(b"asked")
         assert type(error).__name__ == "Unanswered"
 
