@@ -265,7 +265,8 @@ class NodeBehaviours:
         """What `deliver` says, to whoever owns its receiver."""
         handle, to, reply = deliver.sender, deliver.receiver, deliver.reply
         assert handle is not None
-        sender, asks, seconds = handle.agent_id, reply is not None, reply and reply.seconds
+        sender, asks = handle.agent_id, reply is not None
+        seconds = None if reply is None else reply.seconds
 
         def lives() -> bool:
             return cast(object, self._agents.get(sender)) is handle
