@@ -48,21 +48,26 @@ class Sent:
 
 class LetterOracle:
     """`broken` lists what did not hold. `now` is the time; `owner` says where an agent lives, and
-    `leased` whether a node may have a lease."""
+    a lease is `lease` seconds."""
 
     def __init__(
         self,
         broken: list[str],
         now: Callable[[], float],
         owner: Callable[[str], str],
-        leased: Callable[[str], bool],
+        lease: float,
     ) -> None:
-        self._broken, self._now, self._owner, self._leased = broken, now, owner, leased
+        self._broken, self._now, self._owner, self._lease = broken, now, owner, lease
+        self._renewed: dict[str, float] = {}
         self._sent: list[Sent] = []
         self._lives: dict[str, list[Life]] = {}
         self._last: dict[tuple[str, str], int] = {}
         self.counts: Counter[str] = Counter()
         """What happened: a world in which nothing does proves nothing."""
+
+    def renewed(self, node: str) -> None:
+        """The directory has renewed its lease."""
+        self._renewed[node] = self._now()
 
     def begins(self, agent: str | None, node: str, died: Callable[[], bool]) -> Life:
         """A life of `agent`, or of somebody else, on `node`; `died`: whether its process has."""
@@ -154,6 +159,10 @@ class LetterOracle:
         """The story is over."""
         for sent in self.waiting():
             self._say(sent.key, "never ended")
+
+    def _leased(self, node: str) -> bool:
+        """Whether it may have a lease."""
+        return self._now() - self._renewed.get(node, -1e9) <= self._lease
 
     def _say(self, key: int, what: str) -> None:
         sent = self._sent[key]

@@ -60,10 +60,7 @@ class World:
         # Apart from `rng`: messages change what happens to turns as little as they can.
         self.mail_rng = Random(f"{seed} mail")
         self.agents: list[str] = []
-        self.letters = LetterOracle(
-            self.oracle.broken, self.loop.time, self._owner, self._may_have_lease
-        )
-        self._renewed: dict[str, float] = {}
+        self.letters = LetterOracle(self.oracle.broken, self.loop.time, self._owner, settings.lease)
         self.armed: list[Armed] = []
         self.network = Network(self.rng, self.step)
         self.nodes = [f"n{index}" for index in range(nodes)]
@@ -213,10 +210,6 @@ class World:
         place = self.machines[DIRECTORY].server.registry.places.get(agent)
         return "nowhere" if place is None else str(place.node)
 
-    def _may_have_lease(self, node: str) -> bool:
-        """Whether the directory has renewed it so lately that it may have heard of it."""
-        return self.loop.time() - self._renewed.get(node, -1e9) <= self.settings.lease
-
     def _watched(self, name: str, server: Any) -> Callable[[str, Record], Awaitable[Record]]:
         """Its `handle`: what is neither a refusal nor a disk's fault is a bug."""
 
@@ -224,7 +217,7 @@ class World:
             try:
                 answer = dict(await server.handle(method, record))
                 if method in ("renew", "join"):
-                    self._renewed[record["node"]] = self.loop.time()
+                    self.letters.renewed(record["node"])
                 return answer
             except (ClusterError, OSError):
                 raise
