@@ -50,7 +50,7 @@ actors/cluster/protocol: core/errors
 actors/cluster/protocol/directory: actors/cluster/protocol
 actors/cluster/protocol/node: actors/cluster/protocol core/errors
 actors/cluster/testing: actors/cluster/protocol actors/cluster/protocol/directory
-    actors/cluster/protocol/node
+    actors/cluster/protocol/node core/errors
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
 core/testing: core/arena core/cache core/cache/family core/conversation core/engine core/model

@@ -7,6 +7,7 @@ What is answered is packed as one of these:
     {"request": id, "given": what the protocol's client gives}    the turn of an agent without one
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -68,13 +69,21 @@ def error_body(error: BaseException) -> bytes:
 
 
 def send(
-    link: Link, to: str, body: bytes, sender: str | None, *, asks: bool, seconds: float | None
+    link: Link,
+    to: str,
+    body: bytes,
+    sender: str | None,
+    *,
+    asks: bool,
+    seconds: float | None,
+    lives: Callable[[], bool] = lambda: True,
 ) -> ReplyFuture[Any]:
     """Send a packed `body` of `sender` `to` an agent, by `link`: a future of its answer within so
-    many `seconds` if it `asks`, else of when it is in the mailbox there. It fails as `Posting.post`
+    many `seconds` if it `asks`, else of when it is in the mailbox there. `lives` says
+    whether the sender is still who said it. It fails as `Posting.post`
     says, and with what `on_message` raised: BehaviourFailed for what is no error of kvactors."""
     letter = Letter(sender, body, asks, seconds)
-    return link.posting.post(to, letter, lambda found: _read(link, to, found))
+    return link.posting.post(to, letter, lambda found: _read(link, to, found), lives)
 
 
 def _read(link: Link, to: str, body: bytes) -> Any:

@@ -1,7 +1,7 @@
 """What all handles of a cluster have in common: a loop, a client of the protocol, and patience."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -13,7 +13,7 @@ from kvactors.actors.cluster.machine.posting import Posting
 from kvactors.actors.cluster.machine.sealed_client import open_client, open_words
 from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Transport
-from kvactors.actors.cluster.protocol.outbox import Outbox
+from kvactors.actors.cluster.protocol.outbox import Outbox, Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Link:
     """`loop` runs the calls of `client`, over a `transport`, in a cluster of these `settings`; one
     that finds no owner is tried again for `seconds`. `key`: the one that nodes have, if any.
-    `permit` raises LeaseLost while no message may be sent."""
+    `permit` says which messages may be sent."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Link:
         settings: Settings,
         seconds: float,
         key: EncryptionKey | None = None,
-        permit: Callable[[], object] = lambda: None,
+        permit: Permit = anybody,
     ) -> None:
         """Raises InvalidConfig for another `key` than that of the nodes."""
         self.loop = loop

@@ -29,11 +29,17 @@ class Posting:
         self._new: deque[Outgoing] = deque()
         self._woken = self._closed = False
 
-    def post(self, to: str, letter: Letter, read: Callable[[bytes], Any]) -> ReplyFuture[Any]:
+    def post(
+        self,
+        to: str,
+        letter: Letter,
+        read: Callable[[bytes], Any],
+        lives: Callable[[], bool] = lambda: True,
+    ) -> ReplyFuture[Any]:
         """A future of what the agent `to` answers to `letter`, as it is `read`; where that asks
-        nothing, of None when it is in the mailbox there. It fails with Undelivered, Unanswered,
-        MailboxFull, TurnTimeout, what keeps the agent from beginning, and what `read` raises.
-        Raises InvalidConfig without the key of encrypted nodes."""
+        nothing, of None when it is in the mailbox there. `lives`: see Outgoing. It fails with
+        Undelivered, Unanswered, MailboxFull, TurnTimeout, what keeps the agent from beginning, and
+        what `read` raises. Raises InvalidConfig without the key of encrypted nodes."""
         seals = self._words()
         if seals is not None:
             sender, body, asks, seconds = letter
@@ -57,7 +63,7 @@ class Posting:
             except Exception as failed:
                 future.reject(failed)
 
-        self._new.append(Outgoing(to, letter, ended))
+        self._new.append(Outgoing(to, letter, ended, lives))
         if self._closed:
             for outgoing in self._each():
                 outgoing.ended(None, _gone())

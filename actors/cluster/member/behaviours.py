@@ -45,7 +45,7 @@ from kvactors.core.errors import MailboxFull, Undelivered
 
 __all__ = ["NodeBehaviours"]
 
-
+TOPIC = ("a topic", "name who shall get it: broadcast(message, to=[...])")
 Answered = tuple[ReplyFuture[Any], Callable[[Any], bytes]]
 
 
@@ -89,15 +89,15 @@ class NodeContext(Context):
 
     def subscribe(self, topic: str) -> None:
         """Raises NotAcrossNodes."""
-        _refuse_topics()
+        _refuse(*TOPIC)
 
     def unsubscribe(self, topic: str) -> None:
         """Raises NotAcrossNodes."""
-        _refuse_topics()
+        _refuse(*TOPIC)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """Raises NotAcrossNodes: no `message` has a `topic`."""
-        _refuse_topics()
+        _refuse(*TOPIC)
 
     def watch(self, agent: str | Agent) -> None:
         """Raises NotAcrossNodes."""
@@ -263,12 +263,17 @@ class NodeBehaviours:
 
     def _send(self, deliver: Deliver) -> ReplyFuture[Any]:
         """What `deliver` says, to whoever owns its receiver."""
-        assert deliver.sender is not None
-        seconds = None if deliver.reply is None else deliver.reply.seconds
-        asks = deliver.reply is not None
-        sender, body = deliver.sender.agent_id, deliver.message
-        sent = send(self._link, deliver.receiver, body, sender, asks=asks, seconds=seconds)
-        if not asks and sender != deliver.receiver:
+        handle, to, reply = deliver.sender, deliver.receiver, deliver.reply
+        assert handle is not None
+        sender, asks = handle.agent_id, reply is not None
+        seconds = None if reply is None else reply.seconds
+
+        def lives() -> bool:
+            return cast(object, self._agents.get(sender)) is handle
+
+        body = deliver.message
+        sent = send(self._link, to, body, sender, asks=asks, seconds=seconds, lives=lives)
+        if not asks and sender != to:
             # Elsewhere it would overtake what waits here.
             self._begun(sender, sent)
         return sent
@@ -293,7 +298,3 @@ def _nobody(_agent_id: str) -> None:
 
 def _refuse(what: str, instead: str) -> NoReturn:
     raise NotAcrossNodes(what=what, instead=instead)
-
-
-def _refuse_topics() -> NoReturn:
-    _refuse("a topic", "name who shall get it: broadcast(message, to=[...])")

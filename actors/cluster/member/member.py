@@ -18,6 +18,7 @@ from kvactors.actors.cluster.machine.seals import Seals, key_name
 from kvactors.actors.cluster.member.behaviours import NodeBehaviours
 from kvactors.actors.cluster.protocol.interfaces import Record, Transport
 from kvactors.actors.cluster.protocol.node.server import Node
+from kvactors.actors.cluster.protocol.outbox import Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import InvalidConfig
@@ -102,25 +103,29 @@ class _Doors:
         self._name = name
         self.own: dict[str, Answers] = {"directory": self}
         self.near: dict[str, Answers] = {}
-        self._check: Callable[[], object] = lambda: None
+        self._permit: Permit = anybody
 
     def link(
         self, settings: Settings, transport: Transport, seconds: float, key: EncryptionKey | None
     ) -> Link:
         """By `transport` to a cluster of these `settings`, whose nodes have `key`; calls are tried
-        for `seconds`. Nothing is sent while the node has no lease."""
+        for `seconds`. Nothing is sent for an agent that is not this node's."""
         loop = OtherLoop(asyncio.get_running_loop())
-        return Link(loop, transport, settings, seconds, key, lambda: self._check())
+
+        def permit(sender: str | None, lives: Callable[[], bool]) -> Callable[[], bool]:
+            return self._permit(sender, lives)
+
+        return Link(loop, transport, settings, seconds, key, permit)
 
     def open(self, node: Node) -> None:
         """The node is there."""
         self.own[self._name] = self.near[self._name] = node
-        self._check = node.check_lease
+        self._permit = node.speaking.permit
 
     async def handle(self, method: str, record: Record) -> Record:
         """Where any agent lives, whatever the `method` and the `record`: it refuses there what is
         not its own."""
-        return {"node": self._name}
+        return {"node": self._name, "epoch": 0}
 
 
 def check_key(key: EncryptionKey | None, settings: Settings) -> None:

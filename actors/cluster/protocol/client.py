@@ -45,7 +45,7 @@ class Client:
 
     def __init__(self, transport: Transport, clock: Clock, settings: Settings) -> None:
         self._transport, self._clock, self._settings = transport, clock, settings
-        self._owners: dict[str, str] = {}
+        self._owners: dict[str, tuple[str, int]] = {}
 
     async def spawn(self, agent: str, options: Record, group: str | None, seconds: float) -> Place:
         """A new agent's place, or of the one that there is. Raises AgentExists if that was spawned
@@ -153,6 +153,8 @@ class Client:
     async def serve(self, agent: str, seconds: float) -> None:
         """Have it in the memory of its owner, its behaviour begun. Unanswered after `seconds`."""
         await self._of_owner(agent, "serve", {"agent": agent}, seconds)
+        # That was another epoch, if it was claimed for this.
+        self.lost(agent)
 
     async def _any_node(self) -> str:
         nodes = (await self._directory("stats", {}))["nodes"]
@@ -174,8 +176,13 @@ class Client:
 
     async def owner(self, agent: str) -> str:
         """The node that has `agent`, as far as is known here. Raises UnknownAgent, Unreachable."""
+        return (await self.find(agent))[0]
+
+    async def find(self, agent: str) -> tuple[str, int]:
+        """That node, and in which epoch it was found there. Raises UnknownAgent, Unreachable."""
         if agent not in self._owners:
-            self._owners[agent] = (await self._directory("find", {"agent": agent}))["node"]
+            place = await self._directory("find", {"agent": agent})
+            self._owners[agent] = (place["node"], place["epoch"])
         return self._owners[agent]
 
     async def _while_owner(

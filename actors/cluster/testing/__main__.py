@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -19,14 +20,17 @@ def main() -> int:
     first, _, last = args.seeds.partition("..")
     seeds = range(int(first), int(last or first) + 1)
     begin, answers, broken = time.monotonic(), 0, 0
+    letters = Counter[str]()
     for outcome in _run(seeds, args.jobs):
         answers += outcome.answers
+        letters += outcome.letters
         if outcome.broken:
             broken += 1
             print(*(outcome.log if args.log else ()), sep="\n")
             print(f"seed {outcome.seed}:", *outcome.broken, sep="\n    ", flush=True)
     seconds = time.monotonic() - begin
     print(f"{len(seeds)} seeds, {answers} answers, {broken} broken, {seconds:.1f} s")
+    print("messages:", ", ".join(f"{count} {what}" for what, count in letters.most_common()))
     return 1 if broken else 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
+from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.disk import Disk
@@ -22,11 +23,14 @@ SAVED = 0.3
 
 class ModelHost:
     """Ledgers on a simulated disk; those of served agents in memory besides, as an AgentSystem has
-    them; it dies with its `process`, and `rng` draws how long turns take. That nobody writes below
-    an agent that is served is asserted here."""
+    them, with their `behaviours`; it dies with its `process`, and `rng` draws how long turns take.
+    That nobody writes below an agent that is served is asserted here."""
 
-    def __init__(self, process: Process, disk: Disk, rng: Random) -> None:
+    def __init__(
+        self, process: Process, disk: Disk, rng: Random, behaviours: Behaviours | None = None
+    ) -> None:
         self._process, self._disk, self._rng = process, disk, rng
+        self._behaviours = behaviours or NoBehaviours()
         self._ledgers: dict[str, list[bytes]] = disk.files.setdefault("ledgers", {})
         self._aside: list[bytes] = disk.files.setdefault("aside", [])
         self._pieces: dict[str, list[dict[str, Any]]] = disk.files.setdefault("pieces", {})
@@ -43,9 +47,11 @@ class ModelHost:
         """Read into memory."""
         await self._disk.read(self._process, "begin")
         self._served.setdefault(agent, list(self._ledgers.get(agent, ())))
+        await self._behaviours.begin(agent, None, None)
 
     async def end(self, agent: str) -> None:
         """Out of memory."""
+        await self._behaviours.end(agent)
         await self._disk.read(self._process, "end")
         self._served.pop(agent, None)
 

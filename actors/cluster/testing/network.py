@@ -1,6 +1,7 @@
 """Simulated messages: late, lost, out of order, twice, and not at all between some."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
@@ -46,23 +47,28 @@ class Network:
 
     def send(self, channel: "Channel", method: str, data: bytes) -> None:
         """`method` with `data` towards the server; what becomes of it is seen on `channel`."""
-        self._launch(channel, method, data)
-        if self.rng.random() < self.twice:
+        twice = self.rng.random() < self.twice
+        # Both to one process: a connection ends with it.
+        only = self._servers[channel.to][0] if twice and channel.to in self._servers else None
+        self._launch(channel, method, data, only)
+        if twice:
             # What the second one is answered nobody hears.
-            self._launch(channel.unheard(), method, data)
+            self._launch(channel.unheard(), method, data, only)
 
-    def _launch(self, channel: "Channel", method: str, data: bytes) -> None:
+    def _launch(self, channel: "Channel", method: str, data: bytes, only: Process | None) -> None:
         seconds = self.trip(channel.caller.name, channel.to)
         if seconds is None:
             channel.break_off()
         else:
-            channel.caller.loop.call_later(seconds, self._arrive, channel, method, data)
+            channel.caller.loop.call_later(seconds, self._arrive, channel, method, data, only)
 
-    def _arrive(self, channel: "Channel", method: str, data: bytes) -> None:
+    def _arrive(self, channel: "Channel", method: str, data: bytes, only: Process | None) -> None:
         process, handle, stream = self._servers.get(channel.to, (None, None, None))
-        if process is None or not process.alive or (channel.caller.name, channel.to) in self.cut:
+        gone = process is None or not process.alive or only not in (None, process)
+        if gone or (channel.caller.name, channel.to) in self.cut:
             channel.break_off()
             return
+        assert process is not None
         key = object()
         process.at_death(key, channel.break_off)
 
@@ -93,6 +99,7 @@ class Channel:
         self._network, self.caller, self.to = network, caller, to
         self._method, self.streams = method, streams
         self.items: asyncio.Queue[Item] = asyncio.Queue()
+        self._coming: deque[Item] = deque()
         self._last = 0.0
         self._broken = False
 
@@ -108,9 +115,14 @@ class Channel:
         if seconds is None:
             self.break_off()
             return
+        self._coming.append(item)
         # Two of one moment would come in any order.
         self._last = max(self._last + 1e-6, self.caller.loop.time() + seconds)
-        self.caller.loop.call_at(self._last, self.caller.deliver, self.items.put_nowait, item)
+        self.caller.loop.call_at(self._last, self.caller.deliver, self._next)
+
+    def _next(self) -> None:
+        """In order, though a process that stood still looks at what came meanwhile in any."""
+        self.items.put_nowait(self._coming.popleft())
 
     def break_off(self) -> None:
         """The caller finds out, some time."""

@@ -1,6 +1,7 @@
 """What clients do meanwhile, and the end of it: everything is answered, and all is in its place."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ PATIENCE = 90.0
 QUIET = 60.0
 LEASE = 2.0
 MOST_AGENTS = 7
+WRITERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Outcome:
     broken: list[str]
     answers: int
     log: list[str]
+    letters: Counter[str]
+    """What became of messages."""
 
 
 def run_seed(seed: int, durable: str = "two") -> Outcome:
@@ -48,7 +52,8 @@ def run_seed(seed: int, durable: str = "two") -> Outcome:
         world.oracle.broken.append(str(error))
     finally:
         world.close()
-    return Outcome(seed, world.oracle.broken, world.oracle.answers, world.log)
+    oracle, letters = world.oracle, world.letters.counts
+    return Outcome(seed, oracle.broken, oracle.answers, world.log, letters)
 
 
 def _nodes(seed: int) -> int:
@@ -58,7 +63,8 @@ def _nodes(seed: int) -> int:
 class _Story:
     def __init__(self, world: World) -> None:
         self._world, self._rng, self._oracle = world, world.rng, world.oracle
-        self._agents = [f"a{index}" for index in range(self._rng.randint(1, 4))]
+        self._agents = world.agents
+        self._agents += [f"a{index}" for index in range(self._rng.randint(1, 4))]
         self._drained: set[str] = set()
         self._moves: list[tuple[str, str, int]] = []
 
@@ -67,7 +73,9 @@ class _Story:
         self._world.loop.call_later(FAULTS, self._world.heal)
         self._world.loop.call_later(0.5, plan, self._world, FAULTS - 1.5)
         clients = [self._client(f"c{index}") for index in range(self._rng.randint(2, 4))]
-        await asyncio.gather(*clients, self._operator(self._world.client("operator")))
+        writers = [self._writer(f"w{index}") for index in range(WRITERS)]
+        operator = self._operator(self._world.client("operator"))
+        await asyncio.gather(*clients, operator, *writers)
         left = FAULTS - self._world.loop.time()
         await asyncio.sleep(max(0.0, left))
         await self._quiet()
@@ -177,6 +185,21 @@ class _Story:
         self._world.say(f"{agent} shows {len(shown)} in {given['epoch']} on {given['node']}")
         self._oracle.read(asked, given["epoch"], given["node"], shown)
 
+    async def _writer(self, name: str) -> None:
+        """Messages from outside, some at a time."""
+        world, rng = self._world, self._world.mail_rng
+        post, life = world.post(name), world.letters.begins(None, name, lambda: False)
+        await asyncio.sleep(0.3)
+        for _ in range(rng.randint(3, 6)):
+            await asyncio.sleep(rng.choice([0.05, 0.5, 5.0]) * rng.random())
+            to, generations = rng.choice(self._agents), rng.choice([0, 1, 2])
+            for _ in range(rng.choice([1, 1, 2, 6])):
+                if rng.random() < 0.3:
+                    asking = post.asks(life, to, generations, None)
+                    world.loop.create_task(asking)
+                else:
+                    post.sends(life, to, generations)
+
     async def _until_done(self, do: Any) -> Any:
         """A disk's error is the caller's to try again; it is the same request."""
         while True:
@@ -230,6 +253,7 @@ class _Story:
             )
             if nodes := self._world.misfits(agent):
                 self._oracle.broken.append(f"{agent}: KV of other turns on {', '.join(nodes)}")
+        self._world.letters.ends()
         for agent, target, written in self._moves:
             self._oracle.moved(agent, target, self._journal()[written:])
 
@@ -246,6 +270,8 @@ class _Story:
         registry = self._world.machines[DIRECTORY].server.registry
         if registry.moves:
             return f"moves {list(registry.moves)}"
+        if waiting := self._world.letters.waiting():
+            return f"{len(waiting)} messages have not ended"
         for agent in self._agents:
             place, home = registry.places[agent], self._home(agent)
             used = bool(self._world.ledgers(agent))

@@ -10,16 +10,22 @@ from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
+from kvactors.actors.cluster.protocol.outbox import Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.testing.behaviours import DrawnBehaviours
 from kvactors.actors.cluster.testing.disk import Disk, SimJournal
 from kvactors.actors.cluster.testing.host import ModelHost, fits, texts
+from kvactors.actors.cluster.testing.letters import LetterOracle
 from kvactors.actors.cluster.testing.network import Network, SimTransport
 from kvactors.actors.cluster.testing.oracle import Oracle
+from kvactors.actors.cluster.testing.posting import Post
 from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
 
 __all__ = ["DIRECTORY", "Armed", "World"]
 
 DIRECTORY = "directory"
+PATIENCES = (4.0, 20.0)
+"""Seconds for which a message looks for its owner."""
 
 
 @dataclass(slots=True)
@@ -51,6 +57,10 @@ class World:
         self.loop = new_loop()
         self.settings = settings
         self.oracle = Oracle()
+        # Apart from `rng`: messages change what happens to turns as little as they can.
+        self.mail_rng = Random(f"{seed} mail")
+        self.agents: list[str] = []
+        self.letters = LetterOracle(self.oracle.broken, self.loop.time, self._owner, settings.lease)
         self.armed: list[Armed] = []
         self.network = Network(self.rng, self.step)
         self.nodes = [f"n{index}" for index in range(nodes)]
@@ -118,6 +128,11 @@ class World:
         transport = SimTransport(self.network, process)
         return Client(transport, SimClock(process, self._rate(), 0.0), self.settings)
 
+    def post(self, name: str) -> Post:
+        """Somebody outside who sends messages."""
+        process = Process(name, self.loop)
+        return self._post(process, SimClock(process, self._rate(), 0.0), anybody)
+
     def ledgers(self, agent: str) -> dict[str, list[str]]:
         """What each node's disk has of it."""
         found = {}
@@ -163,18 +178,47 @@ class World:
             server: Any = Directory(transport, clock, journal, self.settings)
             self.network.serve(process, self._watched(name, server))
         else:
-            host = ModelHost(process, machine.disk, self.rng)
-            server = Node(name, transport, clock, journal, host, settings=self.settings)
+            post = self._post(process, clock, lambda *said: server.speaking.permit(*said))
+            behaviours = DrawnBehaviours(process, post, self.letters, self.agents, self.mail_rng)
+            host = ModelHost(process, machine.disk, self.rng, behaviours)
+            server = Node(
+                name,
+                transport,
+                clock,
+                journal,
+                host,
+                settings=self.settings,
+                behaviours=behaviours,
+            )
             self.network.serve(process, self._watched(name, server), server.stream)
         machine.server = server
         process.start(self._run(name, process, server))
+
+    def _post(self, process: Process, clock: SimClock, permit: Permit) -> Post:
+        return Post(
+            process,
+            SimTransport(self.network, process),
+            clock,
+            self.settings,
+            self.letters,
+            seconds=self.mail_rng.choice(PATIENCES),
+            permit=permit,
+        )
+
+    def _owner(self, agent: str) -> str:
+        """Where the directory has put it."""
+        place = self.machines[DIRECTORY].server.registry.places.get(agent)
+        return "nowhere" if place is None else str(place.node)
 
     def _watched(self, name: str, server: Any) -> Callable[[str, Record], Awaitable[Record]]:
         """Its `handle`: what is neither a refusal nor a disk's fault is a bug."""
 
         async def handle(method: str, record: Record) -> Record:
             try:
-                return dict(await server.handle(method, record))
+                answer = dict(await server.handle(method, record))
+                if method in ("renew", "join"):
+                    self.letters.renewed(record["node"])
+                return answer
             except (ClusterError, OSError):
                 raise
             except Exception as error:

@@ -11,6 +11,8 @@ from kvactors.actors.cluster.protocol.errors import (
     AgentMoving,
     ClusterError,
     HostFailed,
+    StaleEpoch,
+    Unreachable,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record
 from kvactors.actors.cluster.protocol.locks import Locks
@@ -25,29 +27,34 @@ __all__ = ["Mail"]
 
 LOOK = 0.02
 """Seconds between two looks at whether an agent that leaves is done with its mail."""
+OUTBOXES = 1_000
+"""Those that were used last: whose calls are remembered, as one may come late."""
 
 
 class Mail:
-    """For `behaviours` of agents that are `owner`'s and in memory, as `serving` knows; `forks`
-    brings them there, with their lock of `locks`. What is handed over needs no lock: a behaviour
-    takes turns, which do. How long is waited stands in `settings`, by `clock`."""
+    """Of the node `name`, for `behaviours` of agents that are `owner`'s and in memory, as `serving`
+    knows; `forks` brings them there, with their lock of `locks`. What is handed over needs no lock:
+    a behaviour takes turns, which do. How long is waited stands in `settings`, by `clock`."""
 
     def __init__(
         self,
+        name: str,
         clock: Clock,
         behaviours: Behaviours,
         owner: Owner,
         forks: Forks,
         serving: Serving,
-        locks: Locks,
         *,
+        locks: Locks,
         settings: Settings,
     ) -> None:
-        self._clock, self._owner, self._forks = clock, owner, forks
+        self._name, self._clock, self._owner, self._forks = name, clock, owner, forks
         self._behaviours = behaviours
         self._serving, self._locks, self._settings = serving, locks, settings
         self._leaving: set[str] = set()
         self._coming: dict[str, asyncio.Task[None]] = {}
+        # The number of the last call of each outbox for each agent.
+        self._last: dict[str, dict[str, int]] = {}
 
     async def take(self, record: Record) -> Record:
         """The first of what `stream` gives: all there is where nobody asks."""
@@ -55,13 +62,15 @@ class Mail:
             return await anext(items)
 
     async def stream(self, record: Record) -> AsyncGenerator[Record, None]:
-        """Messages for several agents. First, for each of these, how many were taken and why the
-        rest was not ("groups"), and which of the taken ones a mailbox "refused"; then "answers" as
-        they come. Messages are named by their number in the call."""
+        """Messages for several agents, each with the epoch in which it was found here. First, for
+        each of these, how many were taken and why the rest was not ("groups"), and which of the
+        taken ones a mailbox "refused"; then "answers" as they come. Messages are named by their
+        number in the call."""
+        self._refuse_known(record)
         call, numbered = _Call(self._behaviours), 0
         groups: list[Any] = []
-        for agent, letters in record["mail"]:
-            groups.append(self._group(call, agent, numbered, letters))
+        for agent, epoch, letters in record["mail"]:
+            groups.append(self._group(call, agent, epoch, numbered, letters))
             numbered += len(letters)
         yield {"groups": await asyncio.gather(*groups), "refused": call.refused}
         while call.open:
@@ -91,9 +100,24 @@ class Mail:
         finally:
             self._leaving.discard(agent)
 
-    async def _group(self, call: "_Call", agent: str, first: int, letters: list[Any]) -> list[Any]:
+    def _refuse_known(self, record: Record) -> None:
+        """Raises Unreachable for a call that has come before, or behind a later one to the same
+        agent: what became of it nobody knows here."""
+        outbox, number = record["from"], record["number"]
+        self._last[outbox] = last = self._last.pop(outbox, {})
+        if len(self._last) > OUTBOXES:
+            del self._last[next(iter(self._last))]
+        agents = [agent for agent, *_ in record["mail"]]
+        if any(number <= last.get(agent, -1) for agent in agents):
+            raise Unreachable(to=self._name, method="mail")
+        last.update(dict.fromkeys(agents, number))
+
+    async def _group(
+        self, call: "_Call", agent: str, epoch: int, first: int, letters: list[Any]
+    ) -> list[Any]:
         try:
             await self._ready(agent)
+            self._refuse_late(agent, epoch)
         except Exception as error:
             return [0, _record(error)]
         # Without a pause since: it is here.
@@ -101,6 +125,14 @@ class Mail:
             if not call.deliver(agent, first + taken, Letter(*letter)):
                 return [taken, AgentBusy(agent=agent).to_record()]
         return [len(letters), None]
+
+    def _refuse_late(self, agent: str, epoch: int) -> None:
+        """Raises StaleEpoch for what was sent to who had the agent before, though that be this
+        node: what was sent since may have been taken elsewhere."""
+        held = self._owner.current(agent)
+        assert held is not None
+        if epoch < held.since:
+            raise StaleEpoch(agent=agent, epoch=epoch, held=held.since)
 
     async def _ready(self, agent: str) -> None:
         """It is here, in memory, and stays while nobody pauses. Raises AgentMoving where that takes
@@ -110,7 +142,7 @@ class Mail:
         if agent not in self._leaving:
             if agent not in self._coming:
                 self._coming[agent] = coming = asyncio.create_task(self._come(agent))
-                coming.add_done_callback(lambda _: self._coming.pop(agent))
+                coming.add_done_callback(lambda coming: self._came(agent, coming))
             coming = self._coming[agent]
             if await done_soon(self._clock, coming, self._settings.call / 2):
                 await coming
@@ -121,6 +153,12 @@ class Mail:
         held = self._owner.current(agent)
         claimed = held is not None and held.whole
         return claimed and self._serving.has(agent) and agent not in self._leaving
+
+    def _came(self, agent: str, coming: asyncio.Task[None]) -> None:
+        del self._coming[agent]
+        if not coming.cancelled():
+            # Where nobody waits any more nobody is told.
+            coming.exception()
 
     async def _come(self, agent: str) -> None:
         async with self._locks.of(agent):

@@ -1,7 +1,7 @@
 """A node as owner: what it may answer for, and when a turn is durable."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import (
@@ -31,6 +31,11 @@ class Held:
     """Nobody could be brought up to date: until then it is not tried again."""
     whole: bool = True
     """Its ledger here has what it begins with; False: a fork's may not, yet."""
+    since: int = field(init=False)
+    """The epoch of the claim."""
+
+    def __post_init__(self) -> None:
+        self.since = self.place.epoch
 
 
 class Owner:

@@ -25,6 +25,7 @@ from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 from kvactors.actors.cluster.protocol.node.replica import Replica
 from kvactors.actors.cluster.protocol.node.serving import Serving
+from kvactors.actors.cluster.protocol.node.speaking import Speaking
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.records import Settings
 
@@ -82,17 +83,19 @@ class Node:
             settings=settings,
         )
         self._mail = Mail(
+            name,
             clock,
             behaviours,
             self._owner,
             self._forks,
             self._serving,
-            self._locks,
+            locks=self._locks,
             settings=settings,
         )
         self._leaving = Leaving(
             self._owner, self._notes, self._locks, self._give_up, self._mail.shut
         )
+        self.speaking = Speaking(self._owner, self._locks, self._give_up)
         self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
@@ -143,10 +146,6 @@ class Node:
         while (item := await items.get()) is not None:
             yield item
         yield {"durable": (await turn)["durable"]}
-
-    def check_lease(self) -> None:
-        """Raises LeaseLost: nothing may be said for its agents just now."""
-        self._owner.check()
 
     async def begin(self) -> None:
         """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""

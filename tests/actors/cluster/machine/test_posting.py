@@ -34,9 +34,9 @@ class Node:
         if method == "serve" and self.reason:
             raise self.reason
         if method != "mail":
-            return {"node": "one", "request": None}
+            return {"node": "one", "epoch": 1, "request": None}
         reason = self.reason and self.reason.to_record()
-        taken = [[0, reason] if reason else [len(mail), None] for _, mail in record["mail"]]
+        taken = [[0, reason] if reason else [len(mail), None] for *_, mail in record["mail"]]
         return {"groups": taken, "refused": []}
 
     async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:

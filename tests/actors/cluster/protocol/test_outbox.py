@@ -11,6 +11,7 @@ from machine import SETTINGS
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.errors import (
+    AgentBusy,
     AgentMoving,
     ClusterError,
     LeaseLost,
@@ -18,7 +19,7 @@ from kvactors.actors.cluster.protocol.errors import (
     Unreachable,
 )
 from kvactors.actors.cluster.protocol.interfaces import Letter, Record
-from kvactors.actors.cluster.protocol.outbox import MOST, Outbox, Outgoing
+from kvactors.actors.cluster.protocol.outbox import MOST, Outbox, Outgoing, Permit, anybody
 
 Said = tuple[bytes | None, Exception | None]
 
@@ -30,6 +31,7 @@ class Nodes:
     def __init__(self) -> None:
         self.owner = "one"
         self.got: list[tuple[str, list[bytes]]] = []
+        self.headings: list[Record] = []
         self.asked = Counter[str]()
         self.answers: list[Callable[[Record], Awaitable[Record]]] = []
         self.silent: list[ClusterError] = []
@@ -42,12 +44,13 @@ class Nodes:
         if method == "find":
             if record["agent"] == "nobody":
                 raise UnknownAgent(agent="nobody")
-            return {"node": self.owner}
+            return {"node": self.owner, "epoch": 1}
         if method == "running":
             if self.silent:
                 raise self.silent.pop()
             return {"request": None}
-        self.got.append((to, [body for _, mail in record["mail"] for _, body, *_ in mail]))
+        self.headings.append(record)
+        self.got.append((to, [body for *_, mail in record["mail"] for _, body, *_ in mail]))
         return await (self.answers.pop(0) if self.answers else taken)(record)
 
     async def stream(self, to: str, method: str, record: Record) -> AsyncIterator[Record]:
@@ -60,7 +63,7 @@ class Nodes:
 
 async def taken(record: Record) -> Record:
     """All of it."""
-    return {"groups": [[len(mail), None] for _, mail in record["mail"]], "refused": []}
+    return {"groups": [[len(mail), None] for *_, mail in record["mail"]], "refused": []}
 
 
 async def lost(record: Record) -> Record:
@@ -71,10 +74,10 @@ async def lost(record: Record) -> Record:
 class Sender:
     """An outbox before `nodes`, and what became of the messages, by what they said."""
 
-    def __init__(self, nodes: Nodes, permit: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, nodes: Nodes, permit: Permit = anybody, seconds: float = 5.0) -> None:
         clock = MonotonicClock()
         client = Client(nodes, clock, SETTINGS)
-        self.outbox = Outbox(nodes, client, clock, SETTINGS, 5.0, permit)
+        self.outbox = Outbox(nodes, client, clock, SETTINGS, seconds, permit)
         self.said: dict[bytes, list[Said]] = {}
 
     def post(self, *bodies: bytes, to: str = "alice", asks: bool = False) -> None:
@@ -164,7 +167,6 @@ def test_a_node_that_was_not_heard_of_is_asked_before_anything_is_sent_there() -
         sender = Sender(nodes)
 
         sender.post(b"safe")
-
         assert await sender.ended(b"safe") == [(None, None)]
         assert nodes.got == [("one", [b"safe"])]
         assert nodes.asked["running"] == 3
@@ -176,15 +178,64 @@ def test_nothing_leaves_a_node_that_has_no_lease() -> None:
     async def run() -> None:
         nodes, leases = Nodes(), [False, False, True]
 
-        def permit() -> None:
+        def may() -> bool:
             if not (leases.pop(0) if leases else True):
                 raise LeaseLost(node="here")
+            return True
 
-        sender = Sender(nodes, permit)
+        sender = Sender(nodes, lambda *_: may)
         sender.post(b"fenced")
-
         assert await sender.ended(b"fenced") == [(None, None)]
         assert len(nodes.got) == 1
+
+    asyncio.run(run())
+
+
+def test_what_its_sender_may_not_say_any_more_ends_unsent_and_what_is_behind_it_goes() -> None:
+    async def run() -> None:
+        nodes, looks = Nodes(), iter([True, False, True])
+        sender = Sender(nodes, lambda *_: lambda: next(looks))
+
+        sender.post(b"first", b"old", b"last")
+
+        first, (_, error), last = await sender.ended(b"first", b"old", b"last")
+        assert (first, last) == ((None, None), (None, None))
+        assert type(error).__name__ == "Undelivered"
+        assert nodes.got == [("one", [b"first", b"last"])]
+
+    asyncio.run(run())
+
+
+def test_a_mailbox_that_stays_full_is_named_as_the_reason() -> None:
+    async def run() -> None:
+        nodes = Nodes()
+        sender = Sender(nodes, seconds=0.1)
+
+        async def full(record: Record) -> Record:
+            error = AgentBusy(agent="alice").to_record()
+            return {"groups": [[0, error]], "refused": []}
+
+        nodes.answers = [full] * 100
+        sender.post(b"one", b"two")
+
+        for _, error in await sender.ended(b"one", b"two"):
+            assert type(error).__name__ == "MailboxFull"
+
+    asyncio.run(run())
+
+
+def test_each_call_has_a_number_of_its_own_and_the_epoch_of_its_receivers_owner() -> None:
+    async def run() -> None:
+        nodes = Nodes()
+        sender = Sender(nodes)
+        for body in numbers(2):
+            sender.post(body)
+            await sender.ended(body)
+
+        first, second = nodes.headings
+        assert first["from"] == second["from"]
+        assert first["number"] < second["number"]
+        assert [epoch for _, epoch, _ in second["mail"]] == [1]
 
     asyncio.run(run())
 
@@ -243,7 +294,6 @@ def test_who_waits_for_an_answer_hears_of_an_end_that_comes_at_once() -> None:
 
         nodes.answers = [left]
         sender.post(b"asked", asks=True)
-
         ((_, error),) = await sender.ended(b"asked")
         assert type(error).__name__ == "Unanswered"
 

@@ -1,5 +1,6 @@
 """Clusters under seeds: whatever fails, the oracle finds nothing, and with a bug it finds it."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -43,6 +44,16 @@ def test_a_seed_is_the_same_story_each_time() -> None:
 
     assert first.log == second.log
     assert first.answers > 0
+
+
+def test_messages_are_taken_lost_moved_and_taken_over_with_their_agents_in_these_worlds() -> None:
+    letters = Counter[str]()
+    for seed in range(1, 21):
+        letters += run_seed(seed).letters
+
+    happen = ["taken", "answered", "Undelivered in flight", "Undelivered", "Unanswered"]
+    happen += ["MailboxFull", "followed", "taken over"]
+    assert [what for what in happen if not letters[what]] == []
 
 
 @bug(Copier, "catch_up")
