@@ -128,7 +128,8 @@ class Client:
         trying = Tries(self._clock, "a node", seconds)
         while True:
             try:
-                node, most = await self._any_node(), self._settings.call
+                node = _alive(await self._directory("stats", {}))
+                most = self._settings.call
                 return dict(await self._transport.call(node, "model", {}, within=most))
             except PASSING as error:
                 await trying.wait(error)
@@ -155,13 +156,6 @@ class Client:
         await self._of_owner(agent, "serve", {"agent": agent}, seconds)
         # That was another epoch, if it was claimed for this.
         self.lost(agent)
-
-    async def _any_node(self) -> str:
-        nodes = (await self._directory("stats", {}))["nodes"]
-        for name in sorted(nodes):
-            if nodes[name]["alive"]:
-                return str(name)
-        raise Unreachable(to="any node", method="model")
 
     async def _of_owner(
         self, agent: str, method: str, record: Record, seconds: float
@@ -202,3 +196,10 @@ class Client:
     async def _directory(self, method: str, record: Record) -> dict[str, Any]:
         answer = await self._transport.call("directory", method, record, within=self._settings.call)
         return dict(answer)
+
+
+def _alive(stats: Record) -> str:
+    for name, node in sorted(stats["nodes"].items()):
+        if node["alive"]:
+            return str(name)
+    raise Unreachable(to="any node", method="model")
