@@ -133,8 +133,8 @@ class LetterOracle:
             self.counts["taken over" if before[-1].superseded else "followed"] += 1
 
     def told(self, key: int, kind: str, answered: Any = None) -> None:
-        """The sender of `key` was told how it ended: "taken", "answered" to the message `answered`, "ended"
-        by a life, or an error of some `kind`."""
+        """The sender of `key` was told how it ended: "taken", "answered" to the message `answered`,
+        "ended" by a life, or an error of some `kind`."""
         sent = self._sent[key]
         if sent.told is not None:
             self._say(key, f"ended twice: {sent.told}, then {kind}")
