@@ -18,7 +18,7 @@ __all__ = ["ClusterFront", "ClusterHealth"]
 
 SOON = 2.0
 """Seconds for which the directory is asked how it is."""
-KNOWN = 1000
+KNOWN = 256
 """Agents whose memories are kept here, to be gone on with."""
 
 
