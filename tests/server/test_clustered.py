@@ -8,8 +8,8 @@ import anthropic
 import httpx
 import openai
 import pytest
-from nodes import eventually
 from together import Together
+from waiting import eventually
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve

@@ -209,9 +209,12 @@ def test_a_request_that_takes_too_long_is_given_up(open_cluster: Open) -> None:
     gate = cluster.spawn("gate", behaviour="talking:Gate")
 
     Gate.opened.clear()
+    Gate.left.clear()
     try:
         with pytest.raises(TurnTimeout):
             gate.request("Biscuit", timeout=0.05).get(timeout=WAIT)
+        # Its time began there when it came.
+        assert Gate.left.wait(WAIT)
     finally:
         Gate.opened.set()
     # What was begun for it has ended.

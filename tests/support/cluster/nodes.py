@@ -8,22 +8,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
+from waiting import PATIENCE, eventually
 
 from kvactors.actors.cluster.cluster import Cluster
 from kvactors.actors.cluster.protocol.wire import answered
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable
 from kvactors.actors.cluster.ray.transport import NAMESPACE
 
-__all__ = ["LEASE", "Nodes", "eventually"]
+__all__ = ["LEASE", "Nodes"]
 
 LEASE = 2.0
-PATIENCE = 120.0
 # Seconds after which Ray's processes end whose head is gone, in place of its sixty.
 _ORPHANED = "10"
 _MAIN = "from kvactors.actors.cli import main; main()"
@@ -160,14 +159,6 @@ class Nodes:
             except ClusterUnreachable:
                 assert time.monotonic() < until, "no head"
                 time.sleep(0.2)
-
-
-def eventually(what: Callable[[], object]) -> None:
-    """Wait until something is so."""
-    until = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < until, "it never was"
-        time.sleep(0.1)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -108,10 +108,14 @@ class Gate(AgentBehaviour):
 
     opened: ClassVar[threading.Event] = threading.Event()
     entered: ClassVar[threading.Event] = threading.Event()
+    left: ClassVar[threading.Event] = threading.Event()
 
     async def on_message(self, message: Any, sender: Any) -> Any:
         Gate.entered.set()
-        await self.run_blocking(Gate.opened.wait, 60)
+        try:
+            await self.run_blocking(Gate.opened.wait, 60)
+        finally:
+            Gate.left.set()
         reply = await self.think(f"My cat is called {message}.", sampling=SHORT)
         return reply.finish_reason
 

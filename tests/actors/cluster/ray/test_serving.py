@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from nodes import Nodes, eventually
+from nodes import Nodes
 from serving import serving
+from waiting import eventually
 
 WAIT = 120
 TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}

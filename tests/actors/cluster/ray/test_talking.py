@@ -4,7 +4,8 @@ import os
 import signal
 from typing import Any
 
-from nodes import Nodes, eventually
+from nodes import Nodes
+from waiting import eventually
 
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.protocol.errors import Unanswered

@@ -6,7 +6,8 @@ import signal
 from typing import Any
 
 import pytest
-from nodes import Nodes, eventually
+from nodes import Nodes
+from waiting import eventually
 
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.cluster import Cluster

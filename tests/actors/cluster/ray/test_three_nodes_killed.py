@@ -8,9 +8,10 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from nodes import Nodes, eventually
+from nodes import Nodes
 from ray.exceptions import RayError
 from samples import DAY, FULL
+from waiting import eventually
 
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.protocol.errors import TurnLost

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import ray
-from nodes import Nodes, eventually
+from nodes import Nodes
 from shells import EchoShell, LateShell
+from waiting import eventually
 
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
