@@ -54,7 +54,8 @@ class Nodes:
         self.cluster = self._connect()
         for name in names[1:]:
             self.join(name)
-        eventually(lambda: len(self.alive()) == len(names))
+            # One by one: Ray gives its own processes half a minute to begin.
+            eventually(lambda: len(self.alive()) == len(self.running))
         return self.cluster
 
     def _start_head(self) -> None:
