@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 __all__ = ["PATIENCE", "eventually"]
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def eventually(what: Callable[[], object]) -> None:
