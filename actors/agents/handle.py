@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn, Unpack
 
 from kvactors.actors.agents.actor import AgentActor
@@ -27,13 +28,22 @@ from kvactors.core.schedule.sampling import Sampling
 __all__ = ["Agent", "TranscriptView"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TranscriptView:
-    """An agent's memory at one moment: all token ids, their text, and the turns."""
+    """An agent's memory at one moment: the turns, all token ids, and their text."""
 
-    token_ids: tuple[int, ...]
-    text: str
     turns: tuple[Turn, ...]
+
+    # Made for who asks: whoever looks at each turn of a long conversation does not.
+    @cached_property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of all turns."""
+        return tuple(token for turn in self.turns for token in turn.token_ids)
+
+    @cached_property
+    def text(self) -> str:
+        """Of all turns, as they were rendered."""
+        return "".join(turn.rendered for turn in self.turns)
 
 
 class Agent:
@@ -227,9 +237,7 @@ class Agent:
 
     def transcript(self) -> TranscriptView:
         """What the agent remembers: finished turns, the running one not included."""
-        turns = tuple(self._actor.transcript.turns)
-        tokens = tuple(token for turn in turns for token in turn.token_ids)
-        return TranscriptView(tokens, "".join(turn.rendered for turn in turns), turns)
+        return TranscriptView(tuple(self._actor.transcript.turns))
 
     def open_turn(self, turn: TurnOptions) -> Ticket:
         """Take a turn for who reads its tokens and futures off the ticket himself: front ends.

@@ -10,20 +10,14 @@ import time
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from serving import COMMAND, serving
+from serving import COMMAND, ask, serving
 
 WAIT = 120
 BLOCK = 256
 FULL = bool(os.environ.get("KVACTORS_FULL"))
-
-
-def ask(url: str, messages: list[Any], **options: Any) -> httpx.Response:
-    body = {"model": "default", "messages": messages, "max_tokens": 16, "temperature": 0} | options
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT)
 
 
 def user(text: str) -> dict[str, str]:

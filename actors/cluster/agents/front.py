@@ -45,9 +45,7 @@ class FrontAgent:
 
     def transcript(self) -> TranscriptView:
         """What it remembered when it was last looked at."""
-        turns = tuple(self._known.transcript.turns)
-        tokens = tuple(token for turn in turns for token in turn.token_ids)
-        return TranscriptView(tokens, "".join(turn.rendered for turn in turns), turns)
+        return TranscriptView(tuple(self._known.transcript.turns))
 
     def look(self) -> None:
         """See what it remembers. Waits for its node, not on an event loop. Raises UnknownAgent,

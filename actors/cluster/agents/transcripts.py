@@ -19,8 +19,7 @@ def read_transcript(agent_id: str, copies: Sequence[bytes]) -> TranscriptView:
     for copy in copies:
         record = open_record(agent_id, copy)
         turns = [*turns[: record.get("keep", len(turns))], *_turns(record)]
-    tokens = tuple(token for turn in turns for token in turn.token_ids)
-    return TranscriptView(tokens, "".join(turn.rendered for turn in turns), tuple(turns))
+    return TranscriptView(tuple(turns))
 
 
 def open_record(agent_id: str, copy: bytes) -> dict[str, Any]:

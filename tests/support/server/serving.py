@@ -7,10 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["COMMAND", "serving"]
+import httpx
+
+__all__ = ["COMMAND", "ask", "serving"]
 
 COMMAND = [sys.executable, "-m", "kvactors.actors.cli", "serve"]
+WAIT = 120
 
 
 @contextmanager
@@ -33,3 +37,9 @@ def serving(
             yield process, found[0]
         finally:
             process.kill()
+
+
+def ask(url: str, messages: list[Any], **options: Any) -> httpx.Response:
+    """What it answers to a greedy chat."""
+    body = {"model": "default", "messages": messages, "max_tokens": 16, "temperature": 0} | options
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT)

@@ -3,21 +3,14 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
-import httpx
 from nodes import Nodes
-from serving import serving
+from serving import ask, serving
 from waiting import eventually
 
 WAIT = 120
 TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}
 ASKED = {"role": "user", "content": "What is my cat called?"}
-
-
-def ask(url: str, messages: list[Any]) -> httpx.Response:
-    body = {"model": "default", "messages": messages, "max_tokens": 16, "temperature": 0}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT)
 
 
 def test_a_clients_conversation_goes_on_where_its_agent_does(three: Nodes, tmp_path: Path) -> None:
