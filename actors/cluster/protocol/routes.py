@@ -216,6 +216,8 @@ class Route:
             async for item in items:
                 for number, body in item["answers"]:
                     waiting.pop(number).ended(body, None)
+                lost = {number: waiting.pop(number) for number in item["lost"]}
+                self._unanswered(lost, f"{self._node} has lost its agent", begun)
         except ClusterError as error:
             self._unanswered(waiting, str(error), begun)
 

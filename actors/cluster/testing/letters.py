@@ -108,6 +108,16 @@ class LetterOracle:
         if not self._leased(node):
             self._say(key, f"left {node}, which has no lease")
 
+    def answers(self, key: int, node: str) -> None:
+        """The answer to the message of this `key` is about to leave `node`."""
+        if (life := self._sent[key].taken) is None:
+            self._say(key, "is answered, and nobody has taken it")
+            return
+        if life.superseded:
+            self._say(key, f"is answered by {life.name} after {life.superseded} had begun")
+        if not self._leased(node):
+            self._say(key, f"is answered by {node}, which has no lease")
+
     def taken(self, key: int, life: Life) -> None:
         """It came into the mailbox of a `life`."""
         sent, agent = self._sent[key], life.agent

@@ -1,9 +1,11 @@
 """The simulated cluster as a whole: machines that are started, killed, paused and healed."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
 
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.directory.server import Directory
@@ -190,7 +192,7 @@ class World:
                 settings=self.settings,
                 behaviours=behaviours,
             )
-            self.network.serve(process, self._watched(name, server), server.stream)
+            self.network.serve(process, self._watched(name, server), self._heard(name, server))
         machine.server = server
         process.start(self._run(name, process, server))
 
@@ -226,6 +228,19 @@ class World:
                 raise
 
         return handle
+
+    def _heard(self, name: str, server: Any) -> Callable[[str, Record], AsyncIterator[Record]]:
+        """Its `stream`: the oracle sees each answer that leaves."""
+
+        async def stream(method: str, record: Record) -> AsyncIterator[Record]:
+            async for item in server.stream(method, record):
+                for _, body in item.get("answers", ()):
+                    # None: the behaviour has ended with it.
+                    if (key := msgpack.unpackb(body)) is not None:
+                        self.letters.answers(key, name)
+                yield item
+
+        return stream
 
     async def _run(self, name: str, process: Process, server: Any) -> None:
         try:

@@ -1,5 +1,6 @@
 """Whole clusters without faults, and somebody who asks them."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.host import texts
-from kvactors.actors.cluster.testing.world import DIRECTORY, World
+from kvactors.actors.cluster.testing.world import World
 
 __all__ = ["SETTINGS", "Cluster"]
 
@@ -39,7 +40,7 @@ class Cluster:
         return dict(self.does(self.client.ask(method, record, 30)))
 
     def passes(self, seconds: float) -> None:
-        self.does(self.world.machines[DIRECTORY].process.wait(seconds))
+        self.does(asyncio.sleep(seconds))
 
     def owners(self) -> Counter[str]:
         return Counter(place["node"] for place in self.asks("agents", after="", count=99).values())

@@ -1,8 +1,9 @@
 """Messages that come for the agents of a node: into their mailboxes, or back to who sent them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.cluster.protocol.behaviours import Behaviours
@@ -19,6 +20,7 @@ from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.owner import Owner
 from kvactors.actors.cluster.protocol.node.serving import Serving
+from kvactors.actors.cluster.protocol.node.speaking import Speaking
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.waiting import done_soon
 from kvactors.core.errors import MailboxFull, TurnTimeout
@@ -26,7 +28,8 @@ from kvactors.core.errors import MailboxFull, TurnTimeout
 __all__ = ["Mail"]
 
 LOOK = 0.02
-"""Seconds between two looks at whether an agent that leaves is done with its mail."""
+"""Seconds between two looks at whether an agent that leaves is done with its mail, or an answer may
+be given by now."""
 OUTBOXES = 1_000
 """Those that were used last: whose calls are remembered, as one may come late."""
 
@@ -34,7 +37,8 @@ OUTBOXES = 1_000
 class Mail:
     """Of the node `name`, for `behaviours` of agents that are `owner`'s and in memory, as `serving`
     knows; `forks` brings them there, with their lock of `locks`. What is handed over needs no lock:
-    a behaviour takes turns, which do. How long is waited stands in `settings`, by `clock`."""
+    a behaviour takes turns, which do. How long is waited stands in `settings`, by `clock`;
+    `speaking` knows which answers may leave."""
 
     def __init__(
         self,
@@ -47,9 +51,10 @@ class Mail:
         *,
         locks: Locks,
         settings: Settings,
+        speaking: Speaking,
     ) -> None:
         self._name, self._clock, self._owner, self._forks = name, clock, owner, forks
-        self._behaviours = behaviours
+        self._behaviours, self._speaking = behaviours, speaking
         self._serving, self._locks, self._settings = serving, locks, settings
         self._leaving: set[str] = set()
         self._coming: dict[str, asyncio.Task[None]] = {}
@@ -65,16 +70,21 @@ class Mail:
         """Messages for several agents, each with the epoch in which it was found here. First, for
         each of these, how many were taken and why the rest was not ("groups"), and which of the
         taken ones a mailbox "refused"; then "answers" as they come. Messages are named by their
-        number in the call."""
+        number in the call; "lost" are those whose answers are not this node's to give any more."""
         self._refuse_known(record)
-        call, numbered = _Call(self._behaviours), 0
+        call, numbered = _Call(self._behaviours, self._permit), 0
         groups: list[Any] = []
         for agent, epoch, letters in record["mail"]:
             groups.append(self._group(call, agent, epoch, numbered, letters))
             numbered += len(letters)
         yield {"groups": await asyncio.gather(*groups), "refused": call.refused}
         while call.open:
-            yield {"answers": await call.answered()}
+            await call.answered()
+            # Without a pause before they are given.
+            if any(given := call.given()):
+                yield {"answers": given[0], "lost": given[1]}
+            else:
+                await self._clock.sleep(LOOK)
 
     async def serve(self, record: Record) -> Record:
         """An agent is in memory, and its behaviour has begun. Raises as a turn does."""
@@ -134,6 +144,10 @@ class Mail:
         if epoch < held.since:
             raise StaleEpoch(agent=agent, epoch=epoch, held=held.since)
 
+    def _permit(self, agent: str) -> Callable[[], bool]:
+        """For what `agent` answers now: see Speaking."""
+        return self._speaking.permit(agent, lambda: self._serving.has(agent))
+
     async def _ready(self, agent: str) -> None:
         """It is here, in memory, and stays while nobody pauses. Raises AgentMoving where that takes
         long, so that it holds up no others' messages."""
@@ -165,23 +179,37 @@ class Mail:
             await self._forks.served(agent)
 
 
-class _Call:
-    """One call with messages for agents with `behaviours`: what became of them."""
+@dataclass(slots=True)
+class _Answer:
+    """To the message of this `number`; `may` it leave? See Speaking."""
 
-    def __init__(self, behaviours: Behaviours) -> None:
-        self._behaviours = behaviours
-        self._answers: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+    number: int
+    body: bytes
+    may: Callable[[], bool]
+
+
+class _Call:
+    """One call with messages for agents with `behaviours`: what became of them. `permit` is asked
+    when an agent answers."""
+
+    def __init__(self, behaviours: Behaviours, permit: Callable[[str], Callable[[], bool]]) -> None:
+        self._behaviours, self._permit = behaviours, permit
+        self._answers: list[_Answer] = []
+        self._some = asyncio.Event()
         self.refused: list[tuple[int, Record]] = []
         self.open = 0
 
     def deliver(self, agent: str, number: int, letter: Letter) -> bool:
         """Hand the `letter` of this `number` over to `agent`, if there is room for it."""
+
+        def answered(body: bytes) -> None:
+            self._answers.append(_Answer(number, body, self._permit(agent)))
+            self._some.set()
+
         try:
             if letter.seconds is not None and letter.seconds <= 0:
                 raise TurnTimeout(f"{agent!r} was not reached in time: it has not begun")
-            self._behaviours.deliver(
-                agent, letter, lambda body: self._answers.put_nowait((number, body))
-            )
+            self._behaviours.deliver(agent, letter, answered)
             self.open += letter.asks
         except MailboxFull:
             return False
@@ -189,13 +217,28 @@ class _Call:
             self.refused.append((number, _record(error)))
         return True
 
-    async def answered(self) -> list[tuple[int, bytes]]:
-        """What is there, once something is."""
-        found = [await self._answers.get()]
-        while not self._answers.empty():
-            found.append(self._answers.get_nowait())
-        self.open -= len(found)
-        return found
+    async def answered(self) -> None:
+        """Return when some answer is there."""
+        await self._some.wait()
+
+    def given(self) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """The answers that may leave now, and the numbers of those that never will."""
+        given: list[tuple[int, bytes]] = []
+        lost: list[int] = []
+        kept = []
+        for answer in self._answers:
+            try:
+                if answer.may():
+                    given.append((answer.number, answer.body))
+                else:
+                    lost.append(answer.number)
+            except ClusterError:
+                kept.append(answer)
+        self._answers = kept
+        if not kept:
+            self._some.clear()
+        self.open -= len(given) + len(lost)
+        return given, lost
 
 
 def _record(error: Exception) -> Record:

@@ -82,6 +82,7 @@ class Node:
             locks=self._locks,
             settings=settings,
         )
+        self.speaking = Speaking(self._owner, self._locks, self._give_up)
         self._mail = Mail(
             name,
             clock,
@@ -91,11 +92,11 @@ class Node:
             self._serving,
             locks=self._locks,
             settings=settings,
+            speaking=self.speaking,
         )
         self._leaving = Leaving(
             self._owner, self._notes, self._locks, self._give_up, self._mail.shut
         )
-        self.speaking = Speaking(self._owner, self._locks, self._give_up)
         self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)

@@ -114,7 +114,7 @@ def test_a_message_that_nobody_could_read_is_not_sent(message: object, words: st
 
 
 def test_a_request_that_was_answered_is_kept_by_no_timer(node: Node, link: Link) -> None:
-    node.answers = [{"answers": [[0, pack_message({"value": 7})]]}]
+    node.answers = [{"answers": [[0, pack_message({"value": 7})]], "lost": []}]
     told = send(link, "alice", pack_message("?"), None, asks=True, seconds=3600.0)
     assert told.get(timeout=WAIT) == 7
     kept = weakref.ref(told)

@@ -1,6 +1,6 @@
 """What comes for an agent is taken once, and what an agent says leaves only where it lives."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from lives import SETTINGS, Cluster
 
 from kvactors.actors.cluster.protocol.errors import AgentMoving, LeaseLost, Unreachable
-from kvactors.actors.cluster.testing.world import Machine
+from kvactors.actors.cluster.testing.world import DIRECTORY, Machine
 
 
 class Mailed:
@@ -34,10 +34,10 @@ class Mailed:
     def elsewhere(self) -> str:
         return next(node for node in self.world.nodes if node != self.place["node"])
 
-    def call(self, number: int, epoch: int | None = None) -> dict[str, Any]:
+    def call(self, number: int, epoch: int | None = None, *, asks: bool = False) -> dict[str, Any]:
         """One message, in the call of this number, to whom she was found with in this epoch."""
-        sent = self.world.letters.sends(self.somebody, "alice", asks=False)
-        letters = [[None, msgpack.packb([sent.key, 0]), False, None]]
+        sent = self.world.letters.sends(self.somebody, "alice", asks=asks)
+        letters = [[None, msgpack.packb([sent.key, 0]), asks, None]]
         mail = [["alice", epoch or self.place["epoch"], letters]]
         return {"from": "w", "number": number, "mail": mail}
 
@@ -45,6 +45,12 @@ class Mailed:
         """What the owner says of the one message in it."""
         answer = self.cluster.does(self.owner.server.handle("mail", call))
         return list(answer["groups"][0])
+
+    def asked(self, call: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """What the owner says of it: it has been taken, and is not answered yet."""
+        items: AsyncIterator[dict[str, Any]] = self.owner.server.stream("mail", call)
+        assert self.cluster.does(anext(items))["groups"] == [[1, None]]
+        return items
 
 
 @pytest.fixture
@@ -108,6 +114,34 @@ def test_what_a_fenced_owners_behaviour_said_does_not_leave_when_its_node_is_bac
         with suppress(LeaseLost, AgentMoving):
             looks.append(look())
     assert looks == [False]
+
+
+def test_an_answer_that_comes_when_the_lease_is_over_waits_for_the_next_one(
+    mailed: Mailed,
+) -> None:
+    answers = mailed.asked(mailed.call(0, asks=True))
+    mailed.world.pause(DIRECTORY)
+    mailed.cluster.passes(3 * SETTINGS.lease)
+    given = mailed.world.loop.create_task(anext(answers))
+    mailed.cluster.passes(SETTINGS.lease)
+    assert not given.done()
+
+    mailed.world.resume(DIRECTORY)
+
+    ((_, body),) = mailed.cluster.does(given)["answers"]
+    assert msgpack.unpackb(body) is not None
+
+
+def test_an_answer_of_a_fenced_owners_behaviour_is_never_given(mailed: Mailed) -> None:
+    answers, zombie = mailed.asked(mailed.call(0, asks=True)), mailed.owner
+
+    mailed.world.pause(zombie.process.name)
+    mailed.cluster.passes(3 * SETTINGS.lease)
+    mailed.cluster.says("alice", "are you there?")
+    assert mailed.owner is not zombie
+    mailed.world.resume(zombie.process.name)
+
+    assert mailed.cluster.does(anext(answers)) == {"answers": [], "lost": [0]}
 
 
 def test_what_an_owner_said_under_its_lease_leaves_though_the_agent_has_moved(

@@ -240,12 +240,12 @@ def test_each_call_has_a_number_of_its_own_and_the_epoch_of_its_receivers_owner(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("broken", [True, False])
-def test_who_asked_is_answered_or_told_that_nobody_will(broken: bool) -> None:
+@pytest.mark.parametrize("end", ["broken", "lost", "over"])
+def test_who_asked_is_answered_or_told_that_nobody_will(end: str) -> None:
     async def run() -> None:
         nodes = Nodes()
-        nodes.later = [{"answers": [[1, b"yes"]]}]
-        nodes.later += [Unreachable(to="one", method="mail")] if broken else []
+        nodes.later = [{"answers": [[1, b"yes"]], "lost": [0] if end == "lost" else []}]
+        nodes.later += [Unreachable(to="one", method="mail")] if end == "broken" else []
         sender = Sender(nodes)
 
         sender.post(b"one", b"two", asks=True)
