@@ -17,7 +17,7 @@ from typing import Any
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import AskCycle
 
-__all__ = ["Answer", "Waits"]
+__all__ = ["Answer", "Waits", "ask_cycle"]
 
 
 class Answer(ReplyFuture[Any]):
@@ -26,7 +26,7 @@ class Answer(ReplyFuture[Any]):
     `seconds`: its time limit, if it has one.
 
     `message` is what is to be answered, once it is sent; `source` another future that this one
-    will settle as, if there is one.
+    will settle as, if there is one. `ticket` names it to other systems, where it goes to one.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Answer(ReplyFuture[Any]):
         self.seconds = seconds
         self.message: Any = None
         self.source: ReplyFuture[Any] | None = None
+        self.ticket = ""
         self._waits = waits
         self._waiter = waiter
 
@@ -89,7 +90,7 @@ class Waits:
             if circle:
                 del self._waiting[waiter]
         if circle:
-            error = _refusal(circle)
+            error = ask_cycle(circle)
             answer.reject(error)
             raise error
         try:
@@ -101,14 +102,24 @@ class Waits:
 
     def follow(self, answer: ReplyFuture[Any], source: ReplyFuture[Any]) -> None:
         """Let an answer settle as another future does, or fail if that waits for it."""
-        circle: list[Answer] = []
+        circle: list[str] = []
         if isinstance(answer, Answer):
             with self._lock:
                 answer.source = source
                 circle = self._circle(answer)
         if circle:
-            answer.reject(_refusal(circle))
+            answer.reject(ask_cycle(circle))
         source.on_done(answer.follow)
+
+    def endless(self, seconds: float) -> list[Answer]:
+        """Those for which somebody has waited so long, without a limit."""
+        with self._lock:
+            return [wait.answer for wait in self._long(seconds) if wait.forever]
+
+    def path(self, answer: Answer) -> list[Answer]:
+        """What an answer depends on in this system, one after the other, itself first."""
+        with self._lock:
+            return list(self._follow(answer)[0])
 
     def longer_than(self, seconds: float) -> tuple[str, ...]:
         """The waits that have taken so long, in words."""
@@ -131,12 +142,17 @@ class Waits:
         answer, seconds = wait.answer, self._now() - wait.since
         return f"{answer.asker!r} has waited {seconds:.0f} s for the answer of {answer.receiver!r}"
 
-    def _circle(self, answer: ReplyFuture[Any]) -> list[Answer]:
-        """What an answer depends on, if that is itself. With the lock held."""
+    def _circle(self, answer: ReplyFuture[Any]) -> list[str]:
+        """Who is to answer what an answer depends on, if that is itself. With the lock held."""
+        passed, closed = self._follow(answer)
+        return [one.receiver for one in passed] if closed else []
+
+    def _follow(self, answer: ReplyFuture[Any]) -> tuple[dict[Answer, None], bool]:
+        """What it depends on, in order, and whether that comes back. With the lock held."""
         passed: dict[Answer, None] = {}
         while isinstance(answer, Answer) and not answer.done:
             if answer in passed:
-                return list(passed)
+                return passed, True
             passed[answer] = None
             if answer.source is not None:
                 answer = answer.source
@@ -145,11 +161,13 @@ class Waits:
             if wait is None or not wait.forever:
                 break
             answer = wait.answer
-        return []
+        return passed, False
 
 
-def _refusal(circle: list[Answer]) -> AskCycle:
-    names = " -> ".join(repr(answer.receiver) for answer in (*circle, circle[0]))
+def ask_cycle(names: list[str]) -> AskCycle:
+    """The error of those of these `names`, of which each waits for the next, and the last for the
+    first."""
+    circle = " -> ".join(repr(name) for name in (*names, names[0]))
     return AskCycle(
-        f"these would wait for each other's answers for ever: {names}; use send, or a timeout"
+        f"these would wait for each other's answers for ever: {circle}; use send, or a timeout"
     )

@@ -76,13 +76,14 @@ def send(
     *,
     asks: bool,
     seconds: float | None,
+    ticket: str = "",
     lives: Callable[[], bool] = lambda: True,
 ) -> ReplyFuture[Any]:
     """Send a packed `body` of `sender` `to` an agent, by `link`: a future of its answer within so
-    many `seconds` if it `asks`, else of when it is in the mailbox there. `lives` says
-    whether the sender is still who said it. It fails as `Posting.post`
+    many `seconds` if it `asks`, and then called by its `ticket`, else of when it is in the mailbox
+    there. `lives` says whether the sender is still who said it. It fails as `Posting.post`
     says, and with what `on_message` raised: BehaviourFailed for what is no error of kvactors."""
-    letter = Letter(sender, body, asks, seconds)
+    letter = Letter(sender, body, asks, seconds, ticket)
     return link.posting.post(to, letter, lambda found: _read(link, to, found), lives)
 
 

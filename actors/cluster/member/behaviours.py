@@ -10,17 +10,15 @@ What a behaviour does goes out of its node's door, though it may come in again:
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.behaviours.context import Context, Scheduled
 from kvactors.actors.behaviours.mail import Deliver
 from kvactors.actors.behaviours.named import named_behaviour
 from kvactors.actors.behaviours.router import MessageRouter
-from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.cluster.agents.asking import Asking
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.agents.messages import (
@@ -34,93 +32,20 @@ from kvactors.actors.cluster.agents.requests import checked_ask
 from kvactors.actors.cluster.agents.spawning import spawn
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.seals import Seals
-from kvactors.actors.cluster.protocol.errors import NotAcrossNodes
+from kvactors.actors.cluster.member.circles import new_ticket
+from kvactors.actors.cluster.member.contexts import NodeSupervisor, OwnAgent
 from kvactors.actors.cluster.protocol.interfaces import Letter
 from kvactors.actors.runtime.dispatcher import send_stop
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import DEFAULT_LANE
 from kvactors.actors.runtime.supervision import Supervision, Terminated
+from kvactors.actors.runtime.waits import Answer
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import MailboxFull, Undelivered
 
 __all__ = ["NodeBehaviours"]
 
-TOPIC = ("a topic", "name who shall get it: broadcast(message, to=[...])")
 Answered = tuple[ReplyFuture[Any], Callable[[Any], bytes]]
-
-
-class OwnAgent(ClusterAgent):
-    """An agent, as its own behaviour has it: asked on the node where that runs. `ended`: whether
-    the behaviour has, by itself, and `ended_by` what."""
-
-    ended = False
-    ended_by: BaseException | None = None
-
-
-class NodeContext(Context):
-    """What a behaviour of a cluster acts through."""
-
-    @property
-    def timed(self) -> bool:
-        """Whether messages of `later` or `every` are not due."""
-        return bool(self._scheduled)
-
-    def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
-        """See Context: a plain `message` `to` an agent of any node. Raises InvalidInput."""
-        return super().send(to, pack_message(message))
-
-    def ask(self, to: str | Agent, message: Any, timeout: float | None) -> ReplyFuture[Any]:
-        """See Context: so is this `message` `to` one, answered within `timeout`."""
-        return super().ask(to, pack_message(message), timeout)
-
-    def broadcast(self, message: Any, to: Iterable[str | Agent] | None) -> ReplyFuture[None]:
-        """See Context. Raises NotAcrossNodes without names."""
-        if to is None:
-            _refuse("a broadcast to every behaviour", "name them: broadcast(message, to=[...])")
-        return super().broadcast(pack_message(message), to)
-
-    def later(self, seconds: float, message: Any) -> Scheduled:
-        """See Context."""
-        return super().later(seconds, pack_message(message))
-
-    def every(self, seconds: float, message: Any) -> Scheduled:
-        """See Context."""
-        return super().every(seconds, pack_message(message))
-
-    def subscribe(self, topic: str) -> None:
-        """Raises NotAcrossNodes."""
-        _refuse(*TOPIC)
-
-    def unsubscribe(self, topic: str) -> None:
-        """Raises NotAcrossNodes."""
-        _refuse(*TOPIC)
-
-    def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
-        """Raises NotAcrossNodes: no `message` has a `topic`."""
-        _refuse(*TOPIC)
-
-    def watch(self, agent: str | Agent) -> None:
-        """Raises NotAcrossNodes."""
-        _refuse("to watch another behaviour", "ask it, with a timeout")
-
-    def stop(self, agent: str | Agent | None) -> None:
-        """See Context. Raises NotAcrossNodes for another one than its own."""
-        if agent is not None and getattr(agent, "agent_id", agent) != self.agent.agent_id:
-            _refuse("to stop another behaviour", "send it a message that says so")
-        super().stop(agent)
-
-
-class NodeSupervisor(BehaviourSupervisor):
-    """One whose behaviours send by `outgoing`, a router without receivers."""
-
-    outgoing: MessageRouter
-    contexts: WeakValueDictionary[str, NodeContext]
-
-    def context(self, agent: Agent) -> Context:
-        """What a behaviour of `agent` acts through."""
-        context = NodeContext(agent, self.outgoing, self)
-        self.contexts[agent.agent_id] = context
-        return context
 
 
 class NodeBehaviours:
@@ -151,6 +76,8 @@ class NodeBehaviours:
         self._senders: WeakValueDictionary[str, ClusterAgent] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._handled: Counter[str] = Counter()
+        # What agents of any node wait for here, by its ticket.
+        self._owed: WeakValueDictionary[str, Answer] = WeakValueDictionary()
 
     async def begin(self, agent: str, name: str | None, supervision: Supervision | None) -> None:
         """Begin the behaviour of `agent` of this `name`, under this `supervision`, unless it has
@@ -195,6 +122,13 @@ class NodeBehaviours:
         if letter.asks:
             answer.on_done(lambda done: self._answer(agent, done, said, answered))
 
+    def waits(self, ticket: str) -> list[tuple[str, str]]:
+        """See Behaviours: what the answer to the letter of this `ticket` waits for."""
+        if (owed := self._owed.get(ticket)) is None:
+            return []
+        path = self._supervisor.outgoing.waits.path(owed)
+        return [(answer.receiver, answer.ticket) for answer in path[1:] if answer.ticket]
+
     async def close(self) -> None:
         """End all of them, and let nothing out any more."""
         self._supervisor.close()
@@ -211,6 +145,8 @@ class NodeBehaviours:
         answer = self._inbox.ask(agent, message, self._sender(letter), letter.seconds)
         if answer.done and isinstance(answer.error, Undelivered):
             raise answer.error
+        if letter.ticket and isinstance(answer, Answer):
+            self._owed[letter.ticket] = answer
         self._begun(agent, answer)
         return answer, value_body
 
@@ -266,13 +202,18 @@ class NodeBehaviours:
         handle, to, reply = deliver.sender, deliver.receiver, deliver.reply
         assert handle is not None
         sender, asks = handle.agent_id, reply is not None
-        seconds = None if reply is None else reply.seconds
+        seconds, ticket = None, ""
+        if reply is not None:
+            seconds, ticket = reply.seconds, new_ticket()
+            reply.ticket = ticket
 
         def lives() -> bool:
             return cast(object, self._agents.get(sender)) is handle
 
         body = deliver.message
-        sent = send(self._link, to, body, sender, asks=asks, seconds=seconds, lives=lives)
+        sent = send(
+            self._link, to, body, sender, asks=asks, seconds=seconds, ticket=ticket, lives=lives
+        )
         if not asks and sender != to:
             # Elsewhere it would overtake what waits here.
             self._begun(sender, sent)
@@ -294,7 +235,3 @@ def _full(agent: str) -> MailboxFull:
 
 def _nobody(_agent_id: str) -> None:
     """No message is for an agent of this system but by its node."""
-
-
-def _refuse(what: str, instead: str) -> NoReturn:
-    raise NotAcrossNodes(what=what, instead=instead)

@@ -16,6 +16,7 @@ from kvactors.actors.cluster.machine.loop import OtherLoop
 from kvactors.actors.cluster.machine.sealed_host import SealedHost
 from kvactors.actors.cluster.machine.seals import Seals, key_name
 from kvactors.actors.cluster.member.behaviours import NodeBehaviours
+from kvactors.actors.cluster.member.circles import Circles
 from kvactors.actors.cluster.protocol.interfaces import Record, Transport
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.outbox import Permit, anybody
@@ -54,14 +55,19 @@ class MemberOptions:
 
 
 class Member:
-    """A `node` that answers, the `system` under it, and its `behaviours`."""
+    """A `node` that answers, the `system` under it, its `behaviours`, and the `circles` in which
+    they wait. On its loop."""
 
-    def __init__(self, node: Node, system: AgentSystem, behaviours: NodeBehaviours) -> None:
+    def __init__(
+        self, node: Node, system: AgentSystem, behaviours: NodeBehaviours, circles: Circles
+    ) -> None:
         self.node = node
         self._system, self._behaviours = system, behaviours
+        self._looking = asyncio.get_running_loop().create_task(circles.run())
 
     async def close(self) -> None:
         """End what runs, and write what is not written."""
+        self._looking.cancel()
         await self._behaviours.close()
         await self._system.parts.stop_async(cancel=False)
 
@@ -84,7 +90,8 @@ async def open_member(
     journal = FileJournal(folder / "node.journal", options.name)
     name, seals, doors = options.name, None if key is None else Seals(key), _Doors(options.name)
     own = doors.link(settings, DirectTransport(doors.own), OWN * settings.lease, key)
-    link = doors.link(settings, NearTransport(doors.near, transport), PATIENCE, key)
+    near = NearTransport(doors.near, transport)
+    link = doors.link(settings, near, PATIENCE, key)
     behaviours = NodeBehaviours(system, own, link, seals)
     host = SystemHost(system, behaviours)
     if seals is not None:
@@ -92,7 +99,8 @@ async def open_member(
     clock = MonotonicClock()
     node = Node(name, transport, clock, journal, host, settings=settings, behaviours=behaviours)
     doors.open(node)
-    return Member(node, system, behaviours)
+    circles = Circles(system.parts.lifecycle.waits, link.client, near, settings.call)
+    return Member(node, system, behaviours, circles)
 
 
 class _Doors:

@@ -31,6 +31,11 @@ class Behaviours(Protocol):
         with the answer to a `letter` that asks. Raises what its mailbox does: nobody has it."""
         ...
 
+    def waits(self, ticket: str) -> list[tuple[str, str]]:
+        """For whose answers, without a limit, the answer to the letter of this `ticket` waits, one
+        after the other: agents, and the tickets of what they were asked. None that end."""
+        ...
+
 
 class NoBehaviours:
     """No agent has one."""
@@ -50,3 +55,7 @@ class NoBehaviours:
     def deliver(self, agent: str, letter: Letter, answered: Callable[[bytes], object]) -> None:
         """Raise InvalidConfig: no `letter` to `agent` is `answered`."""
         raise InvalidConfig(f"{agent!r} lives on a node that takes no messages")
+
+    def waits(self, ticket: str) -> list[tuple[str, str]]:
+        """Nobody does: no letter has a `ticket`."""
+        return []

@@ -22,6 +22,8 @@ class Letter(NamedTuple):
     """Whether an answer is waited for ..."""
     seconds: float | None
     """... and for how long; None: without end."""
+    ticket: str = ""
+    """Of one that asks: what it is called where others wait for its answer."""
 
 
 class Transport(Protocol):

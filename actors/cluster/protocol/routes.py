@@ -241,5 +241,5 @@ class Route:
 
 def _wire(outgoing: Outgoing, now: float) -> list[Any]:
     """Its letter, with the seconds that are left."""
-    sender, body, asks, _ = outgoing.letter
-    return [sender, body, asks, None if outgoing.until is None else outgoing.until - now]
+    left = None if outgoing.until is None else outgoing.until - now
+    return list(outgoing.letter._replace(seconds=left))

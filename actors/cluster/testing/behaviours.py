@@ -82,6 +82,10 @@ class DrawnBehaviours(Behaviours):
         begun.open += 1
         begun.some.set()
 
+    def waits(self, ticket: str) -> list[tuple[str, str]]:
+        """None without a limit: no letter has a `ticket`."""
+        return []
+
     async def _live(self, begun: _Begun) -> None:
         while True:
             while not begun.mailbox:

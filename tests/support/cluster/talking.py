@@ -75,6 +75,11 @@ class Talker(AgentBehaviour):
         except Exception as error:
             return [type(error).__name__, str(error)]
 
+    async def through(self, *to: str) -> Any:
+        """Asked by the first of these, which asks the next, and so on; the last is asked last."""
+        first, *rest = to
+        return await self.ask(first, ["through", *rest] if rest else "what?")
+
     async def everybody(self, to: list[str], message: Any) -> None:
         await self.broadcast(message, to)
 

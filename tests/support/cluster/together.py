@@ -55,7 +55,7 @@ class Together:
         self, folder: Path, *names: str, key: bytes | None = None, served: int = 10_000
     ) -> None:
         self.folder, self.names = folder, names
-        self.settings = Settings(lease=1.0, key=key_name(key), served=served)
+        self.settings = Settings(key=key_name(key), served=served)
         self.transport = Tapped()
         self.loop = LoopThread("together")
         self._members: dict[str, Member] = {}

@@ -95,6 +95,10 @@ class Mail:
             await self._owner.commit(held)
         return {}
 
+    async def waits(self, record: Record) -> Record:
+        """For whose answers an answer of this node waits: see Behaviours."""
+        return {"waits": self._behaviours.waits(record["ticket"])}
+
     @asynccontextmanager
     async def shut(self, agent: str) -> AsyncIterator[None]:
         """Meanwhile an agent leaves: its behaviour is done with what it had, and gets no more. What

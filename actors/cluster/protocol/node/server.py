@@ -107,6 +107,7 @@ class Node:
             "cancel": self._cancels.cancel,
             "mail": self._mail.take,
             "serve": self._mail.serve,
+            "waits": self._mail.waits,
             "fork": self._forks.fork,
             "begin": self._forks.begin,
             "read": self._read,
