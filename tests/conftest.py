@@ -29,7 +29,7 @@ if not os.environ.get("KVACTORS_FULL") and MEMORY.is_dir() and shutil.disk_usage
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 from makers import load_as_meant  # noqa: E402
-from samples import DAY, FULL  # noqa: E402
+from samples import DAY, FULL, TURNS, has_turn  # noqa: E402
 
 from kvactors.actors import AgentSystem  # noqa: E402
 from kvactors.actors.testing import VirtualTimer, use_disk, use_timer  # noqa: E402
@@ -73,12 +73,22 @@ SEEDS = {"gemma4_text": 1}
 
 def pytest_report_header() -> list[str]:
     """Which samples a run takes, and what it lacks."""
-    header = ["all cases" if FULL else f"samples of {DAY}: KVACTORS_DAY={DAY} takes them again"]
+    some = f"samples of {DAY}, and slow tests that have their turn (1 in {TURNS}): "
+    header = ["all cases" if FULL else f"{some}KVACTORS_DAY={DAY} takes them again"]
     if find_spec("torch") is None or find_spec("executorch") is None:
         header.append("no torch here: `.ci/run export` runs tests/core/attention/export")
     if find_spec("ray") is None:
         header.append("no ray here: `.ci/run cluster` runs tests/actors/cluster/ray")
     return header
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where all tests run, slow ones take turns; where some are named, those run."""
+    if config.args == config.getini("testpaths"):
+        late = [one for one in items if one.get_closest_marker("slow") and not has_turn(one.nodeid)]
+        config.hook.pytest_deselected(items=late)
+        gone = set(late)
+        items[:] = [one for one in items if one not in gone]
 
 
 def pytest_collection_finish() -> None:
