@@ -42,7 +42,7 @@ class Posting:
         what `read` raises. Raises InvalidConfig without the key of encrypted nodes."""
         seals = self._words()
         if seals is not None:
-            letter = letter._replace(body=seals.message(to, letter.body))
+            letter = letter.sealed(seals.message(to, letter.body))
         future: ReplyFuture[Any] = ReplyFuture()
 
         timers: list[asyncio.TimerHandle] = []

@@ -25,6 +25,14 @@ class Letter(NamedTuple):
     ticket: str = ""
     """Of one that asks: what it is called where others wait for its answer."""
 
+    def within(self, seconds: float | None) -> "Letter":
+        """The same, with so many `seconds` left."""
+        return self._replace(seconds=seconds)
+
+    def sealed(self, body: bytes) -> "Letter":
+        """The same, of which only hosts can read the `body`."""
+        return self._replace(body=body)
+
 
 class Transport(Protocol):
     """To other nodes, and to the directory."""

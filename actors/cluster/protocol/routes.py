@@ -242,4 +242,4 @@ class Route:
 def _wire(outgoing: Outgoing, now: float) -> list[Any]:
     """Its letter, with the seconds that are left."""
     left = None if outgoing.until is None else outgoing.until - now
-    return list(outgoing.letter._replace(seconds=left))
+    return list(outgoing.letter.within(left))

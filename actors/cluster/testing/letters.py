@@ -76,7 +76,10 @@ class LetterOracle:
         life.died = died
         for other in lives if agent else ():
             if not other.ended and not other.superseded:
-                other.superseded = life.name
+                # One that was so long in beginning that its node has lost the agent is the earlier.
+                late = self._owner(str(agent)) == other.node != node
+                early, later = (life, other) if late else (other, life)
+                early.superseded = later.name
         lives.append(life)
         return life
 

@@ -192,7 +192,9 @@ class World:
                 settings=self.settings,
                 behaviours=behaviours,
             )
-            self.network.serve(process, self._watched(name, server), self._heard(name, server))
+            self.network.serve(
+                process, self._watched(name, server), _heard(self.letters, name, server)
+            )
         machine.server = server
         process.start(self._run(name, process, server))
 
@@ -229,19 +231,6 @@ class World:
 
         return handle
 
-    def _heard(self, name: str, server: Any) -> Callable[[str, Record], AsyncIterator[Record]]:
-        """Its `stream`: the oracle sees each answer that leaves."""
-
-        async def stream(method: str, record: Record) -> AsyncIterator[Record]:
-            async for item in server.stream(method, record):
-                for _, body in item.get("answers", ()):
-                    # None: the behaviour has ended with it.
-                    if (key := msgpack.unpackb(body)) is not None:
-                        self.letters.answers(key, name)
-                yield item
-
-        return stream
-
     async def _run(self, name: str, process: Process, server: Any) -> None:
         try:
             await server.run()
@@ -251,6 +240,22 @@ class World:
             self.kill(name)
         except Exception as error:
             self.oracle.broken.append(f"{name} ended with {error!r}")
+
+
+def _heard(
+    letters: LetterOracle, name: str, server: Any
+) -> Callable[[str, Record], AsyncIterator[Record]]:
+    """The `stream` of the node `name`: the oracle of `letters` sees each answer that leaves."""
+
+    async def stream(method: str, record: Record) -> AsyncIterator[Record]:
+        async for item in server.stream(method, record):
+            for _, body in item.get("answers", ()):
+                # None: the behaviour has ended with it.
+                if (key := msgpack.unpackb(body)) is not None:
+                    letters.answers(key, name)
+            yield item
+
+    return stream
 
 
 async def _nothing() -> None:

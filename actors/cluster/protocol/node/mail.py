@@ -56,7 +56,8 @@ class Mail:
         self._name, self._clock, self._owner, self._forks = name, clock, owner, forks
         self._behaviours, self._speaking = behaviours, speaking
         self._serving, self._locks, self._settings = serving, locks, settings
-        self._leaving: set[str] = set()
+        # As often as somebody takes one away: who gave up is not the only one.
+        self._leaving: list[str] = []
         self._coming: dict[str, asyncio.Task[None]] = {}
         # The number of the last call of each outbox for each agent.
         self._last: dict[str, dict[str, int]] = {}
@@ -104,7 +105,7 @@ class Mail:
         """Meanwhile an agent leaves: its behaviour is done with what it had, and gets no more. What
         comes for it waits for where it arrives. Raises AgentMoving where that takes too long."""
         until = self._clock.now() + self._settings.bring / 2
-        self._leaving.add(agent)
+        self._leaving.append(agent)
         try:
             while self._behaviours.busy(agent):
                 if self._clock.now() > until:
@@ -112,7 +113,7 @@ class Mail:
                 await self._clock.sleep(LOOK)
             yield
         finally:
-            self._leaving.discard(agent)
+            self._leaving.remove(agent)
 
     def _refuse_known(self, record: Record) -> None:
         """Raises Unreachable for a call that has come before, or behind a later one to the same

@@ -1,5 +1,6 @@
 """What comes for an agent is taken once, and what an agent says leaves only where it lives."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -122,7 +123,7 @@ def test_an_answer_that_comes_when_the_lease_is_over_waits_for_the_next_one(
     answers = mailed.asked(mailed.call(0, asks=True))
     mailed.world.pause(DIRECTORY)
     mailed.cluster.passes(3 * SETTINGS.lease)
-    given = mailed.world.loop.create_task(anext(answers))
+    given = asyncio.ensure_future(anext(answers), loop=mailed.world.loop)
     mailed.cluster.passes(SETTINGS.lease)
     assert not given.done()
 
@@ -152,3 +153,19 @@ def test_what_an_owner_said_under_its_lease_leaves_though_the_agent_has_moved(
     mailed.cluster.moves("alice", mailed.elsewhere)
 
     assert look()
+
+
+def test_what_comes_for_one_that_two_calls_take_away_waits_for_both(mailed: Mailed) -> None:
+    assert mailed.comes(mailed.call(0)) == [1, None]
+    leaves = {"agent": "alice", "target": mailed.elsewhere, "epoch": mailed.place["epoch"] + 1}
+    first, second = (
+        mailed.world.loop.create_task(mailed.owner.server.handle("release", leaves)) for _ in "ab"
+    )
+    mailed.cluster.passes(0)
+    # It is late, and its directory has called again.
+    first.cancel()
+
+    taken, error = mailed.comes(mailed.call(1))
+    assert (taken, error["code"]) == (0, "AgentMoving")
+    mailed.cluster.does(second)
+    assert mailed.world.oracle.broken == []
