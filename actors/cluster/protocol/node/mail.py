@@ -30,6 +30,9 @@ __all__ = ["Mail"]
 LOOK = 0.02
 """Seconds between two looks at whether an agent that leaves is done with its mail, or an answer may
 be given by now."""
+KEPT = 4
+"""Leases for which an answer waits until it may be given: its node may be cut off for ever from the
+directory, and not from who asked."""
 OUTBOXES = 1_000
 """Those that were used last: whose calls are remembered, as one may come late."""
 
@@ -73,7 +76,7 @@ class Mail:
         taken ones a mailbox "refused"; then "answers" as they come. Messages are named by their
         number in the call; "lost" are those whose answers are not this node's to give any more."""
         self._refuse_known(record)
-        call, numbered = _Call(self._behaviours, self._permit), 0
+        call, numbered = _Call(self._behaviours, self._permission), 0
         groups: list[Any] = []
         for agent, epoch, letters in record["mail"]:
             groups.append(self._group(call, agent, epoch, numbered, letters))
@@ -149,9 +152,20 @@ class Mail:
         if epoch < held.since:
             raise StaleEpoch(agent=agent, epoch=epoch, held=held.since)
 
-    def _permit(self, agent: str) -> Callable[[], bool]:
-        """For what `agent` answers now: see Speaking."""
-        return self._speaking.permit(agent, lambda: self._serving.has(agent))
+    def _permission(self, agent: str) -> Callable[[], bool]:
+        """For what `agent` answers now: see Speaking. What is not known for long is a no."""
+        may = self._speaking.permit(agent, lambda: self._serving.has(agent))
+        until = self._clock.now() + KEPT * self._settings.lease
+
+        def may_in_time() -> bool:
+            try:
+                return may()
+            except ClusterError:
+                if self._clock.now() < until:
+                    raise
+                return False
+
+        return may_in_time
 
     async def _ready(self, agent: str) -> None:
         """It is here, in memory, and stays while nobody pauses. Raises AgentMoving where that takes

@@ -122,7 +122,7 @@ def test_an_answer_that_comes_when_the_lease_is_over_waits_for_the_next_one(
 ) -> None:
     answers = mailed.asked(mailed.call(0, asks=True))
     mailed.world.pause(DIRECTORY)
-    mailed.cluster.passes(3 * SETTINGS.lease)
+    mailed.cluster.passes(2 * SETTINGS.lease)
     given = asyncio.ensure_future(anext(answers), loop=mailed.world.loop)
     mailed.cluster.passes(SETTINGS.lease)
     assert not given.done()
@@ -131,6 +131,20 @@ def test_an_answer_that_comes_when_the_lease_is_over_waits_for_the_next_one(
 
     ((_, body),) = mailed.cluster.does(given)["answers"]
     assert msgpack.unpackb(body) is not None
+
+
+def test_an_answer_whose_node_is_cut_off_from_the_directory_is_not_waited_for_for_ever(
+    mailed: Mailed,
+) -> None:
+    answers = mailed.asked(mailed.call(0, asks=True))
+
+    mailed.world.pause(DIRECTORY)
+    mailed.cluster.passes(2 * SETTINGS.lease)
+    given = asyncio.ensure_future(anext(answers), loop=mailed.world.loop)
+    mailed.cluster.passes(3 * SETTINGS.lease)
+
+    assert given.done()
+    assert given.result() == {"answers": [], "lost": [0]}
 
 
 def test_an_answer_of_a_fenced_owners_behaviour_is_never_given(mailed: Mailed) -> None:
