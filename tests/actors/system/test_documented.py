@@ -126,13 +126,13 @@ def test_the_target_latency_decides_how_long_a_stream_waits_for_anothers_prompt(
     open_system: OpenSystem,
 ) -> None:
     # No chunk is longer on a CPU.
-    assert longest_chunk(open_system, 60.0) == CPU_CHUNK
+    assert set(chunks(open_system, 60.0)) == {CPU_CHUNK}
     # Where others take the machine a step may be so slow that a chunk is short beside it.
-    assert any(longest_chunk(open_system, 0.0001) < CPU_CHUNK for _ in range(3))
+    assert any(min(chunks(open_system, 0.0001)) < CPU_CHUNK for _ in range(5))
 
 
-def longest_chunk(open_system: OpenSystem, target: float) -> int:
-    """Tokens of bob's longest chunk, of a prompt of 3,000, while alice's tokens are streamed."""
+def chunks(open_system: OpenSystem, target: float) -> list[int]:
+    """Tokens of bob's first chunks, of a prompt of 3,000, while alice's are streamed."""
     system = open_system(grid, store=False, target_latency=target)
     # Both paces are known then.
     system.spawn("carol").ask([7] * 600, sampling=Sampling(max_tokens=12)).get(timeout=WAIT)
@@ -145,7 +145,7 @@ def longest_chunk(open_system: OpenSystem, target: float) -> int:
     prefills = [event for event in recorder.events if isinstance(event, PrefillStep)]
     parts = [part for event in prefills for part in event.parts if part[0] == "bob"]
     assert parts[-1][2] == 2999
-    return max(end - start for _, start, end in parts)
+    return [end - start for _, start, end in parts[:4]]
 
 
 # -- batches -------------------------------------------------------------------------------
