@@ -24,6 +24,7 @@ def alone(make_engine: MakeEngine, loaded: LoadedModel, prompt: list[int], **kw:
     return end.request.generated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_bits", [4, 8, None])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_a_ragged_batch_decodes_what_each_row_decodes_alone(

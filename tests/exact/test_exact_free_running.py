@@ -20,6 +20,7 @@ from kvactors.core.testing.models import PlainTokenizer, tiny_model
 TOKENS = 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["auto", "packed", "dequantize"])
 @pytest.mark.parametrize(
     ("kind", "kv_bits"), [("llama", 4), ("llama", 8), ("llama", None), ("qwen2", 4), ("qwen3", 4)]

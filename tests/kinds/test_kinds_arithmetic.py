@@ -41,6 +41,7 @@ FAMILIES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["packed", "dequantize"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_step_from_the_same_bytes_agrees_with_mlx_lm(family: str, attention: str) -> None:

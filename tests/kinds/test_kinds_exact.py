@@ -51,6 +51,7 @@ def ask(
     return run_engine(engine, [(0, make_request("a", known, new, sampling))])["a"]
 
 
+@pytest.mark.slow
 @every_kind
 def test_rows_that_join_and_leave_at_any_step_do_not_change_each_other(
     load_family: LoadFamily, make_engine: MakeEngine, family: str
@@ -107,6 +108,7 @@ def prefilled(loaded: LoadedModel, prompt: list[int], chunk: int) -> tuple[Arena
     return arena, logits[0, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [31, 64, 255])
 @pytest.mark.parametrize("family", ["deepseek_v2", "gemma3_text", "gpt_oss", "gemma3n"])
 def test_every_chunk_size_caches_the_same_bytes(
@@ -123,6 +125,7 @@ def test_every_chunk_size_caches_the_same_bytes(
     assert mx.array_equal(logits, chunked_logits)
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_turn_after_a_restore_equals_one_that_never_stopped(
     load_family: LoadFamily, make_engine: MakeEngine, family: str
@@ -167,6 +170,7 @@ def restored(
     return run_engine(engine, [])["a"]
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_row_that_stops_while_the_next_step_runs_leaves_the_cache_it_would_leave_alone(
     load_family: LoadFamily, make_engine: MakeEngine, family: str
@@ -203,6 +207,7 @@ def stopping(
     return (prompt, frozenset(fresh[:1])) if fresh else None
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_cancelled_row_leaves_its_neighbours_bit_identical(
     load_family: LoadFamily, make_engine: MakeEngine, family: str

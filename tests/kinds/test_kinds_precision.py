@@ -52,6 +52,7 @@ def test_the_policy_is_part_of_the_fingerprint() -> None:
     assert len({load("qwen3", policy).fingerprint for policy in policies}) == len(policies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_policy_is_exact_in_a_batch_and_after_a_restore(
     make_engine: Callable[..., Engine], policy: Any

@@ -168,6 +168,7 @@ def test_growth_has_an_order_and_a_place_where_it_breaks(
     assert growth.breaks_at == breaks_at
 
 
+@pytest.mark.slow
 def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path: Path) -> None:
     setup, found = Setup(QUICK, tiny_llama()), []
     for curve in CURVES:
@@ -205,6 +206,7 @@ def test_a_directory_is_measured_by_the_agents_that_it_knows() -> None:
     assert held[1] - empty == pytest.approx(2 * (held[0] - empty), rel=0.5)
 
 
+@pytest.mark.slow
 def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvactors.actors.cli", "bench", "--quick"]
     command += ["--only", "tell-rate", "--only", "decode-overhead"]

@@ -29,6 +29,7 @@ def shown(command: str) -> list[str]:
     return [line for line in block.splitlines() if line != "..."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -50,6 +51,7 @@ def test_what_the_page_shows_is_what_is_printed(tmp_path: Path, command: str) ->
     assert [line for line in lines if line not in printed] == []
 
 
+@pytest.mark.slow
 def test_remember() -> None:
     out = run("remember.py")
 
@@ -57,6 +59,7 @@ def test_remember() -> None:
     assert "Marta lives in Lisbon." in out
 
 
+@pytest.mark.slow
 def test_many_agents() -> None:
     out = run("many_agents.py", "--agents", "6")
 
@@ -67,6 +70,7 @@ def test_many_agents() -> None:
     assert "6 of 6 agents knew their own code" in out
 
 
+@pytest.mark.slow
 def test_staggered() -> None:
     out = run("staggered.py", "--busy", "2", "--turns", "3", "--arrivals", "3", "--long", "20")
 
@@ -74,6 +78,7 @@ def test_staggered() -> None:
     assert "reader 1" in out
 
 
+@pytest.mark.slow
 def test_long_life() -> None:
     out = run("long_life.py")
 
@@ -87,6 +92,7 @@ def test_long_life() -> None:
     assert lives[-1][-2:] == ["called", "Biscuit."]
 
 
+@pytest.mark.slow
 def test_prisoners_dilemma() -> None:
     out = run("prisoners_dilemma.py")
 
@@ -97,6 +103,7 @@ def test_prisoners_dilemma() -> None:
     assert "the interrogator knows: The password of the office is falcon." in again
 
 
+@pytest.mark.slow
 def test_gossip(tmp_path: Path) -> None:
     plot = tmp_path / "gossip.png"
 
@@ -108,6 +115,7 @@ def test_gossip(tmp_path: Path) -> None:
     assert plot.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_stress_custom() -> None:
     out = run("stress_custom.py", "--agents", "6", "--messages", "60")
 
@@ -121,6 +129,7 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
+@pytest.mark.slow
 def test_own_loop() -> None:
     lines = run("own_loop.py").splitlines()
     texts = {line[:10].strip(): line[10:].strip() for line in lines if line[0] != " "}

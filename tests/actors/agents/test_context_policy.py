@@ -106,6 +106,7 @@ def test_an_agent_keeps_its_policy_until_another_is_given(system: AgentSystem) -
 # -- a long life ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [DropOldest(keep_head=2), Summarize(keep_head=2, max_tokens=40, prompt=PROMPT)],

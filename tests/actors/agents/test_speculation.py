@@ -36,6 +36,7 @@ def answers(
     return found, system.stats()
 
 
+@pytest.mark.slow
 def test_the_default_model_answers_the_same(open_system: OpenSystem) -> None:
     plain, without = answers(open_system, "off")
     found, stats = answers(open_system, "auto")
@@ -45,6 +46,7 @@ def test_the_default_model_answers_the_same(open_system: OpenSystem) -> None:
     assert stats["accepted_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_the_default_model_with_its_draft_model_answers_the_same(open_system: OpenSystem) -> None:
     # One after the other, and nobody repeats others: it is the draft model that is asked.
     alone = {"max_batch": 1, "isolation": "strict", "kv_bits": None}
@@ -121,6 +123,7 @@ def test_who_copies_what_it_was_told_takes_several_tokens_a_step(open_system: Op
     assert stats["accepted_tokens"] > 0.7 * stats["drafted_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"speculation": "off"}, {"reproducible": True}])
 def test_it_is_off_where_it_is_turned_off_and_where_runs_repeat(
     open_system: OpenSystem, options: dict[str, object]

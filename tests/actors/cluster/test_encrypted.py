@@ -132,6 +132,7 @@ def test_a_cluster_of_one_process_may_have_a_key_too(tmp_path: Path) -> None:
     assert not any(b"memory" in data or b"Biscuit" in data for data in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [KEY, None], ids=["encrypted", "plain"])
 def test_forks_rewinds_and_turns_that_end_early_outlive_their_node(
     together: Open, key: bytes | None

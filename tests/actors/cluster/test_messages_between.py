@@ -146,6 +146,7 @@ def test_what_an_agent_has_sent_is_not_overtaken_by_what_it_sends_elsewhere(
     assert asked(nodes, "late", "all") == [*range(1105), "all"]
 
 
+@pytest.mark.slow
 def test_a_lost_node_takes_no_durable_turn_of_a_behaviour_with_it(open_nodes: OpenNodes) -> None:
     nodes = open_nodes("one", "two", "three")
     echo = spawned(nodes, "echo", "Echo", "two")

@@ -202,6 +202,7 @@ def test_a_stress_run_says_which_fault_left_no_trace() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stress_run_keeps_its_agents_where_it_is_told_and_gives_units(tmp_path: Path) -> None:
     root = tmp_path / "kept"
     short = ["stress", "--agents", "2", "--minutes", "0.01", "--faults", "kill", "--store", root]

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from kvactors.actors import AgentSystem
 from kvactors.actors.scenarios.diff import Difference, differences
 from kvactors.actors.scenarios.journal.file import Record
@@ -94,6 +96,7 @@ def journal(out: Path) -> Path:
     return out / "runs" / f"{LABEL}.journal"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_does_nothing_twice_and_says_the_same(tmp_path: Path) -> None:
     scenario, out = tmp_path / "scenario.yaml", tmp_path / "run"
     scenario.write_text(SCENARIO.replace("ROUNDS", str(ROUNDS)), encoding="utf-8")

@@ -159,6 +159,7 @@ def of_family(family: str) -> Callable[[], Any]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["gemma3_text", "deepseek_v3", "mamba2"], ids=["windows", "latent", "recurrent"]
 )

@@ -115,6 +115,7 @@ class Lives(RuleBasedStateMachine):
         self.system.stop(timeout=WAIT)
 
 
+@pytest.mark.slow
 def test_lives_in_any_order(
     tmp_path: Path, load_grid: Callable[..., LoadedModel], make_engine: Callable[..., Engine]
 ) -> None:

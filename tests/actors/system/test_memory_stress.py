@@ -74,6 +74,7 @@ def with_room_for_all() -> list[list[tuple[int, ...]]]:
         return [ask_all(system, prompts) for prompts in token_turns()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["with a store", "without"])
 def test_under_a_budget_for_a_few_every_agent_answers_as_with_room_for_all(
     open_system: OpenSystem,
@@ -109,6 +110,7 @@ def live(system: AgentSystem) -> list[tuple[int, ...]]:
     return [system.spawn(f"agent {n}").transcript().token_ids for n in range(WORLDS)]
 
 
+@pytest.mark.slow
 def test_the_default_model_under_a_budget_answers_the_same_but_for_near_ties(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:

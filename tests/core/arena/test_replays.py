@@ -43,6 +43,7 @@ def load(family: str, attention: AttentionMode = "auto") -> LoadedModel:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "attention", "floats"), sample_of(KINDS, 14, "replays"))
 def test_replayed_steps_are_eager_ones_whatever_happens_in_between(
     family: str, attention: AttentionMode, *, floats: bool

@@ -46,6 +46,7 @@ def test_one_sequence_is_decoded_rewound_and_decoded_again(alone: Alone) -> None
         assert to_raw(session.row.arena.export(0, 0, 6)) == to_raw(arena.export(0, 0, 6))
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data())
 def test_sequences_that_fork_and_leave_have_the_logits_of_each_alone(
@@ -103,6 +104,7 @@ def stepped(
     alone.agrees(logits, expected)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data())
 def test_each_node_of_a_tree_has_the_logits_of_its_path_alone(

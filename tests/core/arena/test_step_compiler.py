@@ -179,6 +179,7 @@ print(loaded.eager, engine.memory.running.steps[0].replayed > 0, request.generat
 """
 
 
+@pytest.mark.slow
 def test_without_a_compiler_and_with_compiling_turned_off_answers_are_the_same() -> None:
     found = [
         run_child(ELSEWHERE, **environment).stdout.strip().split("; ")

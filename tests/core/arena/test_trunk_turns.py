@@ -116,6 +116,7 @@ ACTION = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(ACTION, min_size=1, max_size=5), min_size=1, max_size=4),

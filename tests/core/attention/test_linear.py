@@ -190,6 +190,7 @@ def test_the_seam_is_installed_once() -> None:
     assert (nn.Linear.__call__, nn.Embedding.as_linear) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
 def test_agents_say_the_same_in_parts(
     make_engine: MakeEngine, load_grid: LoadGrid, kind: str, taken: list[tuple[int, int]]

@@ -12,6 +12,7 @@ LONG = prompt_of(1500)
 REST = prompt_of(90, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [1, 255, 256, 300, 700, 1023, 1024, 1100, 1300, 1499])
 def test_a_cut_within_a_long_piece_leaves_no_hole(open_grid: OpenSystem, place: int) -> None:
     system = open_grid(grid)

@@ -26,6 +26,7 @@ from kvactors.core.testing.engines import make_request
 # -- exactness -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gemma2", "deepseek_v3", "falcon_h1"])
 def test_turns_of_both_forms_together_answer_as_each_alone_over_a_cache_of_its_form(
     kind: str,

@@ -69,6 +69,7 @@ def text(tokens: list[int]) -> str:
     return "".join(map(chr, tokens)).rstrip("\0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "recurrent"])
 def test_rows_with_and_without_a_grammar_do_not_change_each_other(
     load_grid: LoadGrid, load_family: LoadGrid, make_engine: MakeEngine, family: str

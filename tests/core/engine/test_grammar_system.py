@@ -56,6 +56,7 @@ def wrong_answers(open_system: OpenSystem, count: int) -> list[str]:
 CHECKER = jsonschema.FormatChecker()
 
 
+@pytest.mark.slow
 def test_every_random_schema_gets_a_valid_answer(open_system: OpenSystem) -> None:
     assert wrong_answers(open_system, SCHEMAS) == []
 

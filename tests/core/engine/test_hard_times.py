@@ -88,6 +88,7 @@ def test_a_cancel_outlives_the_engine_that_heard_it(
     }
 
 
+@pytest.mark.slow
 def test_an_admitted_turn_without_a_row_keeps_the_cache_that_it_begins_with(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
     assert mx.get_peak_memory() - before <= 1.1 * budget
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_many_agents_never_take_more_than_the_budget(
@@ -117,6 +118,7 @@ def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
     assert (after["active_agents"], after["hot_agents"], after["evictions"]) == (1, 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("work_of_a_cpu")
 def test_turns_that_outgrow_the_budget_give_way_and_answer_the_same(
     open_system: OpenSystem,

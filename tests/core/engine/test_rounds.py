@@ -120,6 +120,7 @@ def test_every_accepted_length_says_and_keeps_the_same(
     assert {name: end.request.logprobs for name, end in found.items()} == looked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "gemma3_text", "qwen3_moe"])
 @pytest.mark.parametrize("right", [1, 4])
 def test_windows_sinks_and_experts_too(

@@ -164,6 +164,7 @@ def test_keys_choose_and_chat(browser: webdriver.Chrome, server: Server) -> None
     assert browser.switch_to.active_element.get_attribute("id") == "prompt"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_comes_back_when_the_server_does(
     browser: webdriver.Chrome, tmp_path: Path

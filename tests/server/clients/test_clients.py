@@ -126,6 +126,7 @@ def heard(client: str, tmp_path_factory: pytest.TempPathFactory) -> list[Heard]:
     return list(send_again(read(client), tmp_path_factory.mktemp(client)))
 
 
+@pytest.mark.slow
 def test_each_stream_ends_as_its_client_needs(heard: list[Heard]) -> None:
     for one in heard:
         if one.exchange["path"].endswith("/responses"):

@@ -29,6 +29,7 @@ def model_of(family: str) -> Callable[[], Any]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
 def test_a_moved_agent_answers_as_an_unmoved_one_and_is_warm(

@@ -57,6 +57,7 @@ def right(engine: Engine) -> float:
     return stats["model_accepted_tokens"] / stats["model_drafted_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "least", "most"), [(itself, 0.15, 1.0), (slipping, 0.07, 0.6), (another, 0.0, 0.1)]
 )
@@ -75,6 +76,7 @@ def test_whatever_it_drafts_turns_say_and_keep_the_same(
     assert engine.stats()["accepted_tokens"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "gemma3_text"])
 def test_for_models_with_windows_and_sinks_too(
     load_family: LoadFamily, make_engine: MakeEngine, family: str
@@ -179,6 +181,7 @@ def test_a_turn_that_gives_way_or_is_cancelled_in_between_is_as_without(
     assert found == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(4))
 def test_a_stop_within_a_draft_ends_the_turn_there(
     load_grid: LoadGrid, make_engine: MakeEngine, place: int
