@@ -11,6 +11,7 @@ from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 
 __all__ = [
+    "PADDED_SUMS",
     "LoadFamily",
     "LoadGrid",
     "MakeEngine",
@@ -28,7 +29,8 @@ OpenSystem = Callable[..., AgentSystem]
 
 # Families that choose keys or ask for one position: never in a batch.
 ROW_BY_ROW = frozenset({"deepseek_v32", "gpt_bigcode", "llama4", "minimax_m3_vl"})
-# Those whose sums depend on how far a batch is padded: in none where results must not.
+# Whose sums depend on how far a batch is padded, and how wide a chunk is: in none where results
+# must not.
 PADDED_SUMS = frozenset({"deepseek_v3", "gemma2", "longcat_flash_ngram"})
 
 
