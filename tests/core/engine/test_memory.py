@@ -51,9 +51,8 @@ def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSy
     )
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    system.spawn("reader").ask([1 + n % 100 for n in range(2000)], sampling=ANSWER).get(
-        timeout=WAIT
-    )
+    prompt = [1 + n % 100 for n in range(2000)]
+    system.spawn("reader").ask(prompt, sampling=ANSWER).get(timeout=WAIT)
 
     assert mx.get_peak_memory() - before <= 1.1 * budget
     assert done[-1] == 1999
@@ -118,7 +117,6 @@ def test_a_turn_that_does_not_fit_waits_for_the_saves_that_let_others_leave(
     assert (after["active_agents"], after["hot_agents"], after["evictions"]) == (1, 0, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("work_of_a_cpu")
 def test_turns_that_outgrow_the_budget_give_way_and_answer_the_same(
     open_system: OpenSystem,
