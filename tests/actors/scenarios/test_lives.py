@@ -97,6 +97,7 @@ def journal(out: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600 if FULL else 300)
 def test_a_killed_run_goes_on_does_nothing_twice_and_says_the_same(tmp_path: Path) -> None:
     scenario, out = tmp_path / "scenario.yaml", tmp_path / "run"
     scenario.write_text(SCENARIO.replace("ROUNDS", str(ROUNDS)), encoding="utf-8")
