@@ -10,7 +10,7 @@ from kvactors.core.arena.step import StepGeometry
 from kvactors.core.attention.attend import attend, attend_together
 from kvactors.core.attention.attend_spec import AttendSpec
 from kvactors.core.attention.plan import AttendPlan
-from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
+from kvactors.core.attention.policy import UNPACK_ROWS, AttentionPath, AttentionPolicy
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec, Side
 from kvactors.core.errors import UnsupportedLayer
@@ -143,9 +143,13 @@ class KVLayer:
         geometry, layer = self.geometry, self.layer
         assert geometry is not None
         pool, shared = self.rows.pools[geometry.slabs[index]], geometry.shared[index]
-        rows = len(queries)
-        alike = layer.window is None and plan.sinks is None and queries.shape[2] == 1
-        if alike and self.policy.together(rows, self._repeats, shared, apart=pool.trunk.end > 0):
+        rows, tokens = len(queries), queries.shape[2]
+        alike = layer.window is None and plan.sinks is None
+        asked = self._repeats * tokens
+        # A row that takes many tokens by itself reads what it begins with once in any case.
+        few = tokens == 1 or (rows > 1 and asked <= UNPACK_ROWS)
+        apart = pool.trunk.end > 0
+        if alike and few and self.policy.together(rows, asked, shared, apart=apart):
             stored = pool.read(rows, keys, floats=plan.unpack, own=True)
             prefix = pool.prefix_floats(shared, plan.precision)
             return attend_together(queries, stored, prefix, plan)

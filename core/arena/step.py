@@ -134,6 +134,8 @@ class EvenStep(StepGeometry):
         self.bases = [table.slabs[index].trunk.end for index in slabs]
         if width == 1:
             self.shared = [table.shared(index) for index in slabs]
+        elif len(table) > 1:
+            self.shared = self.bases
         self.whole = whole
         self._known = offset is None
         if offset is None:

@@ -12,7 +12,7 @@ model's dtype (in half precision they disagree enough to change tokens):
 
 The packed path is exact by row: a row's result does not depend on its neighbours, on the
 padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
-share as one row does, on the second path. GPU thread only.
+share as one row does, with few queries each, on the second path. GPU thread only.
 """
 
 import mlx.core as mx
@@ -23,6 +23,7 @@ from kvactors.core.attention.packed import (
     attend_packed,
     exponentials,
     many_scores,
+    masked,
     score,
     weigh,
 )
@@ -51,45 +52,47 @@ def attend(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
 def attend_together(
     queries: mx.array, stored: StoredKV, prefix: tuple[mx.array, ...], plan: AttendPlan
 ) -> mx.array:
-    """`attend` of one query a row, where all rows hold the same first keys, and more.
+    """`attend` of few queries a row, where all rows hold the same first keys, and more.
 
     Those are read once, as floats: the queries of all rows are one product. Each row's own keys
     follow, on either path; the two parts are joined through their maxima and sums (cascade
     attention).
 
     Args:
-        queries: [n, heads, 1, head_dim].
-        stored: keys and values of n rows, the shared ones included.
-        prefix: the shared keys and values, [1, kv_heads, shared, dim] each.
+        queries: [n, heads, T, head_dim].
+        stored: keys and values of n rows, the shared ones included, or those behind them.
+        prefix: the shared keys and values, [1, kv_heads, shared, dim] each. All queries see them.
         plan: as for `attend`, with a mask and without sinks.
 
-    Returns [n, heads, 1, value_dim] in the queries' dtype.
+    Returns [n, heads, T, value_dim] in the dtype that is asked for, else the queries'.
     """
     keys, values = prefix
-    rows, kv_heads, shared = queries.shape[0], *keys.shape[1:3]
+    rows, heads, tokens, dim = queries.shape
+    kv_heads, shared = keys.shape[1:3]
     own_side, value_side = stored.sides
     rest = stored.beyond(shared)
 
     def as_one(rowwise: mx.array) -> mx.array:
-        """[rows, kv_heads, repeats, n] as one row's [1, kv_heads, rows * repeats, n]."""
+        """[rows, kv_heads, repeats * T, n] as one row's [1, kv_heads, rows * repeats * T, n]."""
         return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
 
     def apart(one: mx.array) -> mx.array:
         """The way back."""
         return one.reshape(kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
 
-    powers = many_scores(rows * queries.shape[1] * shared, unpack=plan.unpack)
+    many = many_scores(rows * heads * tokens * shared, unpack=plan.unpack)
+    powers = many and tokens == 1
     asked = queries.astype(plan.precision) * (plan.scale * LOG2_E if powers else plan.scale)
-    folded = asked.reshape(rows, kv_heads, -1, queries.shape[-1])
+    folded = asked.reshape(rows, kv_heads, -1, dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)
     if plan.packed:
         own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0]
     else:
         own = folded @ to_float(rest.keys, own_side, plan.precision)[0].swapaxes(-1, -2)
     assert isinstance(plan.mask, mx.array)
-    own = mx.where(plan.mask[..., shared:], own, -mx.inf)
+    own = masked(own[None], plan.mask[..., shared:], tokens)[0]
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
-    common = exponentials(common - as_one(top), powers=powers)
+    common = exponentials(common - as_one(top), powers=powers, at_once=many and tokens > 1)
     own = exponentials(own - top, powers=powers)
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
     out = apart(common @ values)
@@ -97,7 +100,7 @@ def attend_together(
         out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0]
     else:
         out += own @ to_float(rest.values, value_side, plan.precision)[0]
-    return (out / total).reshape(*queries.shape[:3], -1).astype(plan.out_dtype or queries.dtype)
+    return (out / total).reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)
 
 
 def _dequantized(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:

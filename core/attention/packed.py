@@ -21,6 +21,7 @@ __all__ = [
     "attend_packed",
     "exponentials",
     "many_scores",
+    "masked",
     "score",
     "weigh",
 ]
@@ -67,7 +68,7 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
     scores = score(folded, stored.keys, key_side, unpack=plan.unpack)
     total = None
     if powers:
-        weights, total = _powers(_masked(scores, plan.mask, tokens), plan.sinks)
+        weights, total = _powers(masked(scores, plan.mask, tokens), plan.sinks)
     elif many:
         # In place, what is hidden too: a few of them, where a mask would be an array of all.
         exponents = mx.contiguous(scores[0])
@@ -75,14 +76,14 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
         total = exponentiate(exponents, hidden, repeats, plan.sinks)[None]
         weights = exponents[None]
     else:
-        weights = _softmax(_masked(scores, plan.mask, tokens), plan.sinks, tokens)
+        weights = _softmax(masked(scores, plan.mask, tokens), plan.sinks, tokens)
     out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
     if total is not None:
         out = out / total
     return out.reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)
 
 
-def _masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
+def masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
     """Scores [1, rows, kv_heads, repeats * tokens, extent], of what is not seen minus infinity."""
     if mask is None:
         return scores
@@ -112,12 +113,18 @@ def many_scores(scores: int, *, unpack: bool) -> bool:
     return unpack and scores >= _MANY_SCORES
 
 
-def exponentials(scores: mx.array, *, powers: bool) -> mx.array:
-    """Exponentials of `scores` [..., keys], or `powers` of two."""
+def exponentials(scores: mx.array, *, powers: bool, at_once: bool = False) -> mx.array:
+    """Exponentials of `scores` [..., keys], or `powers` of two; `at_once`: by NumPy and in place, so
+    that nobody else may hold the scores."""
     if scores.dtype == mx.float64:
         # MLX's own have the digits of float32.
         assert not powers
         return mx.array(np.exp(np.array(scores)), mx.float64)
+    if at_once:
+        mx.eval(scores)
+        view = np.array(scores, copy=False)
+        np.exp(view, out=view)
+        return scores
     return mx.power(2.0, scores) if powers else mx.exp(scores)
 
 

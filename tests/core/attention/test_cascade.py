@@ -7,6 +7,7 @@ too few is not.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from cascade import BEGINNING, OPERATIONS, Apart, Company, Noting
 from hypothesis import HealthCheck, example, given, settings
+from kin import Side, beginning
+from makers import prompt_of
 from seeded import bug, seeded
 
 from kvactors.core.arena import float_copy_cpu
@@ -23,10 +26,11 @@ from kvactors.core.arena.kv_layer import KVLayer
 from kvactors.core.arena.pools import Pool
 from kvactors.core.attention.attend import attend_together
 from kvactors.core.attention.plan import AttendPlan
-from kvactors.core.attention.policy import AttentionPolicy
+from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.runner import new_arena
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.model.workspace import WorkSpace
@@ -39,15 +43,26 @@ MakeEngine = Callable[..., Engine]
 # -- one call ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("path", "tokens", "shared"),
+    [
+        ("packed", 1, 70),
+        ("dequantize", 1, 70),
+        ("packed", 3, 70),
+        ("dequantize", 3, 70),
+        ("unpack", 3, 70),
+        # So many scores that a CPU takes their exponentials at once.
+        ("unpack", 8, 1000),
+    ],
+)
 @pytest.mark.parametrize("repeats", [1, 3])
 @pytest.mark.parametrize("bits", [4, 8, None])
 def test_it_is_the_attention_over_each_rows_keys(
-    bits: int | None, repeats: int, packed: bool
+    bits: int | None, repeats: int, path: AttentionPath, tokens: int, shared: int
 ) -> None:
-    rows, shared, extent, heads, dim = 5, 70, 128, 2, 64
+    rows, heads, dim, extent = 5, 2, 64, shared + 58
     layer = LayerSpec("full", heads, dim, bits, 64 if bits else None, "float32")
-    pool = Pool(layer, rows + 1, 256)
+    pool = Pool(layer, rows + 1, extent + 128)
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> mx.array:
@@ -56,23 +71,23 @@ def test_it_is_the_attention_over_each_rows_keys(
     keys, values = normal(rows, heads, extent, dim), normal(rows, heads, extent, dim)
     keys[:, :, :shared], values[:, :, :shared] = keys[:1, :, :shared], values[:1, :, :shared]
     pool.write(keys, values, Cells(mx.broadcast_to(mx.arange(extent), (rows, extent)), 0))
-    queries = normal(rows, heads * repeats, 1, dim)
-    lengths = np.array([71, 128, 90, 72, 100])
-    mask = mx.array(np.arange(extent) < lengths[:, None])[:, None, None]
+    queries = normal(rows, heads * repeats, tokens, dim)
+    # Of the first query of each row; the next one sees one key more.
+    ends = shared + np.array([1, 50, 20, 2, 30])[:, None] + np.arange(tokens)
+    mask = mx.array(np.arange(extent) < ends[..., None])[:, None]
 
-    plan = AttendPlan("packed" if packed else "dequantize", 0.2, mask)
+    plan = AttendPlan(path, 0.2, mask)
 
     stored = pool.read(rows, extent)
     got = np.array(attend_together(queries, stored, pool.prefix_floats(shared), plan))
 
     stored_keys, stored_values = (np.array(floats).astype(np.float64) for floats in stored.floats())
-    for row, length in enumerate(lengths):
-        for head in range(heads * repeats):
-            kv = head // repeats
-            scores = stored_keys[row, kv, :length] @ np.array(queries)[row, head, 0] * 0.2
-            weights = np.exp(scores - scores.max())
-            expected = weights / weights.sum() @ stored_values[row, kv, :length]
-            assert np.abs(got[row, head, 0] - expected).max() < 2e-6
+    for row, head, token in product(range(rows), range(heads * repeats), range(tokens)):
+        kv, length = head // repeats, ends[row, token]
+        scores = stored_keys[row, kv, :length] @ np.array(queries)[row, head, token] * 0.2
+        weights = np.exp(scores - scores.max())
+        expected = weights / weights.sum() @ stored_values[row, kv, :length]
+        assert np.abs(got[row, head, token] - expected).max() < 2e-6
 
 
 @pytest.mark.skipif(not on_cpu(), reason="only a CPU has float64")
@@ -205,6 +220,29 @@ def test_one_step_together_is_the_step_apart_but_for_rounding(
     error = float(mx.abs(together - apart).max() / mx.sqrt(mx.var(apart)))
     print(f"error {error:.1e} of the logits' deviation")
     assert error < 1e-4
+
+
+@pytest.mark.parametrize("counts", [[1, 5, 3], [4, 4, 4]])
+def test_several_tokens_of_each_row_read_their_trunk_once_for_all(
+    calls: list[tuple[int, int]], counts: list[int]
+) -> None:
+    random = load_model(lambda: (tiny_model(), PlainTokenizer()), ModelOptions())
+    found = []
+
+    for policy in (Noting, Apart):
+        loaded = replace(random, policy=policy("auto", threshold=2, launch_tokens=64, unpack=True))
+        side = Side(loaded, new_arena(loaded), reads=True)
+        pieces = beginning(loaded, BEGINNING, 128)
+        for name in range(3):
+            side.join(name, pieces, 2, prompt_of(9 + name))
+        calls.clear()
+        fed = {name: prompt_of(count) for name, count in enumerate(counts)}
+        logits = side.step(fed) if len(set(counts)) == 1 else side.flat(fed)
+        found.append(mx.concatenate([logits[name] for name in range(3)]))
+        assert len(calls) == (len(random.spec.layers) if policy is Noting else 0)
+
+    together, apart = found
+    assert float(mx.abs(together - apart).max() / mx.sqrt(mx.var(apart))) < 1e-4
 
 
 # -- what it costs -------------------------------------------------------------------------
