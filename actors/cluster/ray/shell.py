@@ -27,12 +27,14 @@ logger = logging.getLogger("kvactors")
 
 class Shell(ABC):
     """An actor around a node, or around the directory. Where it died Ray makes another one, which
-    nobody may ever call: so each calls itself."""
+    nobody may ever call: so each calls itself. While it is made Ray may tell it that it is
+    RESTARTING, which fails a call that is not to be repeated: then it would never begin."""
 
     def __init__(self) -> None:
         self._beginning: asyncio.Task[Answers] | None = None
         self._kept: asyncio.Task[None] | None = None
-        ray.get_runtime_context().current_actor.ready.remote()
+        own = ray.get_runtime_context().current_actor
+        own.ready.options(max_task_retries=-1).remote()
 
     @abstractmethod
     async def begin(self) -> Answers:
