@@ -28,6 +28,7 @@ from kvactors.core.attention.packed import (
     weigh,
 )
 from kvactors.core.attention.plan import AttendPlan
+from kvactors.core.attention.products_cpu import several_over_few
 from kvactors.core.quant.codec import StoredKV, to_float
 from kvactors.core.quant.device import on_cpu
 
@@ -44,7 +45,8 @@ def attend(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
 
     Returns [n, heads, T, value_dim] in the dtype that is asked for, else the queries'.
     """
-    if plan.packed:
+    floats = plan.unpack and several_over_few(queries, stored.keys)
+    if plan.packed and not floats:
         return attend_packed(queries, stored, plan)
     return _dequantized(queries, stored, plan)
 

@@ -12,9 +12,15 @@ from makers import prompt_of, prompts_of
 from numpy_llama import Codes, NumpyLlama
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.cells import Cells
 from kvactors.core.arena.kv_layer import KVLayer
+from kvactors.core.arena.pools import Pool
+from kvactors.core.attention.attend import attend
 from kvactors.core.attention.linear_cpu import watch_parts
 from kvactors.core.attention.packed import HALVED_SCORES
+from kvactors.core.attention.plan import AttendPlan, causal_mask
+from kvactors.core.attention.policy import AttentionPath
+from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant.device import on_cpu
@@ -40,8 +46,9 @@ def pinned() -> LoadedModel:
 class Rows:
     """Rows that were prefilled in chunks, and decode together."""
 
-    def __init__(self, loaded: LoadedModel, *, floats: bool) -> None:
+    def __init__(self, loaded: LoadedModel, *, floats: bool, chunk: int = CHUNK) -> None:
         self.loaded = loaded
+        self.chunk = chunk
         self.arena = Arena(loaded.spec, loaded.policy)
         self.arena.floats = floats
         self.tokens: list[list[int]] = []
@@ -60,8 +67,8 @@ class Rows:
         arena.add_row(begun, len(prompt))
         for piece in pieces:
             arena.load(0, piece)  # type: ignore[arg-type]
-        for start in range(begun, len(prompt), CHUNK):
-            arena.forward(self.loaded.model, mx.array([prompt[start : start + CHUNK]]))
+        for start in range(begun, len(prompt), self.chunk):
+            arena.forward(self.loaded.model, mx.array([prompt[start : start + self.chunk]]))
             arena.evaluate()
         return arena
 
@@ -137,6 +144,30 @@ def test_many_rows_whose_codes_become_floats_for_a_product(pinned: LoadedModel) 
 
     # A second core is taken, and powers of two.
     assert len(rows.tokens) * HEADS * max(map(len, rows.tokens)) >= HALVED_SCORES
+    agree(rows, logits)
+
+
+@pytest.mark.parametrize(("tokens", "keys", "path"), [(8, 500, "dequantize"), (2, 90, "packed")])
+def test_several_queries_over_few_keys_are_asked_of_floats_where_they_are_worth_it(
+    tokens: int, keys: int, path: AttentionPath
+) -> None:
+    noise = [mx.random.normal((1, 4, n, 64), key=mx.random.key(n)) for n in (keys, tokens)]
+    pool = Pool(LayerSpec("full", 4, 64, 4, 64, "float32"), 1, keys)
+    pool.write(noise[0], noise[0], Cells(mx.arange(keys)[None], 0))
+    asked, stored = mx.concatenate([noise[1]] * 2, axis=1), pool.read(1, keys)
+
+    found = attend(asked, stored, AttendPlan("unpack", 0.1, causal_mask(tokens, keys)))
+
+    expected = attend(asked, stored, AttendPlan(path, 0.1, causal_mask(tokens, keys)))
+    assert mx.array_equal(found, expected)
+
+
+def test_chunks_of_a_few_tokens(pinned: LoadedModel) -> None:
+    rows = Rows(pinned, floats=False, chunk=8)
+    rows.join(prompts_of((90, 130)))
+
+    logits = rows.step(0)
+
     agree(rows, logits)
 
 
