@@ -114,8 +114,8 @@ def many_scores(scores: int, *, unpack: bool) -> bool:
 
 
 def exponentials(scores: mx.array, *, powers: bool, at_once: bool = False) -> mx.array:
-    """Exponentials of `scores` [..., keys], or `powers` of two; `at_once`: by NumPy and in place, so
-    that nobody else may hold the scores."""
+    """Exponentials of `scores` [..., keys], or `powers` of two; `at_once`: by NumPy and in place.
+    Nobody else may hold the scores then."""
     if scores.dtype == mx.float64:
         # MLX's own have the digits of float32.
         assert not powers
