@@ -4,9 +4,9 @@ Two paths over the stored codes, both with float32 scores, softmax and sums what
 model's dtype (in half precision they disagree enough to change tokens):
 
 - packed: `mx.quantized_matmul` on the codes, no float copy [injection, Core
-  Insight]. For few queries. On the CPU, unless
-  the path is pinned, products of few queries take the codes as floats, and decode steps of many
-  scores two cores.
+  Insight]. For few queries. On the CPU, unless the path is pinned, products of few queries take the
+  codes as floats, decode steps of many scores two cores, and several tokens of many scores the
+  other path.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
   CPU block by block. For prefill chunks; several times faster there.
 
@@ -28,7 +28,6 @@ from kvactors.core.attention.packed import (
     weigh,
 )
 from kvactors.core.attention.plan import AttendPlan
-from kvactors.core.attention.products_cpu import several_over_few
 from kvactors.core.quant.codec import StoredKV, to_float
 from kvactors.core.quant.device import on_cpu
 
@@ -45,8 +44,9 @@ def attend(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
 
     Returns [n, heads, T, value_dim] in the dtype that is asked for, else the queries'.
     """
-    floats = plan.unpack and several_over_few(queries, stored.keys)
-    if plan.packed and not floats:
+    rows, heads, tokens, _ = queries.shape
+    scores = rows * heads * tokens * stored.keys[0].shape[-2]
+    if plan.packed and not (tokens > 1 and many_scores(scores, unpack=plan.unpack)):
         return attend_packed(queries, stored, plan)
     return _dequantized(queries, stored, plan)
 

@@ -2,20 +2,47 @@
 
 On x86 an exponential costs MLX 16 ns, NumPy less than 1, and a prefill over thousands of keys is
 little else. So the scores of some queries at a time are computed by MLX, become weights in place,
-through the view of its buffer that MLX gives NumPy, and are summed by MLX again. A block is small
+through the view of its buffer that MLX gives NumPy, and are summed by MLX again. While NumPy has
+one block MLX computes the next, and the sums of the last: few are there at a time. A block is small
 enough to stay in memory that the process has already: fresh pages cost as much as a product. Keys
 that no query of a block sees are left out of it.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from kvactors.core.attention.plan import Mask
 
-__all__ = ["BLOCK_BYTES", "attend_in_blocks", "exponentiate"]
+__all__ = ["BLOCK_BYTES", "attend_in_blocks"]
 
 # Scores of one block.
 BLOCK_BYTES = 8 * 2**20
+# Of a single block, from which two halves of it are worth more operations.
+_HALVED_BYTES = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """`scores` float32 [rows, heads of keys, repeats * T, keys], which MLX is computing; `hidden`
+    [rows, 1, T, keys] is true where a query does not see a key, None where it sees all; the
+    `values` of these keys, and the `sinks` of these heads, if any."""
+
+    scores: mx.array
+    hidden: np.ndarray | None
+    values: mx.array
+    sinks: mx.array | None
+
+    def attended(self, repeats: int) -> mx.array:
+        """The sums of values, [rows, heads, T, value_dim], which MLX computes from now on."""
+        total = _exponentiate(self.scores, self.hidden, repeats, self.sinks)
+        out = (self.scores @ self.values) / total
+        rows, heads, asked, dim = out.shape
+        out = out.reshape(rows, heads * repeats, asked // repeats, dim)
+        mx.async_eval(out)
+        return out
 
 
 def attend_in_blocks(
@@ -33,44 +60,69 @@ def attend_in_blocks(
 
     `mask` is boolean and broadcasts to [rows, 1, T, E], or "causal"; `sinks` [heads] are scores
     that take weight and have no value; `block_bytes` of scores are a block. Returns
-    [rows, heads, T, value_dim]; what it needs is evaluated.
+    [rows, heads, T, value_dim]; what it needs is evaluated, or about to be.
     """
     rows, heads, tokens, dim = queries.shape
     kv_heads, extent = keys.shape[1:3]
+    repeats, size = heads // kv_heads, 4 * rows * heads * extent
     # Query heads that share a KV head become rows of one product, not copies of the keys.
-    folded = (queries * scale).reshape(rows, kv_heads, -1, tokens, dim)
-    turned = keys.swapaxes(-1, -2)
-    sees = None
+    folded = (queries * scale).reshape(rows, kv_heads, repeats, tokens, dim)
+    width = max(1, block_bytes // size)
+    # One block is made two: of some heads, then of the others.
+    split = 2 if width >= tokens and kv_heads > 1 and tokens * size >= _HALVED_BYTES else 1
+    groups = [slice(n * kv_heads // split, (n + 1) * kv_heads // split) for n in range(split)]
+    # At once: later it would wait for what MLX computes by then.
+    sees: np.ndarray | str | None = None if mask is None else "causal"
     if isinstance(mask, mx.array):
         sees = np.asarray(mx.broadcast_to(mask, (rows, 1, tokens, extent)))
-    width = max(1, block_bytes // (4 * rows * heads * extent))
-    parts = []
-    for begin in range(0, tokens, width):
-        block = folded[:, :, :, begin : begin + width]
-        first, last, hidden = 0, extent, None
-        if sees is not None:
-            seen = sees[:, :, begin : begin + width]
-            used = np.flatnonzero(seen.any(axis=(0, 1, 2)))
-            if used.size:
-                first, last = int(used[0]), int(used[-1]) + 1
-            hidden = ~seen[..., first:last]
-        elif mask is not None:
-            ends = np.arange(begin, begin + block.shape[3]) + extent - tokens
-            last = int(ends[-1]) + 1
-            hidden = (np.arange(last) > ends[:, None])[None, None]
-        scores = block.flatten(2, 3) @ turned[..., first:last]
-        total = exponentiate(scores, hidden, block.shape[2], sinks)
-        out = (scores @ values[:, :, first:last]) / total
-        parts.append(out.reshape(rows, heads, block.shape[3], -1))
+
+    def blocks() -> Iterator[_Block]:
+        for begin in range(0, tokens, width):
+            asked = folded[:, :, :, begin : begin + width]
+            first, last, hidden = _seen(sees, begin, asked.shape[3], (tokens, extent))
+            for some in groups:
+                scores = asked[:, some].flatten(2, 3) @ keys[:, some, first:last].swapaxes(-1, -2)
+                mx.async_eval(scores)
+                own = None if sinks is None else sinks.reshape(kv_heads, repeats)[some]
+                yield _Block(scores, hidden, values[:, some, first:last], own)
+
+    parts: list[mx.array] = []
+    ahead = blocks()
+    block: _Block | None = next(ahead)
+    while block is not None:
+        following = next(ahead, None)
+        parts.append(block.attended(repeats))
+        block = following
+    if len(groups) > 1:
+        return mx.concatenate(parts, axis=1)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
-def exponentiate(
+def _seen(
+    sees: np.ndarray | str | None, begin: int, count: int, shape: tuple[int, int]
+) -> tuple[int, int, np.ndarray | None]:
+    """What `count` queries from `begin` on see, of [T, E] as `shape` says: the keys [first, last),
+    and which of these are hidden from them, [rows, 1, count, last - first]. `sees` is a mask as
+    above, or [rows, 1, T, E]."""
+    tokens, extent = shape
+    if sees is None:
+        return 0, extent, None
+    if isinstance(sees, str):
+        ends = np.arange(begin, begin + count) + extent - tokens
+        last = int(ends[-1]) + 1
+        return 0, last, (np.arange(last) > ends[:, None])[None, None]
+    seen = sees[:, :, begin : begin + count]
+    used = np.flatnonzero(seen.any(axis=(0, 1, 2)))
+    first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (0, extent)
+    return first, last, ~seen[..., first:last]
+
+
+def _exponentiate(
     scores: mx.array, hidden: np.ndarray | None, repeats: int, sinks: mx.array | None
 ) -> mx.array:
     """Turn float32 [rows, kv_heads, repeats * T, E] scores into exponentials, in place; returns
     their sums [rows, kv_heads, repeats * T, 1]. Nobody else may hold the scores. `hidden`
-    [rows, 1, T, E] is true where a query does not see a key; `sinks` as above."""
+    [rows, 1, T, E] is true where a query does not see a key; `sinks` are as above."""
     mx.eval(scores)
     rows, kv_heads, tokens, extent = scores.shape
     view = np.array(scores, copy=False)

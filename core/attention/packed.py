@@ -3,13 +3,11 @@
 A decode step of many scores takes two cores there. GPU thread only.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
-from kvactors.core.attention.blockwise_cpu import exponentiate
 from kvactors.core.attention.plan import AttendPlan, causal_mask
 from kvactors.core.attention.products_cpu import multiply, scores_of, worth_unpacking
 from kvactors.core.cache.spec import Side
@@ -58,28 +56,21 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
     rows, heads, tokens, dim = queries.shape
     kv_heads, extent = stored.keys[0].shape[2:4]
     repeats = heads // kv_heads
-    many = many_scores(rows * heads * tokens * extent, unpack=plan.unpack)
-    powers = many and tokens == 1
+    # Several tokens of as many take the other path.
+    powers = tokens == 1 and many_scores(rows * heads * extent, unpack=plan.unpack)
     # Query heads that share a KV head become rows of one product, not copies of the keys.
     asked = queries.astype(PRECISION) * (plan.scale * LOG2_E if powers else plan.scale)
     folded = asked.reshape(1, rows, kv_heads, repeats * tokens, dim)
     key_side, value_side = stored.sides
     assert not isinstance(plan.mask, str)
     scores = score(folded, stored.keys, key_side, unpack=plan.unpack)
-    total = None
+    scores = masked(scores, plan.mask, tokens)
     if powers:
-        weights, total = _powers(masked(scores, plan.mask, tokens), plan.sinks)
-    elif many:
-        # In place, what is hidden too: a few of them, where a mask would be an array of all.
-        exponents = mx.contiguous(scores[0])
-        hidden = _hidden(plan.mask, (rows, 1, tokens, extent))
-        total = exponentiate(exponents, hidden, repeats, plan.sinks)[None]
-        weights = exponents[None]
+        weights, total = _powers(scores, plan.sinks)
     else:
-        weights = _softmax(masked(scores, plan.mask, tokens), plan.sinks, tokens)
+        weights, total = _softmax(scores, plan.sinks, tokens), None
     out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
-    if total is not None:
-        out = out / total
+    out = out if total is None else out / total
     return out.reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)
 
 
@@ -92,11 +83,6 @@ def masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
     _, rows, kv_heads, _, extent = scores.shape
     apart = scores.reshape(rows, kv_heads, -1, tokens, extent)
     return mx.where(mask[:, :, None], apart, -mx.inf).reshape(scores.shape)
-
-
-def _hidden(mask: mx.array | None, shape: Sequence[int]) -> np.ndarray | None:
-    """What is not seen, [rows, 1, T, extent]."""
-    return None if mask is None else ~np.asarray(mx.broadcast_to(mask, shape))
 
 
 def _softmax(scores: mx.array, sinks: mx.array | None, tokens: int) -> mx.array:

@@ -9,14 +9,7 @@ import mlx.core as mx
 from kvactors.core.cache.spec import Side
 from kvactors.core.quant.codec import PRECISION, Stored, dequantize
 
-__all__ = [
-    "LEAST_KEYS",
-    "LEAST_QUERIES",
-    "multiply",
-    "scores_of",
-    "several_over_few",
-    "worth_unpacking",
-]
+__all__ = ["LEAST_KEYS", "LEAST_QUERIES", "multiply", "scores_of", "worth_unpacking"]
 
 # Keys of a step from which it pays (launches count below that), and queries per KV head that are
 # many: from there it does for sums too, whose product with codes is faster (bench/LOG.md).
@@ -27,16 +20,6 @@ LEAST_QUERIES = 6
 def worth_unpacking(codes: mx.array, queries: int = LEAST_QUERIES) -> bool:
     """Whether codes [..., rows, kv_heads, keys, width] are enough."""
     return _many(codes) and queries >= LEAST_QUERIES
-
-
-def several_over_few(queries: mx.array, keys: Stored) -> bool:
-    """Whether `queries` [rows, heads, T, dim] of several tokens a row, over `keys` that are too few
-    to become floats for one, make up for it by their number: those of a short chunk behind 1,000
-    tokens took three times as long (bench/LOG.md)."""
-    rows, heads, tokens, _ = queries.shape
-    if tokens == 1 or len(keys) == 1 or _many(keys[0]):
-        return False
-    return rows * heads * tokens * keys[0].shape[-2] >= 2 * LEAST_KEYS
 
 
 def _many(keys: mx.array) -> bool:

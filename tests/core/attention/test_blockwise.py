@@ -50,13 +50,17 @@ def a_mask(kind: str, rows: int, tokens: int, extent: int) -> np.ndarray | None:
 
 @pytest.mark.parametrize("sunk", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("kind", ["none", "causal", "window"])
-@pytest.mark.parametrize("block", [1, 4000, 8 << 20])
+@pytest.mark.parametrize(
+    # The last is one block, which is so large that it is made two.
+    ("block", "extent"),
+    [(1, 40), (4000, 40), (8 << 20, 40), (8 << 20, 2400)],
+)
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 6, 2), (2, 4, 1)], ids=str)
 def test_blocks_of_any_size_are_one_attention(
-    shape: tuple[int, int, int], block: int, kind: str, sunk: bool
+    shape: tuple[int, int, int], block: int, extent: int, kind: str, sunk: bool
 ) -> None:
     rows, heads, kv_heads = shape
-    tokens, extent, dim, value_dim = 7, 40, 16, 8
+    tokens, dim, value_dim = 7, 16, 8
     rng = np.random.default_rng(rows)
     queries = rng.standard_normal((rows, heads, tokens, dim), dtype="f")
     keys = rng.standard_normal((rows, kv_heads, extent, dim), dtype="f")
@@ -76,6 +80,20 @@ def test_blocks_of_any_size_are_one_attention(
 
     expected = attention(queries, keys, values, mask, sinks)
     np.testing.assert_allclose(np.array(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_three_blocks_or_four_are_there_at_a_time_however_many_there_are() -> None:
+    queries, keys = mx.ones((1, 8, 256, 64)), mx.ones((1, 8, 4096, 64))
+    block = 1 << 20
+    mx.eval(queries, keys)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    mx.eval(attend_in_blocks(queries, keys, keys, SCALE, block_bytes=block))
+
+    # All scores are 32 blocks. Beside these: the queries times the scale, what is returned, twice.
+    assert mx.get_peak_memory() - before <= 4 * block + 3 * queries.nbytes
 
 
 def test_in_float64_it_is_exact_to_float64() -> None:
