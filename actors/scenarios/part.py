@@ -64,6 +64,7 @@ def _run_part(
     scripts = folder.scripts()
     most = sum(script.most_turns() for script in scripts)
     part = _Part(folder, World(system), lockstep, lambda record: watch(most, record))
+    part.check(scripts)
     # What concerns the system concerns every run in it.
     alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
     many = 1 if alone else AT_ONCE
@@ -89,6 +90,14 @@ class _Part:
         self._watch = watch
         self._clock = _clock(folder)
 
+    def check(self, scripts: Sequence[Script]) -> None:
+        """Raise what these may not begin for. It is before any journal is there: what has one has
+        begun, and its agents are its own."""
+        for script in scripts:
+            self._world.require_room(script)
+        new = [s for s in scripts if not holds_run(self._folder.journal(s.point.label))]
+        self._world.require_new(map(self._prefix, new))
+
     def run(self, scripts: Sequence[Script]) -> str:
         """Run these at once."""
         with ExitStack() as stack:
@@ -103,10 +112,8 @@ class _Part:
         return "restart" if any(run.runner.ended == "restart" for run in runs) else "end"
 
     def _begin(self, script: Script, stack: ExitStack) -> _Running:
-        label = script.point.label
-        path = self._folder.journal(label)
-        begun = holds_run(path)
-        if not begun:
+        path = self._folder.journal(script.point.label)
+        if not holds_run(path):
             self._world.load(None)
             path.unlink(missing_ok=True)
             made = Journal(path, _header(self._folder, script, self._world.system.info.name))
@@ -118,21 +125,23 @@ class _Part:
         runner.replay(records)
         if runner.ended == "end":
             return _Running(runner, journal)
+        origin = self._folder.origin
         agents = LiveAgents(
             self._world,
             script,
             runner.take,
-            prefix=f"{self._folder.tag}{label}",
-            origin=None if self._folder.origin is None else f"{self._folder.origin}{label}",
+            prefix=self._prefix(script),
+            origin=None if origin is None else f"{origin}{script.point.label}",
             clock=lambda: self._clock(header.begun),
         )
-        if not begun:
-            agents.require_new()
         taken_up = Event(runner.steps_ended + 1, "process", "", self._clock(header.begun)[0])
         journal.append(taken_up)
         self._watch(taken_up)
         runner.go_on(agents)
         return _Running(runner, journal)
+
+    def _prefix(self, script: Script) -> str:
+        return f"{self._folder.tag}{script.point.label}"
 
     def _keeper(self, journal: Journal, records: Sequence[Record]) -> Callable[[Record], None]:
         """Keeps the records that come behind those."""

@@ -51,6 +51,7 @@ class World:
     def __init__(self, system: AgentSystem | ClusterSystem) -> None:
         self.system: Any = system
         self._own = self._loaded = system.info.name
+        self._fitting: set[str] = set()
         self._lock = threading.Lock()
         self._ended: deque[Callable[[], None]] = deque()
         self._more: ReplyFuture[None] = ReplyFuture()
@@ -61,6 +62,31 @@ class World:
         if wanted != self._loaded:
             self.system.swap_model(wanted)
             self._loaded = wanted
+
+    def require_room(self, script: Script) -> None:
+        """Raise InvalidScenario for a persona of a `script` that fills the context (a cluster's
+        nodes refuse its agent's first turn)."""
+        if isinstance(self.system, ClusterSystem):
+            return
+        info = self.system.info
+        for member in script.cast.members.values():
+            persona = member.persona or ""
+            if persona in self._fitting:
+                continue
+            tokens = len(info.chat.encode(persona))
+            if tokens >= info.spec.context:
+                raise InvalidScenario(
+                    f"the persona of {member.name} has {tokens:,} tokens, and the context of "
+                    f"{info.name} is {info.spec.context:,}"
+                )
+            self._fitting.add(persona)
+
+    def require_new(self, prefixes: Iterable[str]) -> None:
+        """Raise AgentExists if the store has agents of another run by one of these `prefixes`."""
+        mine = set(prefixes)
+        ids = (known.agent_id for known in self.system.known_agents())
+        if found := sorted(id_ for id_ in ids if "/" in id_ and id_.partition("/")[0] in mine):
+            raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
 
     def put(self, take: Callable[[], None]) -> None:
         """Something is to be taken on the runner's thread. Any thread."""
@@ -103,24 +129,6 @@ class LiveAgents:
         self._clock = clock
         self._agents: dict[str, Agent | ClusterAgent] = {}
         self._known = {known.agent_id for known in world.system.known_agents()}
-
-    def require_new(self) -> None:
-        """Raise AgentExists if the store has agents of another run by these names, InvalidScenario
-        for a persona that fills the context (a cluster's nodes refuse its agent's first turn)."""
-        if not isinstance(self._system, ClusterSystem):
-            self._require_room()
-        if found := sorted(known for known in self._known if known.startswith(self._prefix + "/")):
-            raise AgentExists(found[0], "is of an earlier run: take another store, or forget it")
-
-    def _require_room(self) -> None:
-        info = self._system.info
-        for member in self._script.cast.members.values():
-            tokens = len(info.chat.encode(member.persona or ""))
-            if tokens >= info.spec.context:
-                raise InvalidScenario(
-                    f"the persona of {member.name} has {tokens:,} tokens, and the context of "
-                    f"{info.name} is {info.spec.context:,}"
-                )
 
     def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
         """Bring agents to where the journal has them: what they were told since is taken back; and

@@ -54,8 +54,12 @@ def test_a_run_with_a_cluster_is_the_run_with_a_system_of_its_own(
     assert not run.failures
     assert run.header.model == "default"
     assert compare_runs(tmp_path / "cluster", tmp_path / "one") == {"seed-0": []}
+    before = {agent.agent_id: agent.transcript() for agent in cluster.agents()}
     with pytest.raises(AgentExists, match="is of an earlier run"):
         scenario.run(ClusterSystem(cluster), out=tmp_path / "again")
+    with pytest.raises(AgentExists, match="is of an earlier run"):
+        resume_run(tmp_path / "again", ClusterSystem(cluster))
+    assert {name: cluster.spawn(name).transcript() for name in before} == before
 
 
 def test_one_that_was_cut_off_goes_on_with_what_its_agents_remember(

@@ -67,8 +67,12 @@ def test_a_persona_longer_than_the_context_is_refused(
 ) -> None:
     text = TALK.replace("You are Anna.", "You are Anna. " * 100)
 
-    with pytest.raises(InvalidScenario, match=r"persona of anna has 1,4\d\d tokens, .* is 512"):
+    refused = r"persona of anna has 1,4\d\d tokens, .* is 512"
+    with pytest.raises(InvalidScenario, match=refused):
         Scenario.load(write(text)).run(system, out=tmp_path / "out")
+    with pytest.raises(InvalidScenario, match=refused):
+        resume_run(tmp_path / "out", system)
+    assert not list((tmp_path / "out/runs").iterdir())
 
 
 def test_a_full_context_is_a_failure_of_its_turn(

@@ -134,6 +134,38 @@ def test_a_run_begins_in_an_empty_folder_only(
         resume_run(tmp_path / "nowhere", system)
 
 
+def test_what_was_refused_does_not_take_another_runs_agents_when_it_goes_on(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    scenario = Scenario.load(write(TALK))
+    scenario.run(system, out=tmp_path / "out")
+    names = ("seed-0/anna", "seed-0/bob")
+    before = [system.spawn(name).transcript() for name in names]
+
+    with pytest.raises(AgentExists, match="is of an earlier run"):
+        scenario.run(system, out=tmp_path / "other")
+    with pytest.raises(AgentExists, match="is of an earlier run"):
+        resume_run(tmp_path / "other", system)
+
+    assert [system.spawn(name).transcript() for name in names] == before
+    for name in names:
+        system.forget(name)
+    [run] = resume_run(tmp_path / "other", system)
+    assert run.ended
+
+
+def test_of_a_sweep_that_is_refused_no_run_begins(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    Scenario.load(write(TALK), settings=["seeds=2"]).run(system, out=tmp_path / "out")
+
+    with pytest.raises(AgentExists, match="is of an earlier run"):
+        Scenario.load(write(TALK), settings=["seeds=1..2"]).run(system, out=tmp_path / "other")
+
+    assert not list((tmp_path / "other/runs").iterdir())
+    assert {known.agent_id for known in system.known_agents()} == {"seed-2/anna", "seed-2/bob"}
+
+
 def test_what_has_ended_is_not_run_again(write: Write, tmp_path: Path, system: AgentSystem) -> None:
     Scenario.load(write(TALK)).run(system, out=tmp_path / "out")
     before = (tmp_path / "out" / LABEL).read_bytes()
