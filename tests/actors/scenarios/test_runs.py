@@ -1,21 +1,20 @@
-"""Runs with a system of agents: their folders, journals, probes, forks, replays and restarts."""
+"""Runs with a system of agents: their folders, journals, probes, replays."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from puppets import TALK, answers, open_system, reply
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.errors import AgentExists
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.folder import RunFolder
 from kvactors.actors.scenarios.journal.reading import read_journal
-from kvactors.actors.scenarios.journal.records import Run
 from kvactors.actors.scenarios.scenario import (
     Scenario,
     compare_runs,
-    fork_run,
     replay_run,
     resume_run,
 )
@@ -23,28 +22,7 @@ from kvactors.actors.testing import FailingFiles, PuppetModel, use_disk, use_pup
 
 Write = Callable[..., Path]
 
-TALK = """\
-name: talk
-sampling: {max_tokens: 8}
-parameters: {mood: calm}
-agents: {anna: {persona: "You are Anna."}, bob: {}}
-phases:
-  - name: first
-    steps:
-      - say: "Speak, {{ round }}."
-  - name: second
-    rounds: 2
-    steps:
-      - ask: "What was said, {{ mood }}?"
-probes:
-  - {name: who, who: anna, ask: "Who are you?", expect: "anna"}
-"""
 LABEL = "runs/seed-0.journal"
-
-
-def reply(said: str) -> str:
-    """The puppets' script: how much they have been told."""
-    return f"I know {len(said)}."
 
 
 @pytest.fixture
@@ -52,17 +30,6 @@ def system(tmp_path: Path) -> Iterator[AgentSystem]:
     """Puppets."""
     with open_system(tmp_path / "store") as opened:
         yield opened
-
-
-def open_system(store: Path) -> AgentSystem:
-    puppet = PuppetModel(reply)
-    made = AgentSystem(puppet, store, deterministic=True)
-    use_puppet(made, puppet)
-    return made
-
-
-def answers(run: Run) -> list[str]:
-    return [turn.answer for turn in run.turns]
 
 
 def test_a_run_leaves_its_journal_and_results(
@@ -189,41 +156,6 @@ def test_a_torn_journal_goes_on_where_it_is_whole(
     assert [event.kind for event in run.events].count("process") == 2
 
 
-def test_a_fork_goes_on_otherwise_with_the_memory_of_that_step(
-    write: Write, tmp_path: Path, system: AgentSystem
-) -> None:
-    [run] = Scenario.load(write(TALK)).run(system, out=tmp_path / "out")
-    step = next(turn.step for turn in run.turns if turn.phase == "second")
-    before = system.spawn("seed-0/bob").transcript().token_ids
-
-    [fork] = fork_run(
-        tmp_path / "out", step, tmp_path / "fork", settings=["parameters.mood=sad"], system=system
-    )
-
-    assert answers(fork)[:3] == answers(run)[:3]
-    assert fork.turns[:3] == run.turns[:3]
-    prompts = [turn.prompt for turn in fork.turns if turn.verb == "ask"]
-    assert prompts == ["What was said, sad?"] * 4
-    assert all(turn.prefilled_tokens < 256 for turn in fork.turns[3:])
-    assert fork.header.fork_of == f"seed-0@{step}"
-    assert system.spawn("seed-0/bob").transcript().token_ids == before
-    differences = compare_runs(tmp_path / "out", tmp_path / "fork")["seed-0"]
-    assert (differences[0].step, differences[0].what) == (step, "prompt")
-
-
-def test_a_fork_does_not_change_what_was_before_it(
-    write: Write, tmp_path: Path, system: AgentSystem
-) -> None:
-    Scenario.load(write(TALK)).run(system, out=tmp_path / "out")
-
-    with pytest.raises(InvalidScenario, match="the persona of anna is where its memory begins"):
-        fork_run(tmp_path / "out", 5, tmp_path / "a", settings=["agents.anna.persona=Other."])
-    settings = ["phases.first.steps.0.say=Other."]
-    with pytest.raises(InvalidScenario, match="step 1 of the journal is not what"):
-        fork_run(tmp_path / "out", 5, tmp_path / "b", settings=settings)
-    assert not (tmp_path / "b").exists()
-
-
 def test_branches_of_a_file_part_with_their_memory(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
@@ -289,30 +221,3 @@ def test_a_memory_that_is_gone_is_said(write: Write, tmp_path: Path, system: Age
 
     with pytest.raises(Exception, match="remembers 0 exchanges of the"):
         resume_run(tmp_path / "out", system)
-
-
-def test_a_phase_that_restarts_runs_in_another_process(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    (tmp_path / "beside").mkdir()
-    write("def nothing(run):\n    return []\n", "beside/own_beside.py")
-    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
-    file = write(f"{text}metrics: own_beside:nothing\n", "beside/talk.yaml")
-    scenario = Scenario.load(file, settings=["engine.context=512"])
-
-    [run] = scenario.run(out=tmp_path / "out")
-
-    assert not run.failures
-    assert [event.kind for event in run.events] == ["process", "restart", "process", "end"]
-    second = [turn for turn in run.turns if turn.phase == "second" and turn.round == 1]
-    assert {turn.cache for turn in second if turn.verb == "ask"} == {"warm"}
-
-
-def test_a_restart_needs_a_system_of_its_own(
-    write: Write, tmp_path: Path, system: AgentSystem
-) -> None:
-    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
-
-    with pytest.raises(InvalidScenario, match="'second' restarts the process"):
-        Scenario.load(write(text)).run(system, out=tmp_path / "out")

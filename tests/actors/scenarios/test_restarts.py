@@ -1,0 +1,47 @@
+"""A phase that begins in another process."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from puppets import TALK, open_system
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.scenario import Scenario
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[AgentSystem]:
+    """Puppets."""
+    with open_system(tmp_path / "store") as opened:
+        yield opened
+
+
+def test_a_phase_that_restarts_runs_in_another_process(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    (tmp_path / "beside").mkdir()
+    write("def nothing(run):\n    return []\n", "beside/own_beside.py")
+    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
+    file = write(f"{text}metrics: own_beside:nothing\n", "beside/talk.yaml")
+    scenario = Scenario.load(file, settings=["engine.context=512"])
+
+    [run] = scenario.run(out=tmp_path / "out")
+
+    assert not run.failures
+    assert [event.kind for event in run.events] == ["process", "restart", "process", "end"]
+    second = [turn for turn in run.turns if turn.phase == "second" and turn.round == 1]
+    assert {turn.cache for turn in second if turn.verb == "ask"} == {"warm"}
+
+
+def test_a_restart_needs_a_system_of_its_own(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
+
+    with pytest.raises(InvalidScenario, match="'second' restarts the process"):
+        Scenario.load(write(text)).run(system, out=tmp_path / "out")
