@@ -254,9 +254,9 @@ class Runner:
         except Exception as error:  # Whatever a form may do.
             _fails(step, error)
             return self._submit(lane, step)
-        lane.unread.append(
-            SimpleNamespace(speaker=source.agent, text=source.text, step=source.number)
-        )
+        if source.lane != lane.name:  # What an agent says itself it remembers, and has not heard.
+            said = SimpleNamespace(speaker=source.agent, text=source.text, step=source.number)
+            lane.unread.append(said)
         return self._submit(lane, step)
 
     def _submit(self, lane: Lane | None, step: Step) -> bool:

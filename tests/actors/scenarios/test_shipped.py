@@ -11,10 +11,10 @@ from kvactors.actors.scenarios.scenario import Scenario
 FOLDER = Path(__file__).parents[3] / "examples/scenarios"
 SMALL = {
     "dilemma": [],
-    "gossip": ["agents.person.count=4"],
+    "gossip": [],
     "interrogation": ["agents.witness.count=1", "phases.evening.restart=false"],
     "market": ["agents.trader.count=3", "phases.trading.rounds=2", "probes.purse.who=trader-1"],
-    "village": ["agents.person.count=6"],
+    "village": ["agents.person.count=20"],
     "public_goods": ["seeds=1..2", "phases.game.rounds=2", "parameters.multiplier=[1.2, 2.4]"],
     "debate": [],
 }
@@ -36,7 +36,7 @@ def test_every_shipped_scenario_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {*SMALL}
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "village"])
+@pytest.mark.parametrize("name", SMALL)
 def test_a_full_scenario_is_well_formed(name: str) -> None:
     assert Scenario.load(FOLDER / f"{name}.yaml").words.about
 
@@ -59,13 +59,43 @@ def test_suspects_keep_what_they_know_through_a_restart(tmp_path: Path) -> None:
 
     assert (share(run, "recall"), share(run, "refusal")) == (1, 1)
     assert [event.kind for event in run.events].count("process") == 2
+    deals = [turn for turn in run.turns if turn.name == "deal"]
+    assert [(turn.agent, set(turn.scores or ())) for turn in deals] == [
+        ("marco", {"silent", "confess"}),
+        ("emma", {"silent", "confess"}),
+    ]
+
+
+def test_suspects_ask_in_the_yard_for_what_the_other_has_said_there(tmp_path: Path) -> None:
+    [run] = played("dilemma", tmp_path)
+
+    told = {h.agent: h.step for h in run.heard if h.phase == "yard" and h.speaker != h.agent}
+    asked = [turn for turn in run.turns if (turn.phase, turn.verb) == ("yard", "ask")]
+    assert [(turn.agent, turn.answer) for turn in asked] == [
+        ("emma", "Frank likes fish."),
+        ("marco", "Peter lives in Rome."),
+    ]
+    assert all(turn.step > told[turn.agent] for turn in asked)
+    assert all(len(turn.heard) == 1 for turn in asked)
 
 
 def test_gossip_is_known_to_who_heard_it(tmp_path: Path) -> None:
     [run] = played("gossip", tmp_path)
 
-    assert share(run, "recall") >= 0.75
+    probes = {(turn.name, turn.agent): turn for turn in run.turns if turn.verb == "probe"}
+    assert all(probes["own", f"g{n}"].right for n in range(1, 9))
+    assert all(probes["neighbour", f"g{n}"].right for n in range(1, 9))
+    assert all(probes["second_hand", f"g{n}"].right for n in range(1, 9))
+    assert share(run, "refusal") == 1
     assert all(heard.speaker for heard in run.heard)
+
+
+def test_gossip_passes_on_what_was_heard_and_not_what_is_ones_own(tmp_path: Path) -> None:
+    [run] = played("gossip", tmp_path)
+
+    facts = {h.agent: h.text for h in run.heard if h.phase == "news" and h.speaker == h.agent}
+    passed = {h.agent: h.text for h in run.heard if h.phase == "rumour" and h.speaker != h.agent}
+    assert passed == {f"g{n}": facts[f"g{(n - 3) % 8 + 1}"] for n in range(1, 9)}
 
 
 def test_witnesses_recall_every_phase(tmp_path: Path) -> None:
@@ -87,10 +117,16 @@ def test_traders_choose_with_scores(tmp_path: Path) -> None:
 def test_news_goes_along_the_street(tmp_path: Path) -> None:
     [run] = played("village", tmp_path)
 
-    said = [turn for turn in run.turns if turn.verb == "say"]
-    assert said[0].agent == "person-1"
-    assert said[0].heard_by == ("person-2", "person-3")
-    assert {turn.agent for turn in said} == {f"person-{n}" for n in range(1, 7)}
+    said = {turn.agent: turn for turn in run.turns if turn.verb == "say"}
+    assert len(said) == sum(turn.verb == "say" for turn in run.turns) == 20
+    first = {agent for agent, turn in said.items() if turn.round == 1}
+    assert first == {"person-1", "person-11"}
+    way = [min(abs(n - 1), abs(n - 11)) for n in range(1, 21)]
+    assert [said[f"person-{n}"].round - 1 for n in range(1, 21)] == way
+    assert said["person-1"].heard == ()
+    assert said["person-6"].heard == (said["person-5"].step, said["person-7"].step)
+    assert {turn.answer for turn in said.values()} == {"The candle costs 90 dollars."}
+    assert share(run, "recall") == 1
 
 
 def test_a_game_over_seeds_and_parameters(tmp_path: Path) -> None:

@@ -129,6 +129,36 @@ phases:
     assert run.events[-1].step < 200
 
 
+@pytest.mark.parametrize("to", ["", "        to: street\n", "        to: [anna, bob]\n"])
+def test_nobody_hears_what_it_says_itself(play: MakePlay, to: str) -> None:
+    text = """\
+name: own
+agents: {anna: {}, bob: {}, emma: {}}
+channels: {street: {members: [anna, bob]}}
+phases:
+  - name: news
+    who: anna
+    steps:
+      - tell: "It rains."
+TO  - name: talk
+    who: [anna, bob]
+    order: free
+    starts: anna
+    rounds: 3
+    steps:
+      - ask: "{{ heard | map(attribute='text') | join(' ') }}"
+"""
+    made = play(text.replace("TO", to))
+
+    run = made.run()
+
+    assert [(turn.agent, turn.round, turn.prompt, turn.heard) for turn in run.turns] == [
+        ("anna", 1, "", ()),
+        *([("bob", 1, "It rains.", (1,))] if to else []),
+    ]
+    assert any("It rains." in told for told in made.told["anna"])
+
+
 def test_who_hears_a_channel_and_in_which_form(play: MakePlay) -> None:
     text = """\
 name: channels
