@@ -7,9 +7,14 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvactors.actors.scenarios.files.cast import Cast
+from kvactors.actors.scenarios.files.cast import ALL, Cast
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
-from kvactors.actors.scenarios.files.schema import PhaseWords, ScenarioWords
+from kvactors.actors.scenarios.files.schema import (
+    PhaseWords,
+    ProbeWords,
+    ScenarioWords,
+    may_be_right,
+)
 from kvactors.actors.scenarios.files.templates import (
     QUERIES,
     Problem,
@@ -17,6 +22,7 @@ from kvactors.actors.scenarios.files.templates import (
     calls,
     check_names,
     columns_of,
+    dynamic,
     expression,
     placed,
     template,
@@ -155,23 +161,39 @@ class Checks:
             about = () if probe.about is None else (probe.about,)
             for word, phases in (("after", probe.after), ("about", about)):
                 for phase in phases:
-                    if phase not in self._phases and (word, phase) != ("after", "all"):
+                    if phase not in self._phases and (word, phase) != ("after", ALL):
                         known = nearest(phase, self._phases)
                         raise self._make((*here, word), f"no such phase as {phase!r}: {known}")
             for phase in probe.after:
-                if probe.about and phase != "all" and self._order(phase) < self._order(probe.about):
+                if probe.about and phase != ALL and self._order(phase) < self._order(probe.about):
                     raise self._make(
                         (*here, "after"), f"{phase!r} is before {probe.about!r}, which it is about"
                     )
-            names_known = ["agent", "agents", "phase", *QUERIES, *(["item"] if probe.each else [])]
-            for word in ("ask", "expect", "when", "each"):
-                if source := getattr(probe, word):
-                    at, made = self._at(*here, word), template
-                    if word in ("when", "each"):
-                        made = expression
-                    text = placed(made, source, at)
-                    self._text(text, names_known, at)
-                    self._columns(text, "agent", who, at)
+            self._probe(here, probe, who)
+
+    def _probe(self, here: tuple[str | int, ...], probe: ProbeWords, who: Sequence[str]) -> None:
+        """What a probe asks, and what it quotes when it is first asked."""
+        names = ["agent", "agents", "phase", "round", *QUERIES]
+        after = self._phases if ALL in probe.after else probe.after
+        first = min(self._order(phase) for phase in after)
+        reach = 1 + max(first, self._order(probe.about) if probe.about else 0)
+        texts = [(word, template, getattr(probe, word)) for word in ("ask", "expect")]
+        texts += [(word, expression, getattr(probe, word)) for word in ("when", "each")]
+        texts += [("choices", template, choice) for choice in probe.choices]
+        for word, made, source in texts:
+            if not source:
+                continue
+            at = self._at(*here, word)
+            text = placed(made, source, at)
+            own = [] if word == "each" else ["heard", *(["item"] if probe.each else [])]
+            self._text(text, [*names, *own], at)
+            self._columns(text, "agent", who, at)
+            self._quotes(text, reach, at)
+        expect, choices = probe.expect, probe.choices
+        known_now = expect is not None and not any(map(dynamic, (expect, *choices)))
+        if known_now and not may_be_right(expect, choices, probe.match):
+            known = nearest(str(expect), choices)
+            raise self._make((*here, "expect"), f"{expect!r} is none of the choices: {known}")
 
     def _order(self, phase: str) -> int:
         return self._phases.index(phase)

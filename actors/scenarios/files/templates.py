@@ -22,6 +22,7 @@ __all__ = [
     "calls",
     "check_names",
     "columns_of",
+    "dynamic",
     "expression",
     "placed",
     "template",
@@ -98,6 +99,11 @@ def expression(source: str) -> Template:
         return Template(source, _JINJA.compile_expression(source, undefined_to_none=False), tree)
     except TemplateError as error:
         raise InvalidScenario(f"{source!r:.80} is no expression: {error}") from error
+
+
+def dynamic(source: str) -> bool:
+    """Whether a text is anything but what stands there."""
+    return any(mark in source for mark in ("{{", "{%", "{#"))
 
 
 def placed(made: Callable[[str], Template], source: str, problem: Problem) -> Template:

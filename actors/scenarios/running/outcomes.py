@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.runtime.futures import resolved
-from kvactors.actors.scenarios.files.schema import ProbeWords
+from kvactors.actors.scenarios.files.schema import ProbeWords, as_expected
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.records import Event, Failure, Heard, Turn
 from kvactors.actors.scenarios.running.steps import Step
@@ -121,8 +121,7 @@ def _of_probe(step: Step, answer: str) -> dict[str, Any]:
         return {}
     right = None
     if call.expected is not None:
-        said, meant = answer.strip(), call.expected.strip()
-        right = said == meant if words.match == "exact" else meant.casefold() in said.casefold()
+        right = as_expected(answer, call.expected, words.match)
     return {
         "expected": None if words.never_told else call.expected,
         "right": right,

@@ -1,0 +1,98 @@
+"""A probe that could not be asked, or never be right, is refused before anything runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.scenario import Scenario
+
+Write = Callable[..., Path]
+
+TALK = """\
+name: talk
+parameters: {mood: calm}
+agents: {anna: {}, bob: {}}
+phases:
+  - name: first
+    steps:
+      - ask: "What?"
+  - name: second
+    steps:
+      - ask: "What now?"
+        as: now
+probes:
+  - name: tea
+    ask: "Which tea, {{ mood }}, {{ answer(phase='first') }}?"
+    expect: green
+    choices: [green, black]
+    when: count('x', phase='first') == 0
+"""
+
+
+def test_a_probe_may_quote_what_is_there_when_it_is_asked(write: Write) -> None:
+    late = TALK.replace("phase='first'", "phase='second'")
+
+    Scenario.load(write(TALK.replace("{{ mood }}", "{{ round }}, {{ heard | length }}")))
+    Scenario.load(write(late.replace("    expect:", "    after: second\n    expect:")))
+    Scenario.load(write(late.replace("    expect:", "    about: second\n    expect:")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("{{ mood }}", "{{ moood }}", "14: probes.0.ask: nothing is called 'moood'"),
+        ("[green, black]", "[green, '{{ moood }}']", "did you mean 'mood'?"),
+        ("expect: green", "expect: '{{ moood }}'", "15: probes.0.expect: nothing is called"),
+        ("count('x'", "cuont('x'", "17: probes.0.when: nothing is called 'cuont'"),
+        ("answer(phase='first')", "answer(phase='frist')", "did you mean 'first'?"),
+        (
+            "answer(phase='first')",
+            "answer(phase='second')",
+            "14: probes.0.ask: 'second' comes later",
+        ),
+        ("count('x', phase='first')", "count('x', phase='second')", "'second' comes later"),
+        ("phase='first') }}", "step='nwo') }}", "no step is called 'nwo': did you mean 'now'?"),
+        ("count('x', phase='first')", "count('x', agent='ana')", "did you mean 'anna'?"),
+        ("[green, black]", "[green, '{{ agent.nam }}']", "no column 'nam': did you mean 'name'?"),
+        ("[green, black]", "[green, green]", "13: probes.0: `choices` are two or more different"),
+        ("[green, black]", "[green]", "13: probes.0: `choices` are two or more different"),
+        (
+            "expect: green",
+            "expect: grene",
+            "15: probes.0.expect: 'grene' is none of the choices: did you mean 'green'?",
+        ),
+        (
+            "expect: green",
+            "match: exact\n    expect: gree",
+            "16: probes.0.expect: 'gree' is none of the choices: did you mean 'green'?",
+        ),
+        ("    expect:", "    each: '[heard]'\n    expect:", "nothing is called 'heard'"),
+    ],
+)
+def test_what_is_wrong_with_a_probe_is_said_with_its_line(
+    write: Write, old: str, new: str, told: str
+) -> None:
+    text = TALK.replace(old, new)
+    assert text != TALK
+
+    with pytest.raises(InvalidScenario) as caught:
+        Scenario.load(write(text))
+
+    assert told in str(caught.value)
+
+
+def test_what_is_expected_is_one_of_the_choices_when_they_are_filled_in(
+    play: Callable[..., Any],
+) -> None:
+    text = TALK.replace(
+        "expect: green", "expect: \"{{ 'green' if agent.name == 'bob' else 'red' }}\""
+    )
+
+    run = play(text).run()
+
+    assert {failure.agent for failure in run.failures} == {"anna"}
+    assert "'red' is none of the choices green, black" in run.failures[0].text
+    assert [turn.right for turn in run.turns if turn.verb == "probe"] == [True, True]
