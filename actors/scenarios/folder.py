@@ -37,7 +37,8 @@ NAME = "scenario.json"
 class RunFolder:
     """A folder at `path` with the scenario of these `words`. Its agents are called `tag`LABEL/NAME
     in the store, those they began as `origin`LABEL/NAME; the tag of a fork is None until it first
-    runs. Own metrics are looked for in `home`, too."""
+    runs. The `renewed` began anew, with another persona. Own metrics are looked for in `home`,
+    too."""
 
     path: Path
     words: ScenarioWords
@@ -45,6 +46,7 @@ class RunFolder:
     tag: str | None = ""
     origin: str | None = None
     home: Path | None = None
+    renewed: frozenset[str] = frozenset()
 
     @classmethod
     def create(
@@ -54,10 +56,11 @@ class RunFolder:
         tables: Path,
         *,
         fork_of: "RunFolder | None" = None,
+        renewed: frozenset[str] = frozenset(),
     ) -> "RunFolder":
         """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
-        `tables`; with the agents of the one that it is a `fork_of`. Raises InvalidScenario,
-        OSError."""
+        `tables`; with the agents of the one that it is a `fork_of`, but for the `renewed`. Raises
+        InvalidScenario, OSError."""
         if fork_of is not None and fork_of.tag is None:
             raise InvalidScenario(f"{fork_of.path} has no agents yet: go on with it by --resume")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -68,7 +71,8 @@ class RunFolder:
         kept = _with_tables(words, tables, path)
         folder = cls(path, kept, path.resolve() / "store", home=tables)
         if fork_of is not None:
-            folder = cls(path, kept, fork_of.store, None, fork_of.tag, fork_of.home)
+            origin = fork_of.store, None, fork_of.tag, fork_of.home
+            folder = cls(path, kept, *origin, renewed)
         folder.write()
         return folder
 
@@ -85,7 +89,8 @@ class RunFolder:
         if found["version"] > VERSION:
             raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
         store, home = ((path / found.get(name, ".")).resolve() for name in ("store", "home"))
-        return cls(path, words, store, found["tag"], found["origin"], home)
+        renewed = frozenset(found.get("renewed", ()))
+        return cls(path, words, store, found["tag"], found["origin"], home, renewed)
 
     def named(self, known: Iterable[str]) -> "RunFolder":
         """With a tag that no agent in the store, whose `known` ids these are, has. Raises
@@ -111,6 +116,7 @@ class RunFolder:
             "home": home,
             "tag": self.tag,
             "origin": self.origin,
+            "renewed": sorted(self.renewed),
             "scenario": self.source,
         }
         text = json.dumps(found, indent=1, ensure_ascii=False)

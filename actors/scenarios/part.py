@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
-from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.folder import RunFolder, source_of
 from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
@@ -22,7 +20,7 @@ from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.system.system import AgentSystem
 
-__all__ = ["Watch", "copy_beginning", "read_runs", "replay_runs", "run_part", "unwatched"]
+__all__ = ["Watch", "header_of", "read_runs", "replay_runs", "run_part", "unwatched"]
 
 # Runs of a sweep that go on at once: each holds a file open, and its agents.
 AT_ONCE = 64
@@ -116,7 +114,7 @@ class _Part:
         if not holds_run(path):
             self._world.load(None)
             path.unlink(missing_ok=True)
-            made = Journal(path, _header(self._folder, script, self._world.system.info.name))
+            made = Journal(path, header_of(self._folder, script, self._world.system.info.name))
             made.close()
         header, records = read_journal(path)
         journal = Journal(path)
@@ -132,6 +130,7 @@ class _Part:
             runner.take,
             prefix=self._prefix(script),
             origin=None if origin is None else f"{origin}{script.point.label}",
+            renewed=self._folder.renewed,
             clock=lambda: self._clock(header.begun),
         )
         taken_up = Event(runner.steps_ended + 1, "process", "", self._clock(header.begun)[0])
@@ -168,7 +167,8 @@ def _clock(folder: RunFolder) -> Callable[[float], tuple[float, float]]:
     )
 
 
-def _header(folder: RunFolder, script: Script, model: str) -> Header:
+def header_of(folder: RunFolder, script: Script, model: str) -> Header:
+    """The header of a `script` of a `folder` that begins now with a `model`."""
     words, point = folder.words, script.point
     return Header(
         scenario=words.name,
@@ -197,37 +197,6 @@ def replay_runs(source: RunFolder, folder: RunFolder) -> None:
             Runner(script, journal.append).replay(records)
         finally:
             journal.close()
-
-
-def copy_beginning(source: RunFolder, folder: RunFolder, step: int) -> None:
-    """Let the runs of a new `folder` begin as those of `source` did, up to and without a `step`.
-    Raises InvalidScenario, OSError."""
-    for script in folder.scripts():
-        path = source.journal(script.point.label)
-        if not holds_run(path):
-            raise InvalidScenario(f"{source.path} has no run {script.point.label}")
-        header, records = read_journal(path)
-        fork_of = f"{script.point.label}@{step}"
-        kept = {name: getattr(header, name) for name in ("begun", "agents", "model")}
-        journal = Journal(
-            folder.journal(script.point.label),
-            _forked(folder, script, kept, fork_of),
-        )
-        kept_records = [r for r in records if r.step < step and not _closes(r)]
-        try:
-            Runner(script, journal.append).replay(kept_records)
-        finally:
-            journal.close()
-
-
-def _forked(folder: RunFolder, script: Script, kept: dict[str, Any], fork_of: str) -> Header:
-    made = _header(folder, script, kept["model"])
-    values = {name: getattr(made, name) for name in Header.__slots__}
-    return Header(**{**values, **kept, "fork_of": fork_of})
-
-
-def _closes(record: Record) -> bool:
-    return isinstance(record, Event) and record.kind in ("stop", "end")
 
 
 def read_runs(folder: RunFolder) -> list[Run]:

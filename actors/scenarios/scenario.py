@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvactors.actors.scenarios.diff import Difference, differences
-from kvactors.actors.scenarios.files.document import Document, read_document
+from kvactors.actors.scenarios.files.document import read_document
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ScenarioWords
-from kvactors.actors.scenarios.folder import NAME, RunFolder, check_script
+from kvactors.actors.scenarios.folder import RunFolder, check_script
+from kvactors.actors.scenarios.forks import changed_words, copy_beginning
 from kvactors.actors.scenarios.journal.records import Run
 from kvactors.actors.scenarios.part import (
     Watch,
-    copy_beginning,
     read_runs,
     replay_runs,
     run_part,
@@ -122,14 +122,15 @@ def fork_run(
 ) -> list[Run]:
     """Go on otherwise from a `step` of the runs in the folder `run`, into a new folder `out`, with
     `settings` that concern what comes then. The agents begin with the memory that they had, in the
-    same store, and the first run's stay as they are. `system` and `watch` as in `Scenario.run`.
-    Raises InvalidScenario, KvactorsError, OSError."""
+    same store, and the first run's stay as they are; who has another persona, and has answered
+    nothing before that step, is told again what it heard. `system` and `watch` as in
+    `Scenario.run`. Raises InvalidScenario, KvactorsError, OSError."""
     source = _open(run)
-    words = _changed(source, settings)
+    words, renewed = changed_words(source, settings)
     _check_own(words, system)
-    folder = RunFolder.create(Path(out), words, source.path, fork_of=source)
+    folder = RunFolder.create(Path(out), words, source.path, fork_of=source, renewed=renewed)
     try:
-        copy_beginning(source, folder, step)
+        copy_beginning(source, folder, step, words.model if system is None else system.info.name)
     except InvalidScenario:
         shutil.rmtree(folder.path)
         raise
@@ -208,25 +209,6 @@ def _importable(folder: Path) -> None:
     where = str(folder.resolve())
     if where not in sys.path:
         sys.path.append(where)
-
-
-def _changed(source: RunFolder, settings: Iterable[str]) -> ScenarioWords:
-    """The words of a run with some of them set; what agents began with stays. Raises
-    InvalidScenario."""
-    document = Document(source.path / NAME, dict(source.source), ()).with_values(settings)
-    words = document.check()
-    before = {script.point.label: script.cast for script in source.scripts()}
-    for point in points(words):
-        script = check_script(words, point, source.path, document.problem)
-        cast = before.get(point.label)
-        if cast is None:
-            raise InvalidScenario(f"{source.path} has no run {point.label} to fork")
-        for name, member in cast.members.items():
-            if script.cast.members.get(name, member).persona != member.persona:
-                raise InvalidScenario(
-                    f"the persona of {name} is where its memory begins: to change it, begin a run"
-                )
-    return words
 
 
 def _in_another_process(folder: RunFolder, *, lockstep: bool) -> str:

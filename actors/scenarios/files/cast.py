@@ -94,7 +94,8 @@ def make_cast(words: ScenarioWords, folder: Path, base: Mapping[str, Any], probl
             raise problem(("agents", member.view.group), f"two agents are called {member.name!r}")
         seen.add(member.name)
     _check_origins(members, [phase.name for phase in words.phases], problem)
-    cast = Cast(members)
+    cast = Cast(_with_personas(members))
+    members = list(cast.members.values())
     return Cast([_with_asked(member, cast, problem) for member in members])
 
 
@@ -193,6 +194,16 @@ def _with_asked(member: Member, cast: Cast, problem: Any) -> Member:
         if cast.members[name].behaviour is not None:
             raise wrong(f"{name} has a behaviour: let a phase ask it, and {member.name} hear that")
     return replace(member, asks=asked)
+
+
+def _with_personas(members: Sequence[Member]) -> list[Member]:
+    """Whoever begins with another's memory has that one's persona."""
+    by_name = {member.name: member for member in members}
+
+    def root(member: Member) -> Member:
+        return member if member.from_ is None else root(by_name[member.from_])
+
+    return [replace(member, persona=root(member).persona) for member in members]
 
 
 def _check_origins(members: Sequence[Member], phases: Sequence[str], problem: Any) -> None:

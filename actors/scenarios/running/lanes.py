@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Protocol
 
 from kvactors.actors.scenarios.files.cast import Member
+from kvactors.actors.scenarios.journal.file import Record
+from kvactors.actors.scenarios.journal.records import Heard
 from kvactors.actors.scenarios.running.steps import Step
 
 __all__ = ["Agents", "Lane"]
@@ -15,7 +17,8 @@ __all__ = ["Agents", "Lane"]
 @dataclass(eq=False, slots=True)
 class Lane:
     """One agent in one branch: its steps in their order. `memory` counts the exchanges that it
-    remembers by the journal."""
+    remembers by the journal; `told` are the texts that it had heard before it first answered, at
+    the step `answered` (0: not yet)."""
 
     name: str
     member: Member
@@ -26,12 +29,29 @@ class Lane:
     flying: deque[Step] = field(default_factory=deque)
     unread: list[SimpleNamespace] = field(default_factory=list)
     memory: int = 0
+    told: list[str] = field(default_factory=list)
+    answered: int = 0
     origin: str | None = None  # the lane that it was forked from
 
     @property
     def awake(self) -> bool:
         """Whether it may have a step that can begin."""
         return self.open and not self.asleep and bool(self.waiting)
+
+    def remember(self, step: Step, record: Record) -> None:
+        """A `step` of it has ended with a `record`."""
+        memory = getattr(record, "memory", self.memory)
+        if isinstance(record, Heard) and not self.answered:
+            assert step.call is not None
+            self.told.append(step.call.text)
+        elif memory > self.memory:
+            self.answered = self.answered or record.step
+        self.memory = memory
+
+    def begin_as(self, other: "Lane") -> None:
+        """It is there, with what an`other` remembers."""
+        self.memory, self.answered, self.told = other.memory, other.answered, list(other.told)
+        self.open = True
 
 
 class Agents(Protocol):

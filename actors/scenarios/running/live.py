@@ -107,8 +107,9 @@ class World:
 
 class LiveAgents:
     """The agents of one run of a `script` in a `world`. They are called `prefix`/NAME, and begin as
-    those of `origin` did, if that is given; `take` is told what came of each step, `clock` says
-    the seconds since the run began and since this process took it up."""
+    those of `origin` did, if that is given, but for the `renewed`, who are told again what they had
+    heard; `take` is told what came of each step, `clock` says the seconds since the run began and
+    since this process took it up."""
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class LiveAgents:
         *,
         prefix: str,
         origin: str | None,
+        renewed: frozenset[str],
         clock: Callable[[], tuple[float, float]],
     ) -> None:
         self._world = world
@@ -126,6 +128,7 @@ class LiveAgents:
         self._take = take
         self._prefix = prefix
         self._origin = origin
+        self._renewed = renewed
         self._clock = clock
         self._agents: dict[str, Agent | ClusterAgent] = {}
         self._known = {known.agent_id for known in world.system.known_agents()}
@@ -220,14 +223,19 @@ class LiveAgents:
         """A lane's agent, which remembers what the journal says and nothing else."""
         agent: Agent | ClusterAgent
         agent_id = self._id(lane.name)
+        renewed = lane.member.name in self._renewed
         origin = f"{self._origin}/{lane.name}"
         if agent_id in self._known:
             agent = self._system.spawn(agent_id)
-        elif self._origin is not None and lane.memory and origin in self._known:
-            agent = self._system.spawn(agent_id, from_=origin)
-        else:
+        elif self._origin is None or renewed or not lane.memory or origin not in self._known:
             agent = self._system.spawn(agent_id, lane.member.persona)
-        remembered = sum(not turn.is_answer for turn in agent.transcript().turns)
+        else:
+            agent = self._system.spawn(agent_id, from_=origin)
+        remembered = _exchanges(agent)
+        if renewed and remembered < len(lane.told):
+            for text in lane.told[remembered:]:
+                cast(Any, agent.observe(text)).get().durable.get()
+            remembered = _exchanges(agent)
         if remembered < lane.memory:
             raise MemoryMissing(
                 f"{agent_id} remembers {remembered} exchanges of the {lane.memory} of the journal: "
@@ -236,3 +244,8 @@ class LiveAgents:
         if remembered > lane.memory:
             cast(Any, agent.rewind(remembered - lane.memory)).get()
         return agent
+
+
+def _exchanges(agent: Agent | ClusterAgent) -> int:
+    """How many it remembers."""
+    return sum(not turn.is_answer for turn in agent.transcript().turns)

@@ -113,11 +113,11 @@ class Runner:
         lane = self.lanes.get(step.lane)
         if lane is not None:
             lane.flying.remove(step)
-            lane.memory = getattr(record, "memory", lane.memory)
+            lane.remember(step, record)
             self._ready.append(lane)
         if step.kind == "fork" and lane is not None:
             child = self._lane(step.detail, step.child)
-            child.memory, child.open = lane.memory, True
+            child.begin_as(lane)
             self._ready.append(child)
             if step.child == step.agent:
                 self._roles.fork(lane, child)
