@@ -16,7 +16,8 @@ SAID = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A `step`, and what of it (`what`) the one run has and the other."""
+    """A `step`, and what of it (`what`) the one run has and the other. Of a run that only one of
+    them has: step 0, "run", "there" or "missing"."""
 
     step: int
     agent: str
@@ -26,8 +27,13 @@ class Difference:
     right: object
 
 
-def differences(left: Run, right: Run) -> Iterator[Difference]:
-    """Where the run `left` and the run `right` part, in the order of the file."""
+def differences(left: Run | None, right: Run | None) -> Iterator[Difference]:
+    """Where the run `left` and the run `right` part, in the order of the file; None is one that is
+    not there."""
+    if left is None or right is None:
+        there = ("there", "missing") if right is None else ("missing", "there")
+        yield Difference(0, "", "", "run", *there)
+        return
     ours, theirs = _steps(left), _steps(right)
     for place in sorted(ours.keys() | theirs.keys()):
         one, other = ours.get(place), theirs.get(place)

@@ -138,15 +138,19 @@ def fork_run(
 
 
 def compare_runs(left: str | Path, right: str | Path) -> dict[str, list[Difference]]:
-    """Where the runs of two folders part, by their labels. Raises InvalidInput, OSError."""
+    """Where the runs of two folders part, by their labels, and which of them only one has. Where
+    each has one, these are compared, whatever they are called. Raises InvalidInput, OSError."""
     ours, theirs = (
         {run.header.label: run for run in read_runs(RunFolder.open(Path(path)))}
         for path in (left, right)
     )
-    both = [label for label in ours if label in theirs]
-    if not both:
-        raise InvalidScenario(f"{left} has {', '.join(ours)}, {right} has {', '.join(theirs)}")
-    return {label: list(differences(ours[label], theirs[label])) for label in both}
+    if len(ours) == len(theirs) == 1 and ours.keys() != theirs.keys():
+        [one], [other] = ours.values(), theirs.values()
+        return {f"{one.header.label} | {other.header.label}": list(differences(one, other))}
+    labels = dict.fromkeys([*ours, *theirs])
+    if not labels:
+        raise InvalidScenario(f"neither {left} nor {right} has a run that has begun")
+    return {label: list(differences(ours.get(label), theirs.get(label))) for label in labels}
 
 
 def go_on(

@@ -121,7 +121,7 @@ def _diff(
     left: Annotated[Path, typer.Argument(help="A run's folder.")],
     right: Annotated[Path, typer.Argument(help="Another one's.")],
 ) -> None:
-    """Say where two runs part. Status 1 if they do."""
+    """Say where two runs part, and which runs only one folder has. Status 1 if there is any."""
     scenarios = _scenarios()
     found = scenarios.compare_runs(left, right)
     for label, differences in found.items():
@@ -129,6 +129,10 @@ def _diff(
             out.print(f"{label}: the same", highlight=False)
             continue
         first = differences[0]
+        if first.what == "run":
+            where = left if first.left == "there" else right
+            out.print(f"{label}: only {where} has it", highlight=False, soft_wrap=True)
+            continue
         steps = len({difference.step for difference in differences})
         out.print(f"{label}: they part at step {first.step}; {steps} steps differ", soft_wrap=True)
         for one in differences[:SHOWN]:

@@ -52,6 +52,29 @@ def test_a_run_is_shown_replayed_forked_and_compared(scenario: str) -> None:
     assert "'What was on Monday?' | 'What was on Friday?'" in parted.stdout
 
 
+def test_runs_that_only_one_folder_has_are_named_and_single_ones_are_compared(
+    scenario: str,
+) -> None:
+    sweep = [typed("run", scenario, "--seed", seeds, "--out", seeds) for seeds in ("1..2", "2..3")]
+    one = typed("run", scenario, "--seed", "3", "--out", "one", "--set", "parameters.day=Friday")
+    partly, single = typed("diff", "1..2", "2..3"), typed("diff", "one", "2..3")
+    other = typed("run", scenario, "--seed", "4", "--out", "other")
+    renamed = typed("diff", "one", "other")
+
+    assert [ran.exit_code for ran in (*sweep, one, other)] == [0] * 4
+    assert partly.exit_code == 1
+    assert partly.stdout.splitlines() == [
+        "seed-1: only 1..2 has it",
+        "seed-2: the same",
+        "seed-3: only 2..3 has it",
+    ]
+    assert "seed-2: only 2..3 has it" in single.stdout
+    assert "seed-3: they part at step" in single.stdout
+    assert renamed.exit_code == 1
+    assert "seed-3 | seed-4: they part at step" in renamed.stdout
+    assert "'What was on Friday?' | 'What was on Monday?'" in renamed.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
