@@ -37,15 +37,15 @@ NAME = "scenario.json"
 class RunFolder:
     """A folder at `path` with the scenario of these `words`. Its agents are called `tag`LABEL/NAME
     in the store, those they began as `origin`LABEL/NAME; the tag of a fork is None until it first
-    runs. The `renewed` began anew, with another persona. Own metrics are looked for in `home`,
-    too."""
+    runs. The `renewed` began anew, with another persona. What is somebody's own is looked for in
+    the `homes`, too."""
 
     path: Path
     words: ScenarioWords
     store: Path
     tag: str | None = ""
     origin: str | None = None
-    home: Path | None = None
+    homes: tuple[Path, ...] = ()
     renewed: frozenset[str] = frozenset()
 
     @classmethod
@@ -56,11 +56,12 @@ class RunFolder:
         tables: Path,
         *,
         fork_of: "RunFolder | None" = None,
+        homes: Iterable[Path] = (),
         renewed: frozenset[str] = frozenset(),
     ) -> "RunFolder":
         """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
-        `tables`; with the agents of the one that it is a `fork_of`, but for the `renewed`. Raises
-        InvalidScenario, OSError."""
+        `tables`, and what is its author's own in the `homes`; with the agents of the one that it is
+        a `fork_of`, but for the `renewed`. Raises InvalidScenario, OSError."""
         if fork_of is not None and fork_of.tag is None:
             raise InvalidScenario(f"{fork_of.path} has no agents yet: go on with it by --resume")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -69,9 +70,10 @@ class RunFolder:
             )
         (path / "runs").mkdir(parents=True)
         kept = _with_tables(words, tables, path)
-        folder = cls(path, kept, path.resolve() / "store", home=tables)
+        found = tuple(home.resolve() for home in homes)
+        folder = cls(path, kept, path.resolve() / "store", homes=found)
         if fork_of is not None:
-            origin = fork_of.store, None, fork_of.tag, fork_of.home
+            origin = fork_of.store, None, fork_of.tag, fork_of.homes
             folder = cls(path, kept, *origin, renewed)
         folder.write()
         return folder
@@ -88,9 +90,10 @@ class RunFolder:
             raise InvalidScenario(f"{path / NAME} cannot be read: {error}") from error
         if found["version"] > VERSION:
             raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
-        store, home = ((path / found.get(name, ".")).resolve() for name in ("store", "home"))
+        store = (path / found.get("store", ".")).resolve()
+        homes = tuple((path / home).resolve() for home in found.get("homes", ()))
         renewed = frozenset(found.get("renewed", ()))
-        return cls(path, words, store, found["tag"], found["origin"], home, renewed)
+        return cls(path, words, store, found["tag"], found["origin"], homes, renewed)
 
     def named(self, known: Iterable[str]) -> "RunFolder":
         """With a tag that no agent in the store, whose `known` ids these are, has. Raises
@@ -106,14 +109,13 @@ class RunFolder:
 
     def write(self) -> None:
         """Write what it was begun with."""
-        store, home = (
-            os.path.relpath(where, self.path.resolve())
-            for where in (self.store, (self.home or self.path).resolve())
+        store, *homes = (
+            os.path.relpath(where, self.path.resolve()) for where in (self.store, *self.homes)
         )
         found = {
             "version": VERSION,
             "store": store,
-            "home": home,
+            "homes": homes,
             "tag": self.tag,
             "origin": self.origin,
             "renewed": sorted(self.renewed),

@@ -57,10 +57,11 @@ sys.exit(part_in_folder(sys.argv[1], lockstep=sys.argv[2] == "lockstep"))
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A scenario that was read and checked: `words` as the schema has them, `folder` where its
-    tables are."""
+    tables are, `homes` where what is its author's own may be: beside each of its files."""
 
     words: ScenarioWords
     folder: Path
+    homes: tuple[Path, ...] = ()
 
     @classmethod
     def load(
@@ -69,13 +70,14 @@ class Scenario:
         """The scenario of the file at `path`, with `settings` such as "agents.trader.count=5" and
         another `model`. Everything that it will run is checked. Raises InvalidScenario, OSError."""
         path = Path(path)
-        _importable(path.parent)
         changed = [*settings, *([] if model is None else [f"model={model}"])]
         document = read_document(path).with_values(changed)
+        homes = tuple(dict.fromkeys(file.parent for file, _ in document.sources))
+        _importable(homes)
         words = document.check()
         for point in points(words):
             check_script(words, point, path.parent, document.problem)
-        return cls(words, path.parent)
+        return cls(words, path.parent, homes)
 
     def run(
         self,
@@ -90,23 +92,28 @@ class Scenario:
         The results are written, and given back. Raises InvalidScenario, KvactorsError, OSError;
         what was done until then is kept, and `resume_run` goes on."""
         _check_own(self.words, system)
-        folder = RunFolder.create(Path(out), self.words, self.folder)
+        folder = RunFolder.create(Path(out), self.words, self.folder, homes=self.homes)
         return go_on(folder, system, lockstep=lockstep, watch=watch)
 
 
 def resume_run(
-    out: str | Path, system: AgentSystem | ClusterSystem | None = None, *, watch: Watch = unwatched
+    out: str | Path,
+    system: AgentSystem | ClusterSystem | None = None,
+    *,
+    lockstep: bool = False,
+    watch: Watch = unwatched,
 ) -> list[Run]:
-    """Go on with the runs of the folder `out` from where they were cut off, and tell `watch`; with
-    the `system` they were begun with, if they were. What has ended is not run again."""
-    return go_on(_open(out), system, watch=watch)
+    """Go on with the runs of the folder `out` from where they were cut off, with the `system` they
+    were begun with, if they were; `lockstep` and `watch` as in `Scenario.run`. What has ended is
+    not run again."""
+    return go_on(_open(out), system, lockstep=lockstep, watch=watch)
 
 
 def replay_run(run: str | Path, out: str | Path) -> list[Run]:
     """Run a folder's `run` again on what its journals have, into the new folder `out`: without a
     model, the same journals byte for byte. Raises InvalidScenario, OSError."""
     source = _open(run)
-    folder = RunFolder.create(Path(out), source.words, source.path)
+    folder = RunFolder.create(Path(out), source.words, source.path, homes=source.homes)
     replay_runs(source, folder)
     return _results(folder)
 
@@ -118,13 +125,14 @@ def fork_run(
     *,
     settings: Iterable[str] = (),
     system: AgentSystem | ClusterSystem | None = None,
+    lockstep: bool = False,
     watch: Watch = unwatched,
 ) -> list[Run]:
     """Go on otherwise from a `step` of the runs in the folder `run`, into a new folder `out`, with
     `settings` that concern what comes then. The agents begin with the memory that they had, in the
     same store, and the first run's stay as they are; who has another persona, and has answered
-    nothing before that step, is told again what it heard. `system` and `watch` as in
-    `Scenario.run`. Raises InvalidScenario, KvactorsError, OSError."""
+    nothing before that step, is told again what it heard. `system`, `lockstep` and
+    `watch` as in `Scenario.run`. Raises InvalidScenario, KvactorsError, OSError."""
     source = _open(run)
     words, renewed = changed_words(source, settings)
     _check_own(words, system)
@@ -134,15 +142,14 @@ def fork_run(
     except InvalidScenario:
         shutil.rmtree(folder.path)
         raise
-    return go_on(folder, system, watch=watch)
+    return go_on(folder, system, lockstep=lockstep, watch=watch)
 
 
 def compare_runs(left: str | Path, right: str | Path) -> dict[str, list[Difference]]:
     """Where the runs of two folders part, by their labels, and which of them only one has. Where
     each has one, these are compared, whatever they are called. Raises InvalidInput, OSError."""
     ours, theirs = (
-        {run.header.label: run for run in read_runs(RunFolder.open(Path(path)))}
-        for path in (left, right)
+        {run.header.label: run for run in read_runs(_open(path))} for path in (left, right)
     )
     if len(ours) == len(theirs) == 1 and ours.keys() != theirs.keys():
         [one], [other] = ours.values(), theirs.values()
@@ -204,15 +211,15 @@ def part_in_folder(path: str, *, lockstep: bool) -> int:
 
 def _open(path: str | Path) -> RunFolder:
     folder = RunFolder.open(Path(path))
-    _importable(folder.home or folder.path)
+    _importable(folder.homes)
     return folder
 
 
-def _importable(folder: Path) -> None:
+def _importable(folders: Iterable[Path]) -> None:
     """Let own metrics stand beside the file, as modules stand beside a program."""
-    where = str(folder.resolve())
-    if where not in sys.path:
-        sys.path.append(where)
+    for where in (str(folder.resolve()) for folder in folders):
+        if where not in sys.path:
+            sys.path.append(where)
 
 
 def _in_another_process(folder: RunFolder, *, lockstep: bool) -> str:
@@ -230,7 +237,7 @@ def _in_another_process(folder: RunFolder, *, lockstep: bool) -> str:
 
 
 def _system(folder: RunFolder) -> AgentSystem:
-    engine = folder.words.engine.model_dump(exclude_unset=True, exclude_none=True)
+    engine = folder.words.engine.model_dump(exclude_unset=True)
     return AgentSystem(folder.words.model, folder.store, **engine)
 
 

@@ -68,6 +68,8 @@ def _run(
         raise InvalidConfig("--resume, --replay and --from are three different things: take one")
     if (resume or replay) and changed:
         raise InvalidConfig("what goes on or is replayed is as it was: leave out other options")
+    if replay and lockstep:
+        raise InvalidConfig("what is replayed waits for nobody: leave out --lockstep")
     if replay:
         if cluster is not None:
             raise InvalidConfig("what is replayed needs no agents: leave out --cluster")
@@ -75,13 +77,19 @@ def _run(
         _show(_scenarios().replay_run(scenario, where), where)
     elif resume:
         where = folder or scenario
-        _go_on(where, cluster, lambda known, **given: known.resume_run(where, **given))
+        _go_on(
+            where,
+            cluster,
+            lambda known, **given: known.resume_run(where, lockstep=lockstep, **given),
+        )
     elif from_ is not None:
         where, step = folder or _new_folder(f"{scenario.name}-fork"), from_
         _go_on(
             where,
             cluster,
-            lambda known, **given: known.fork_run(scenario, step, where, settings=changed, **given),
+            lambda known, **given: known.fork_run(
+                scenario, step, where, settings=changed, lockstep=lockstep, **given
+            ),
         )
     else:
         loaded = _scenarios().Scenario.load(scenario, settings=changed)

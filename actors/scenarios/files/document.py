@@ -6,6 +6,7 @@
 Only plain values are made of a file, never an object. Any thread.
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import ScenarioWords
 from kvactors.actors.scenarios.files.templates import Problem
+from kvactors.actors.scenarios.files.wording import in_words
 
 __all__ = ["MOST_BYTES", "Document", "read_document"]
 
@@ -75,7 +77,7 @@ class Document:
         except ValidationError as error:
             found = error.errors()[0]
             place = tuple(part for part in found["loc"] if part != "[key]")
-            raise self.problem(place, _said(found, self.values)) from None
+            raise self.problem(place, in_words(found)) from None
 
     def problem(self, place: Place, text: str) -> InvalidScenario:
         """The error that something at a `place` has, which `text` says."""
@@ -101,7 +103,7 @@ def read_document(path: Path) -> Document:
     while True:
         sources.append((file, root))
         parent = read.pop("inherits", None)
-        values = _merged(read, values)
+        values = _merged(_beside(read, file.parent, path.parent), values)
         if parent is None:
             return Document(path, values, tuple(sources))
         here = Document(file, {}, ((file, root),))
@@ -109,6 +111,21 @@ def read_document(path: Path) -> Document:
         if any(file.resolve() == known.resolve() for known, _ in sources):
             chain = " -> ".join([*(known.name for known, _ in sources), file.name])
             raise InvalidScenario(f"{path}: inherits goes round in a circle: {chain}")
+
+
+def _beside(read: dict[str, Any], own: Path, folder: Path) -> dict[str, Any]:
+    """What a file in the folder `own` says, as one in `folder` would say it: a table stands beside
+    the file that names it."""
+    agents = read.get("agents")
+    if own.resolve() == folder.resolve() or not isinstance(agents, dict):
+        return read
+    way = os.path.relpath(own.resolve(), folder.resolve())
+    moved = {
+        name: {**words, "table": os.path.join(way, words["table"])}
+        for name, words in agents.items()
+        if isinstance(words, dict) and isinstance(words.get("table"), str)
+    }
+    return {**read, "agents": {**agents, **moved}}
 
 
 def _parent(file: Path, parent: Any, problem: Problem) -> tuple[Path, yaml.Node, dict[str, Any]]:
@@ -253,45 +270,3 @@ def _descend(node: yaml.Node, place: Place) -> tuple[int, yaml.Node]:
             break
         depth += 1
     return depth, node
-
-
-def _said(found: Any, values: dict[str, Any]) -> str:
-    """An error of pydantic's in plain words, with the nearest word that there is."""
-    kind, place = found["type"], [part for part in found["loc"] if part != "[key]"]
-    if kind == "extra_forbidden":
-        known = _words_at(place[:-1])
-        return f"no such word: {nearest(str(place[-1]), known)}"
-    if kind == "literal_error":
-        words = found["ctx"]["expected"].replace(" or ", ",").split(",")
-        choices = [word.strip(" '") for word in words]
-        meant = nearest(str(found["input"]), choices)
-        return f"{found['input']!r} is none of {', '.join(choices)}: {meant}"
-    if kind == "missing":
-        return "it is missing"
-    text = str(found["msg"]).removeprefix("Value error, ")
-    shown = found["input"]
-    if kind == "value_error" or isinstance(shown, dict | list):
-        return text
-    return f"{text[:1].lower()}{text[1:]}, not {shown!r}"
-
-
-def _words_at(place: Sequence[str | int]) -> list[str]:
-    """The words that may stand at a place of the schema."""
-    schema = ScenarioWords.model_json_schema(by_alias=True)
-    part: Any = schema
-    for word in place:
-        part = _resolved(part, schema)
-        if isinstance(word, int):
-            part = part.get("items", {})
-        else:
-            named = part.get("properties", {}).get(word)
-            part = named or next(iter(part.get("patternProperties", {}).values()), part)
-    return [*_resolved(part, schema).get("properties", {}), *(() if place else ("inherits",))]
-
-
-def _resolved(part: Any, schema: Any) -> Any:
-    """What a reference of a JSON schema refers to."""
-    for _ in range(5):
-        one = next((o for o in part.get("anyOf", ()) if o.get("type") != "null"), part)
-        part = schema["$defs"][one["$ref"].split("/")[-1]] if "$ref" in one else one
-    return part

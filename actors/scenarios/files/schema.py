@@ -90,24 +90,25 @@ class Words(BaseModel):
 class SamplingWords(Words):
     """How answers are drawn; what is left out is as in `Sampling`. The seed is the run's."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0)
+    max_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
     stop: Names = ()
 
 
 class EngineWords(Words):
-    """Parameters of AgentSystem that a scenario may set; all others are as that has them."""
+    """Parameters of AgentSystem that a scenario may set; all others are as that has them, and null
+    is its None: keys and values in float, the model's own context."""
 
     context: int | None = Field(default=None, ge=1)
-    kv_bits: Literal[4, 8] | None = None
-    float_tokens: int | None = Field(default=None, ge=0)
-    max_batch: int | None = Field(default=None, ge=1)
+    kv_bits: Literal[4, 8] | None = 4
+    float_tokens: int = Field(default=0, ge=0)
+    max_batch: int = Field(default=16, ge=1)
     memory_budget: str | int | None = None
-    speculation: Literal["auto", "off"] | None = None
+    speculation: Literal["auto", "off"] = "auto"
     deterministic: bool = False
     reproducible: bool = False
 

@@ -94,5 +94,5 @@ class Script:
         own = step.words.sampling if step.words is not None else SamplingWords()
         merged: dict[str, Any] = {"seed": self.point.seed}
         for words in (self.words.sampling, member.sampling, own):
-            merged |= words.model_dump(exclude_none=True, exclude_unset=True)
+            merged |= words.model_dump(exclude_unset=True)
         return Sampling(**merged, choices=choices)

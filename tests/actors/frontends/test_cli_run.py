@@ -1,12 +1,14 @@
 """`kvactors run` and `kvactors diff`, as they are typed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import run_child
 from typer.testing import CliRunner, Result
 
 from kvactors.actors.frontends.cli.app import app
+from kvactors.actors.scenarios.running.runner import Runner
 
 TALK = """\
 name: talk
@@ -75,12 +77,33 @@ def test_runs_that_only_one_folder_has_are_named_and_single_ones_are_compared(
     assert "'What was on Friday?' | 'What was on Monday?'" in renamed.stdout
 
 
+def test_a_run_goes_on_and_forks_in_lockstep(
+    scenario: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = list[bool]()
+    begin = Runner.__init__
+
+    def watched(self: Runner, *given: Any, lockstep: bool = False) -> None:
+        locked.append(lockstep)
+        begin(self, *given, lockstep=lockstep)
+
+    ran = typed("run", scenario)
+    monkeypatch.setattr(Runner, "__init__", watched)
+    resumed = typed("run", "talk-1", "--resume", "--lockstep")
+    forked = typed("run", "talk-1", "--from", "3", "--lockstep")
+
+    assert [r.exit_code for r in (ran, resumed, forked)] == [0] * 3
+    # The beginning of a fork is copied first.
+    assert locked == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["talk.yaml", "--set", "phases.first.rouns=2"], "did you mean 'rounds'?"),
         (["nothing.yaml"], "nothing.yaml"),
         (["talk.yaml", "--resume", "--replay"], "take one"),
+        (["talk-1", "--replay", "--lockstep"], "leave out --lockstep"),
         (["talk.yaml", "--resume", "--seed", "3"], "as it was"),
         (["nowhere", "--resume"], "holds no run"),
     ],

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from puppets import TALK, answers, open_system
+from puppet_talk import TALK, answers, open_system
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.scenarios.files.problems import InvalidScenario

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from puppets import TALK, answers, open_system, reply
+from puppet_talk import TALK, answers, open_system, reply
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.errors import AgentExists

@@ -243,3 +243,35 @@ def test_what_another_process_runs_is_left_alone(
 
     assert not (out / "report.html").exists()
     assert not (out / "store").exists()
+
+
+def test_null_is_what_a_system_has_for_it(write: Write, tmp_path: Path) -> None:
+    text = TALK.replace("sampling:", "engine: {kv_bits: null}\nsampling:")
+
+    Scenario.load(write(text)).run(out=tmp_path / "float")
+    Scenario.load(write(TALK)).run(out=tmp_path / "four")
+
+    kept = {
+        name: sum(path.stat().st_size for path in (tmp_path / name / "store/kv").rglob("seg-*"))
+        for name in ("float", "four")
+    }
+    assert kept["float"] > 2 * kept["four"] > 0
+
+
+def test_what_is_beside_an_inherited_file_is_found_by_whoever_goes_on(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "base").mkdir()
+    write("def none(run):\n    return []\n", "base/own_inherited.py")
+    write(f"{TALK}metrics: own_inherited:none\n", "base/base.yaml")
+    child = write(
+        "inherits: base/base.yaml\nname: child\nphases:\n"
+        "  - {name: one, steps: [{say: Speak.}]}\n"
+        "  - {name: two, restart: true, steps: [{ask: Who is it.}]}\n"
+    )
+
+    [run] = Scenario.load(child).run(out=tmp_path / "out")
+
+    assert run.ended
+    assert not run.failures
+    assert RunFolder.open(tmp_path / "out").homes == (tmp_path, tmp_path / "base")

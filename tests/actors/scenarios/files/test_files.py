@@ -176,23 +176,6 @@ def test_memories_that_begin_with_each_other_are_a_circle(write: Write) -> None:
         Scenario.load(write(circle))
 
 
-def test_a_file_inherits_what_it_does_not_say(write: Write) -> None:
-    write(GOOD, "base.yaml")
-    child = write("inherits: base.yaml\nname: child\nparameters: {reward: 7}\n", "child.yaml")
-
-    words = Scenario.load(child).words
-
-    assert (words.name, words.parameters) == ("child", {"reward": 7})
-    assert "bob" in words.agents
-
-
-def test_an_inherited_word_is_named_with_its_own_file(write: Write) -> None:
-    write(GOOD.replace("who: anna", "who: ana"), "base.yaml")
-
-    with pytest.raises(InvalidScenario, match=r"base\.yaml:12: phases\.0\.who"):
-        Scenario.load(write("inherits: base.yaml\nname: child\n", "child.yaml"))
-
-
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
