@@ -164,6 +164,11 @@ class KeptFloats:
         self.copy, self._prefix, self._shared = None, (), 0
         self._waits = _STEPS_WITHOUT if wait else self._waits
 
+    def grow(self) -> None:
+        """The slab gets more slots or cells: what all rows begin with is the same there."""
+        self.settle()
+        self.copy = None
+
     @property
     def kept_prefix(self) -> tuple[mx.array, ...]:
         """What is kept of what all rows begin with: keys and values, [1, kv_heads, tokens, dim]."""

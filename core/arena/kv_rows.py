@@ -35,10 +35,10 @@ class KVRows:
             pool, held = self.pools[slab], self.table.slabs[slab]
             capacity = self._capacity(held.capacity, geometry.extents[index], held.trunk)
             # There was memory for floats of what it was.
-            grows = capacity > pool.shape[1]
-            if grows:
+            fits = capacity <= pool.shape[1] or bool(pool.floats.kept_prefix)
+            if capacity > pool.shape[1]:
                 pool.resize(len(held.lengths), capacity)
-            if floats and geometry.floats and not grows:
+            if floats and geometry.floats and fits:
                 pool.floats.keep(geometry.shared[index])
             else:
                 pool.floats.drop()

@@ -138,7 +138,8 @@ class Pool:
         more_slots, more_tokens = slots - self.shape[0], capacity - self.shape[1]
         if more_slots <= 0 and more_tokens <= 0:
             return
-        arrays = self._changing()
+        self.floats.grow()
+        arrays = self.stored
         pad = [(0, 0), (0, max(0, more_slots)), (0, 0), (0, max(0, more_tokens)), (0, 0)]
         # One array at a time, evaluated, so that the copy of one only is alive.
         for name in list(arrays):

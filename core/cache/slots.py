@@ -92,8 +92,10 @@ class SlotTable:
         needed = self.extent(max(tokens, base + 1)) - base if base else tokens
         if needed <= current:
             return current
-        if base and (self.lean or needed <= _FIRST_CAPACITY):
-            return needed
+        if base:
+            # Many rows have as much room, and little that would be copied: an eighth is spare.
+            spare = needed // 8 // self.extent_step * self.extent_step
+            return needed if self.lean else needed + spare
         return self.extent(needed) if self.lean else grown_capacity(current, needed)
 
     def locate(self, row: int) -> tuple[int, int]:

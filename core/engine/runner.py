@@ -40,7 +40,8 @@ def new_arena(loaded: LoadedModel) -> Arena:
 
 class PrefillBatch:
     """One or a few requests whose prompts are being cached, in an arena of their own; with `spare`,
-    in rows with room to decode, so that they are not copied as soon as they do."""
+    in rows with room to decode, so that they are not copied as soon as they do, unless they have a
+    trunk."""
 
     def __init__(self, loaded: LoadedModel, *, spare: bool = False) -> None:
         self._model, self._spare = loaded.model, spare
@@ -53,7 +54,8 @@ class PrefillBatch:
         """Give a request a row, with its cached `pieces` in it, of which a `trunk` may stay where
         it is."""
         more = request.longest_choice
-        if self._spare and request.generate and not request.choices:
+        # Behind a trunk a row has little of its own, and all that join it get as much room.
+        if self._spare and request.generate and not request.choices and not trunk.end:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
         have = pieces[-1].end if pieces else 0
         assert request.cached <= have, f"{request.cached} tokens are to be there, {have} are"

@@ -46,26 +46,31 @@ def forked(
     return known, names
 
 
-def most_held(engine: Engine, known: Sequence[int], names: Sequence[str], own: int) -> int:
-    """Bytes of KV in memory when all of these decode behind `own` tokens more each."""
+def all_answer(
+    engine: Engine, known: Sequence[int], names: Sequence[str], own: int, answers: int
+) -> None:
+    """Let all of these decode behind `own` tokens more each, `answers` of them at most."""
     for index, name in enumerate(names):
-        engine.submit(make_request(name, known, prompt_of(own, index), LONG))
+        asked = prompt_of(own, index)
+        engine.submit(make_request(name, known, asked, Sampling(max_tokens=answers)))
     while len(engine.memory.running.answering) < len(names):
         assert engine.busy, "some ended before all had begun"
         engine.step()
         engine.check()
     engine.step()
+
+
+def ratio(
+    loaded: LoadedModel, engine: Engine, forks: int, tokens: int, own: int, answers: int = 30
+) -> float:
+    """Bytes of KV in memory when all decode, against one beginning and what they were asked."""
+    known, names = forked(loaded, engine, forks, tokens)
+    all_answer(engine, known, names, own, answers)
     held = engine.memory.used
     for name in names:
         engine.cancel(name, None)
     while engine.busy:
         engine.step()
-    return held
-
-
-def ratio(loaded: LoadedModel, engine: Engine, forks: int, tokens: int, own: int) -> float:
-    known, names = forked(loaded, engine, forks, tokens)
-    held = most_held(engine, known, names, own)
     return held / (loaded.spec.bytes_per_token * (tokens + forks * own))
 
 
@@ -81,13 +86,33 @@ def test_forks_that_decode_take_one_beginning_and_what_is_their_own(
     assert apart > 4
 
 
-@pytest.mark.slow
-def test_sixteen_forks_of_a_long_beginning_take_it_once(
+def test_what_they_take_grows_with_what_they_say(
     grid: LoadedModel, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(grid, clock=Ticks())
+    known, names = forked(grid, engine, forks=4, tokens=4000)
+    all_answer(engine, known, names, own=50, answers=600)
+    shares = []
+
+    while len(engine.memory.running.answering) == len(names):
+        lengths = engine.memory.running.common[0].arena.table.lengths
+        tokens = 4000 + sum(length - 4000 for length in lengths)
+        shares.append(engine.memory.used / (grid.spec.bytes_per_token * tokens))
+        engine.step()
+
+    print(f"{max(shares):.3f} of one beginning and what follows")
+    assert len(shares) > 500
+    assert max(shares) <= 1.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [30, 300])
+def test_sixteen_forks_of_a_long_beginning_take_it_once(
+    grid: LoadedModel, make_engine: MakeEngine, answers: int
 ) -> None:
     engine = make_engine(grid, budget=1 << 32, clock=Ticks())
 
-    found = ratio(grid, engine, forks=16, tokens=16_000, own=100)
+    found = ratio(grid, engine, forks=16, tokens=16_000, own=100, answers=answers)
 
     print(f"{found:.3f} of one beginning and what follows")
     assert found <= 1.15

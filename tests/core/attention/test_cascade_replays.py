@@ -9,6 +9,7 @@ from makers import prompt_of
 from replays import Rows, Twins, turns_of
 from samples import DAY, sample_of
 
+from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.arena.pieces import make_trunk
 from kvactors.core.attention.policy import AttentionMode
 from kvactors.core.cache.slabs import Trunk
@@ -73,6 +74,24 @@ def test_forks_are_replayed(*, reads: bool) -> None:
     assert rows.arena.table.shared(0) == 130
     # The first step shows how the model attends, the second what it keeps of the beginning.
     assert (rows.steps.made, rows.steps.replayed) == (1, 5)
+
+
+def test_what_is_kept_of_a_beginning_stays_when_rows_need_more_room() -> None:
+    loaded = load("llama")
+    rows, turns = forked(loaded, trunks_of(loaded)[0], reads=True), turns_of(3)
+    (slab,), layer = rows.arena.table.slabs, rows.arena.layers[0].rows
+    assert isinstance(layer, KVRows)
+    (pool,) = layer.pools
+    for _ in range(3):
+        rows.step(turns, ahead=False)
+    capacity, kept = slab.capacity, pool.floats.kept_prefix
+
+    while slab.capacity == capacity:
+        rows.step(turns, ahead=False)
+
+    assert max(slab.lengths) == 130 + capacity + 1
+    assert kept
+    assert pool.floats.kept_prefix is kept
 
 
 @pytest.mark.parametrize("floats", [True, False])
