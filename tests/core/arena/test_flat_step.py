@@ -44,11 +44,15 @@ def batched(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> tuple[Aren
     return arena, order
 
 
-def same_as_alone(loaded: LoadedModel) -> None:
-    prompts = prompts_of(LENGTHS, seed=5)
+def same_as_alone(
+    loaded: LoadedModel,
+    lengths: Sequence[int] = LENGTHS,
+    rounds: Sequence[Sequence[int]] = ROUNDS,
+) -> None:
+    prompts = prompts_of(lengths, seed=5)
     arenas = [filled(loaded, prompt) for prompt in prompts]
     together, order = batched(loaded, prompts)
-    for number, counts in enumerate(ROUNDS):
+    for number, counts in enumerate(rounds):
         new = prompts_of(counts, seed=number + 9)
         flat = mx.array([token for index in order for token in new[index]])
         logits = together.forward_flat(loaded.model, flat, [counts[index] for index in order])
@@ -71,6 +75,17 @@ def test_rows_of_a_flat_step_are_as_alone(load_family: LoadFamily, family: str) 
 @pytest.mark.parametrize("bits", [8, None])
 def test_in_other_precisions_too(load_grid: LoadGrid, bits: int | None) -> None:
     same_as_alone(load_grid(bits))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma3_text"])
+def test_rows_whose_ring_ends_within_a_step_are_as_alone(
+    load_family: LoadFamily, family: str
+) -> None:
+    loaded = load_family(family)
+    (cells,) = {layer.cells for layer in loaded.spec.layers if layer.cells is not None}
+
+    # The first goes over the end of its ring in the first step, the second in the last one.
+    same_as_alone(loaded, (cells - 3, cells - 9, 40), ([7, 1, 3], [1, 1, 1], [2, 9, 1]))
 
 
 def test_tokens_that_were_taken_back_leave_no_trace(load_family: LoadFamily) -> None:
