@@ -77,6 +77,15 @@ class LayerSpec:
         return keys, self.values or keys
 
     @property
+    def why_even(self) -> str:
+        """Why rows must take as many tokens each in a forward; empty: they need not."""
+        if self.kind == "recurrent":
+            return "a state takes the tokens of a step in turn"
+        if self.kind == "latent":
+            return "the model attends itself, to one token otherwise than to several"
+        return "the model attends itself, over floats of all rows together" if self.plain else ""
+
+    @property
     def checkpointed(self) -> bool:
         """Whether it is stored as checkpoints rather than token by token."""
         return self.window is not None or bool(self.states)
@@ -172,8 +181,7 @@ class ModelCacheSpec:
     def flat(self) -> bool:
         """Whether rows may take different numbers of tokens in one forward: every layer attends
         through the seam to keys and values of its own."""
-        through = all(layer.kind in ("full", "sliding") for layer in self.layers)
-        return self.batched and through and not self.plain
+        return self.batched and not any(layer.why_even for layer in self.layers)
 
     @property
     def trunks(self) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Sequence
 
 from rich.filesize import decimal
 from rich.table import Table
@@ -46,7 +47,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("context", f"{spec.context:,} tokens"),
         ("rows", "in one batch" if spec.batched else "one by one"),
         ("beginnings of forks", "read where they are" if spec.trunks else "copied while they run"),
-        ("tokens of a step", "as each row asks" if spec.flat else "as many in each row"),
+        *_step_tokens(spec),
         ("decode steps", f"built anew: {info.eager}" if info.eager else "replayed"),
         ("KV per token, float", f"{plain:,} bytes"),
         ("KV per token, kept", f"{packed:,} bytes{ratio}"),
@@ -59,6 +60,27 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
 
 def _tokens(budget: int, packed: int) -> str:
     return f", {budget // packed:,} tokens" if packed else ""
+
+
+def _step_tokens(spec: ModelCacheSpec) -> list[tuple[str, str]]:
+    """Whether rows take as many tokens each in a forward, and which layers want it so, and why."""
+    if spec.flat:
+        return [("tokens of a step", "as each row asks")]
+    alone = "" if spec.batched else ": rows run one by one"
+    found = [("tokens of a step", f"as many in each row{alone}")]
+    reasons = dict.fromkeys((layer.kind, layer.why_even) for layer in spec.layers)
+    for kind, why in reasons:
+        alike = [n for n, one in enumerate(spec.layers) if (one.kind, one.why_even) == (kind, why)]
+        if why:
+            found.append(("", f"layers {_ranges(alike)} ({kind}): {why}"))
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those in a row as one: 0-2, 4."""
+    groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _blas(device: str) -> str:
@@ -78,10 +100,10 @@ def _layers(spec: ModelCacheSpec) -> Table:
     at = 0
     for layer, group in itertools.groupby(spec.layers):
         count = len(list(group))
-        numbers = f"{at}" if count == 1 else f"{at}-{at + count - 1}"
+        numbers = range(at, at + count)
         at += count
         table.add_row(
-            numbers,
+            _ranges(numbers),
             layer.kind,
             str(layer.kv_heads or "-"),
             _head_dim(layer),

@@ -112,6 +112,42 @@ def test_a_head_dim_that_no_group_divides_stays_float_and_it_says_why(info: Any)
     assert f"KV per token, kept {4 * 2 * 2 * 80 * 4:,} bytes (1.0 times less)" in lines
 
 
+STATES = "(recurrent): a state takes the tokens of a step in turn"
+LATENTS = "(latent): the model attends itself, to one token otherwise than to several"
+OWN = "(full): the model attends itself, over floats of all rows together"
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("llama", ["tokens of a step as each row asks"]),
+        ("gpt_oss", ["tokens of a step as each row asks"]),
+        ("qwen3_next", ["tokens of a step as many in each row", f"layers 0, 2 {STATES}"]),
+        ("gemma2", ["tokens of a step as many in each row", f"layers 0-3 {OWN}"]),
+        ("deepseek_v3", ["tokens of a step as many in each row", f"layers 0-3 {LATENTS}"]),
+        (
+            "deepseek_v32",
+            [
+                "tokens of a step as many in each row: rows run one by one",
+                f"layers 0, 2, 4, 6 {LATENTS}",
+                f"layers 1, 3, 5, 7 {OWN}",
+            ],
+        ),
+    ],
+)
+def test_layers_in_which_rows_take_as_many_tokens_each_are_named(
+    info: Any, family: str, said: list[str]
+) -> None:
+    # A whole number in every configuration of gemma2.
+    whole = {"query_pre_attn_scalar": 144} if family == "gemma2" else {}
+    status, lines = info(family, **whole)
+
+    at = lines.index(said[0])
+    assert status == 0
+    assert lines[at : at + len(said)] == said
+    assert lines[at + len(said)].startswith("decode steps ")
+
+
 def test_a_refused_model_is_one_line_that_names_layer_kind_and_need(info: Any) -> None:
     status, lines = info("deepseek_v41")
 
