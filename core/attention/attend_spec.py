@@ -29,6 +29,9 @@ class AttendSpec:
     mask: Mask = None
     out_dtype: mx.Dtype | None = None
 
+    def __post_init__(self) -> None:
+        assert not isinstance(self.mask, mx.array) or self.mask.dtype == mx.bool_
+
     @classmethod
     def of_run(cls, tokens: int, out_dtype: mx.Dtype | None = None) -> "AttendSpec":
         """Of so many `tokens` of each row, which end where the keys end that are read."""

@@ -16,7 +16,8 @@ from kvactors.core.attention import attend as attending
 from kvactors.core.attention.attend_spec import AttendSpec
 from kvactors.core.attention.blockwise_cpu import attend_in_blocks
 from kvactors.core.attention.plan import AttendPlan
-from kvactors.core.attention.policy import AttentionPath, AttentionPolicy
+from kvactors.core.attention.policy import AttentionMode, AttentionPath, AttentionPolicy
+from kvactors.core.cache.slabs import SharedPieces
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 
 LAYER = LayerSpec("full", 2, 64, 4, 64, "float32")
@@ -86,6 +87,13 @@ def test_the_dtype_of_the_result_is_not_that_of_what_is_stored(
     assert kinds == [mx.float16, mx.float32, mx.bfloat16]
 
 
+def test_a_mask_that_would_be_added_is_none() -> None:
+    added = mx.where(mx.arange(KEYS) < 5, 0.0, -mx.inf)
+
+    with pytest.raises(AssertionError):
+        AttendSpec(added[None, None, None])
+
+
 POLICIES = {
     "packed": AttentionPolicy("packed"),
     "unpack": AttentionPolicy(unpack=True),
@@ -110,23 +118,32 @@ def seen(policy: str, lengths: list[int], width: int) -> Any:
 
     with seeded(noted):
         together, *alone = [
-            attended(policy, held, width) for held in (lengths, *([n] for n in lengths))
+            attended(POLICIES[policy], held, width) for held in (lengths, *([n] for n in lengths))
         ]
     return *plans[0], bool(mx.allclose(together, mx.concatenate(alone), atol=1e-5))
 
 
-def attended(policy: str, lengths: list[int], width: int) -> mx.array:
-    """A step of so many tokens in rows of these lengths."""
-    arena = Arena(ModelCacheSpec((LAYER,), 128, 8192), POLICIES[policy], max_slabs=1)
+def attended(
+    policy: AttentionPolicy,
+    lengths: list[int],
+    width: int,
+    *,
+    alike: SharedPieces = (),
+    out_dtype: mx.Dtype | None = None,
+) -> mx.array:
+    """A step of so many tokens in rows of these lengths, which begin with pieces that are
+    `alike`."""
+    arena = Arena(ModelCacheSpec((LAYER,), 128, 8192), policy, max_slabs=1)
     layer = arena.layers[0]
     assert isinstance(layer, KVLayer)
     for length in lengths:
-        row = arena.add_row(length, 300)
+        row = arena.add_row(length, 300, alike)
         layer.rows.pools[0].load(row, 0, codes_of(random(1, 2, length, 64, seed=length)))
     arena.begin(EvenStep(arena.table, width))
     new = mx.concatenate([random(1, 2, width, 64, seed=length + 1000) for length in lengths])
     layer.update_and_fetch(new, new)
-    return layer.attend(mx.concatenate([new, new], 1), None, scale=0.2, sinks=None)
+    queries = mx.concatenate([new, new], 1)
+    return layer.attend(queries, None, scale=0.2, sinks=None, out_dtype=out_dtype)
 
 
 def codes_of(keys: mx.array) -> dict[str, mx.array]:
@@ -161,3 +178,29 @@ def test_rows_need_a_mask_where_they_do_not_end_together(policy: str) -> None:
 
     assert isinstance(plan.mask, mx.array)
     assert as_alone
+
+
+@pytest.mark.parametrize("mode", ["packed", "auto", "dequantize"])
+@pytest.mark.parametrize("alike", [(), ((1, 64),)], ids=["apart", "alike"])
+def test_a_layer_gives_the_dtype_that_it_is_asked_for(
+    mode: AttentionMode, alike: SharedPieces
+) -> None:
+    policy, together = AttentionPolicy(mode, launch_tokens=1), list[int]()
+
+    @bug(kv_layer, "attend_together")
+    def noted(true: Any) -> Any:
+        def attend(queries: mx.array, *rest: Any) -> mx.array:
+            together.append(len(queries))
+            result: mx.array = true(queries, *rest)
+            return result
+
+        return attend
+
+    with seeded(noted):
+        found = [
+            attended(policy, [100] * 8, 1, alike=alike, out_dtype=dtype).dtype
+            for dtype in (None, mx.float16)
+        ]
+
+    assert found == [mx.float32, mx.float16]
+    assert bool(together) == (bool(alike) and mode != "packed")

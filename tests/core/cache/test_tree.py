@@ -127,6 +127,22 @@ def test_a_single_sequence_appends_and_is_rewound() -> None:
     assert (cache.length, cache.can_extend(5), cache.can_extend(6)) == (3, True, False)
 
 
+@pytest.mark.parametrize("verb", ["rewind", "clear"])
+def test_a_single_sequence_keeps_no_plan_for_another_step_at_the_same_positions(verb: str) -> None:
+    cache = ContiguousBookkeeping(8)
+    first = cache.plan(range(3))
+
+    if verb == "rewind":
+        cache.rewind(0)
+    else:
+        cache.clear()
+    again = cache.plan(range(3))
+
+    assert again == first
+    assert again is not first
+    assert cache.length == 3
+
+
 def test_a_single_sequence_refuses_holes_and_what_has_no_room() -> None:
     cache = ContiguousBookkeeping(4)
     cache.plan([0, 1])
