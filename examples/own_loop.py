@@ -2,8 +2,9 @@
 
     python examples/own_loop.py [--bits 4]
 
-Everything that a page of agents needs is between two forwards, and costs no forward and no copy:
-whose the next tokens are, who shares whose beginning, what is taken back.
+For models whose layers keep all tokens. Everything that a page of agents needs is between two
+forwards, and costs no forward and no copy: whose the next tokens are, who shares whose beginning,
+what is taken back.
 """
 
 import argparse
@@ -187,7 +188,8 @@ def main() -> None:
             f"{'':<10} {many.row.nbytes:,} bytes; {many.cache.seq_len(0)} tokens of the trunk left"
         )
         many.cache.clear()
-        show("admit", *admit(many, {n: texts[n] for n in (1, 2)}, trunk + asked[3], 2).values())
+        running = {n: trunk + asked[n] for n in (1, 2)}
+        show("admit", *admit(many, running, trunk + asked[3], 2).values())
         many.cache.clear()
         show("take back", *(text[2] for text in take_back(many, trunk + asked[2], len(texts[1]))))
     with make_tree_session(model, config) as target, make_tree_session(small, drafting) as draft:

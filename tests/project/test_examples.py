@@ -129,7 +129,6 @@ def test_mlx_lm_batch() -> None:
         assert answer in out
 
 
-@pytest.mark.slow
 def test_own_loop() -> None:
     lines = run("own_loop.py").splitlines()
     texts = {line[:10].strip(): line[10:].strip() for line in lines if line[0] != " "}
@@ -140,9 +139,8 @@ def test_own_loop() -> None:
         "Marta lives in Lisbon.",
     )
     assert texts["decode"] == cat
-    assert texts["streams"] == texts["fork"] == f"{cat} | {friday} | {lisbon}"
-    assert texts["admit"].endswith(f" | {lisbon}")
-    assert texts["admit"].count(" | ") == 2
+    for several in ("streams", "fork", "admit"):
+        assert texts[several] == f"{cat} | {friday} | {lisbon}"
     assert texts["take back"] == " | ".join([friday] * 3)
     assert texts["speculate"] == lisbon
     tokens, forwards = (int(word) for word in lines[-2].split() if word.isdecimal())

@@ -1,9 +1,11 @@
-"""Sessions of any mlx-lm model: what a token's logits are does not depend on what else is in the
+"""Sessions of mlx-lm's models: what a token's logits are does not depend on what else is in the
 cache, to the bit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from alone import PROMPT, Alone, config, fed, open_as
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from makers import LoadGrid
 
 from kvactors.core.arena.kv_layer import KVLayer
+from kvactors.core.arena.layer_cache import LayerCache
 from kvactors.core.arena.sessions.session import (
     Session,
     make_decode_session,
@@ -19,6 +22,7 @@ from kvactors.core.arena.sessions.session import (
 )
 from kvactors.core.arena.wire import to_raw
 from kvactors.core.cache.family.faces import SeqCache, TreeCache
+from kvactors.core.cache.family.sequences import SeqBookkeeping
 from kvactors.core.testing.models import Faulty
 
 # The same examples each time. Where a sequence's cells do not stand in its order its sums have
@@ -102,6 +106,26 @@ def stepped(
     session.cache.begin_step([sequence for sequence, _ in batch])
     logits = session.step([token for _, token in batch], positions)
     alone.agrees(logits, expected)
+    for sequence in {sequence for sequence, _ in batch}:
+        owns_the_bytes(alone, session, sequence, texts[sequence])
+
+
+def owns_the_bytes(
+    alone: Alone, session: Session[SeqCache], sequence: int, text: list[int]
+) -> None:
+    """The cells of a sequence, wherever they are, hold what its text has alone."""
+    assert isinstance(session.cache, SeqBookkeeping)
+    cells = [c for c in range(session.cache.high_water) if sequence in session.cache.owners(c)]
+    arena, _ = alone.filled(text)
+    for mine, theirs in zip(session.row.arena.layers, arena.layers, strict=True):
+        assert sorted(bytes_of(mine, cells)) == sorted(bytes_of(theirs, range(len(text))))
+
+
+def bytes_of(layer: LayerCache, cells: Sequence[int]) -> list[bytes]:
+    """What each of these cells holds, in all arrays."""
+    assert isinstance(layer, KVLayer)
+    arrays = [np.array(a) for a in layer.rows.pools[0].export(0, 0, max(cells) + 1).values()]
+    return [b"".join(array[:, :, cell].tobytes() for array in arrays) for cell in cells]
 
 
 @pytest.mark.slow
