@@ -14,6 +14,9 @@ __all__ = ["continuation", "prompt_tokens", "sampling_of"]
 
 # What a template may put around a turn, in tokens.
 FRAME_TOKENS = 64
+# An answer that a client set a limit for is let have less only while the context leaves so many
+# tokens: who would get less is told that the context is full, and compacts.
+LEAST_ROOM = 256
 
 
 def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Continuation:
@@ -34,17 +37,26 @@ def sampling_of(
     system: Home, dialect: Dialect, inquiry: Inquiry, agent: Speaker, said: Continuation
 ) -> Sampling:
     """How the answer of an `agent` of `system` to an `inquiry` is drawn, in the form that is asked
-    for in this `dialect`, and how long it may be behind what is `said`."""
+    for in this `dialect`, and how long it may be behind what is `said`: no longer than the context
+    leaves, for clients set limits of far more than a model has."""
     sampling = replace(inquiry.sampling, grammar=dialect.grammar(inquiry))
-    if not inquiry.open_end:
-        return sampling
     chat, turns = system.chat, agent.transcript().turns[: said.keep]
-    opening = said.system if said.system and not said.keep else ""
-    texts = [opening, *(text for _, text in said.messages)]
-    used = sum(len(turn.token_ids) for turn in turns)
-    used += sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
-    left = system.info.spec.context - used
-    return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
+    opening = [said.system] if said.system and not said.keep else []
+    texts = [*opening, *(text for _, text in said.messages)]
+    left = system.info.spec.context - sum(len(turn.token_ids) for turn in turns)
+    if sampling.max_tokens + sum(_most_tokens(text) for text in texts) <= left:
+        return sampling
+    left -= sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
+    if inquiry.open_end:
+        return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
+    if left < LEAST_ROOM:
+        return sampling
+    return replace(sampling, max_tokens=min(sampling.max_tokens, left))
+
+
+def _most_tokens(text: str) -> int:
+    """More than a text has, without a look at it: each stands for a byte or more."""
+    return len(text.encode("utf-8", "surrogatepass")) + FRAME_TOKENS
 
 
 def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> list[int]:

@@ -1,0 +1,70 @@
+"""Limits of an answer that are longer than the model's context: clients set them without a look."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from chats import WAIT
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.testing import FaultyModel
+
+CONTEXT = 600
+LIMITS = {
+    "chat/completions": "max_tokens",
+    "messages": "max_tokens",
+    "responses": "max_output_tokens",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with (
+        AgentSystem(FaultyModel(), store=False, context=CONTEXT) as system,
+        serve(system, port=0, any_model=True, grace=1) as server,
+    ):
+        yield server
+
+
+def post(server: Server, path: str, text: str, limit: int) -> httpx.Response:
+    said: Any = [{"role": "user", "content": text}]
+    body = {"model": "any", LIMITS[path]: limit, "temperature": 0}
+    body["input" if path == "responses" else "messages"] = said
+    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT)
+
+
+def tokens(answer: httpx.Response) -> tuple[int, int]:
+    """Those of the prompt, and of the answer."""
+    usage = answer.json()["usage"]
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage["completion_tokens"]
+    cached = usage.get("cache_read_input_tokens", 0)
+    return usage["input_tokens"] + cached, usage["output_tokens"]
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_a_limit_beyond_the_context_is_what_the_context_leaves(server: Server, path: str) -> None:
+    answer = post(server, path, f"hello, {path}", 32_000)
+
+    assert answer.status_code == 200, answer.text
+    prompt, answered = tokens(answer)
+    assert 0 < answered <= CONTEXT - prompt
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_where_hardly_anything_is_left_the_client_is_told_to_compact(
+    server: Server, path: str
+) -> None:
+    answer = post(server, path, "word " * 60, 32_000)
+
+    assert answer.status_code == 400
+    assert "exceed the context" in answer.text
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_a_limit_that_fits_stands(server: Server, path: str) -> None:
+    answer = post(server, path, "word " * 50, 20)
+
+    assert tokens(answer)[1] == 20
