@@ -15,7 +15,7 @@ from sse_starlette import ServerSentEvent
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.frontends.server.agents.bodies import TurnAnswer, TurnBody
 from kvactors.actors.frontends.server.agents.owned import OwnedAgents
-from kvactors.actors.frontends.server.wire.errors import failure_of
+from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.turns.options import TurnOptions, check_options
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import AsyncReplyStream
@@ -59,7 +59,7 @@ class OpenTurn:
             answer = TurnAnswer.of(self.shown, reply)
             yield ServerSentEvent(event="end", data=answer.model_dump_json())
         except Exception as error:
-            yield ServerSentEvent(event="error", data=failure_of(error).json("openai"))
+            yield ServerSentEvent(event="error", data=failed_late(error).json("openai"))
         finally:
             self._leave()
 

@@ -4,13 +4,15 @@ One thread of its own plans turns over the index; the event loop reads what come
 """
 
 import asyncio
+import logging
 import secrets
+import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from kvactors.actors.frontends.server.answering.asked import (
     continuation,
@@ -25,9 +27,9 @@ from kvactors.actors.frontends.server.answering.taken import (
     admission,
     ended_of,
     log_opened,
-    marks_of,
     opened_of,
     places_of,
+    standing,
     stop_of,
 )
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
@@ -36,7 +38,7 @@ from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
 from kvactors.actors.frontends.server.exchange.events import Begun
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
-from kvactors.actors.frontends.server.identity.index import Index, Place
+from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.turns.options import TurnOptions
@@ -45,6 +47,8 @@ from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
 
 __all__ = ["Service"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
@@ -65,7 +69,7 @@ class Service:
         self.dialect = Dialect(system.chat)
         self.counts = Counts()
         self.counts.open.set_function(lambda: len(self._tasks))
-        self._resolver = Resolver(index, rules, self._stands)
+        self._resolver = Resolver(index, rules, partial(standing, system))
         self._planner = ThreadPoolExecutor(1, "kvactors-index")
         # A fork waits for the store; others must not wait behind it.
         self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
@@ -263,7 +267,11 @@ class Service:
             self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
             self.index.note_said(all_hashes[plan.matched :], texts)
 
-        await self.on_index(note)
+        try:
+            await self.on_index(note)
+        except sqlite3.OperationalError as error:
+            # What is lost there costs a prefill; the turn is said, and in the ledger.
+            logger.error("a turn of %r is not in the index: %s", taken.agent.agent_id, error)
 
     def _keep(self, broadcast: Broadcast) -> None:
         """Keep a complete answer until a reader has had its end, for who asks again."""
@@ -285,16 +293,3 @@ class Service:
         if self._open.get(broadcast.key) is broadcast:
             del self._open[broadcast.key]
         broadcast.on_dropped()
-
-    def _stands(self, place: Place) -> Literal["no", "within", "end"]:
-        """What an agent's ledger says of a place; a cancelled answer after it counts for none."""
-        try:
-            turns = self.system.spawn(place.agent_id).transcript().turns
-        except KvactorsError:
-            return "no"
-        marks = marks_of(turns[: place.turns])
-        if not place.mark or len(marks) < place.turns or marks[-1] != place.mark:
-            return "no"
-        rest = turns[place.turns :]
-        over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
-        return "end" if over else "within"

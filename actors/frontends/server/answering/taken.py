@@ -7,10 +7,11 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import xxhash
 
-from kvactors.actors.frontends.server.answering.home import Speaker
+from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Message
@@ -20,6 +21,7 @@ from kvactors.actors.frontends.server.identity.resolve import Plan
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import KvactorsError
 
 __all__ = [
     "Taken",
@@ -29,6 +31,7 @@ __all__ = [
     "marks_of",
     "opened_of",
     "places_of",
+    "standing",
     "stop_of",
 ]
 
@@ -66,6 +69,21 @@ def marks_of(turns: Sequence[Turn]) -> list[str]:
         hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
         marks.append(hashed.hexdigest())
     return marks
+
+
+def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
+    """What the ledger of a place's agent, at `home`, says of the place; a cancelled answer after it
+    counts for none."""
+    try:
+        turns = home.spawn(place.agent_id).transcript().turns
+    except KvactorsError:
+        return "no"
+    marks = marks_of(turns[: place.turns])
+    if not place.mark or len(marks) < place.turns or marks[-1] != place.mark:
+        return "no"
+    rest = turns[place.turns :]
+    over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
+    return "end" if over else "within"
 
 
 def log_opened(opened: Opened) -> None:

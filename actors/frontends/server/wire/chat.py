@@ -32,7 +32,7 @@ from kvactors.actors.frontends.server.wire.asking import (
     while_there,
 )
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of
-from kvactors.actors.frontends.server.wire.errors import failure_of
+from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
 
 __all__ = ["chat_routes", "logprob_of"]
@@ -137,7 +137,7 @@ async def _chunks(
         if with_usage:
             yield _event({**base, "choices": [], "usage": _usage(usages)})
     except Exception as error:
-        yield _event(failure_of(error).body("openai"))
+        yield _event(failed_late(error).body("openai"))
     yield ServerSentEvent(data="[DONE]")
 
 

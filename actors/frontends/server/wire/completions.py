@@ -21,7 +21,7 @@ from kvactors.actors.frontends.server.exchange.completion import (
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
 from kvactors.actors.frontends.server.wire.asking import ignored, read_body, streamed, while_there
 from kvactors.actors.frontends.server.wire.completions_body import CompletionBody, asked_of
-from kvactors.actors.frontends.server.wire.errors import failure_of
+from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
 
 __all__ = ["completion_routes"]
@@ -126,7 +126,7 @@ async def _chunks(
         if with_usage:
             yield _event({**base, "choices": [], "usage": _usage(usages, times)})
     except Exception as error:
-        yield _event(failure_of(error).body("openai"))
+        yield _event(failed_late(error).body("openai"))
     yield ServerSentEvent(data="[DONE]")
 
 

@@ -1,6 +1,8 @@
 """Errors in the shape of the interface that was called."""
 
 import json
+import logging
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,7 +33,9 @@ from kvactors.core.errors import (
     TurnTimeout,
 )
 
-__all__ = ["Failure", "Shape", "failure_of", "failure_response", "refused"]
+__all__ = ["Failure", "Shape", "failed_late", "failure_of", "failure_response", "refused"]
+
+logger = logging.getLogger(__name__)
 
 Shape = Literal["openai", "anthropic", "plain"]
 RETRY_SECONDS = 5
@@ -86,6 +90,8 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
     (MemoryExceeded, 400, "context_length_exceeded"),
     ((AdmissionFull, MailboxFull, SaveQueueFull), 429, "rate_limit_exceeded"),
     ((SystemStopped, EngineDied), 503, "unavailable"),
+    # The file of the index: a full disk, one that fails, another program's lock.
+    (sqlite3.OperationalError, 503, "unavailable"),
     ((AgentNotStored, UnknownAgent), 404, "not_found"),
     (AgentExists, 409, "exists"),
     (AgentBusy, 409, "busy"),
@@ -115,6 +121,15 @@ def failure_of(error: BaseException) -> Failure:
             later = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
             return Failure(status, str(error), None, code, later)
     return Failure(500, "the server failed; its log says how")
+
+
+def failed_late(error: BaseException) -> Failure:
+    """What an `error` is told as that comes when the headers of an answer are sent: it has no
+    status, so that the log says here what failed."""
+    failure = failure_of(error)
+    if failure.status == 500:
+        logger.error("an answer failed", exc_info=error)
+    return failure
 
 
 def _invalid(error: RequestValidationError) -> Failure:

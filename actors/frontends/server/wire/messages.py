@@ -33,7 +33,7 @@ from kvactors.actors.frontends.server.wire.asking import (
     streamed,
     while_there,
 )
-from kvactors.actors.frontends.server.wire.errors import failure_of
+from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.messages_body import (
     CountBody,
     MessagesBody,
@@ -116,7 +116,7 @@ async def _stream(answer: Answer, model: str) -> AsyncIterator[ServerSentEvent]:
                 for told in blocks.tell(event):
                     yield told
     except Exception as error:
-        yield _event("error", failure_of(error).body("anthropic"))
+        yield _event("error", failed_late(error).body("anthropic"))
 
 
 class _Blocks:

@@ -163,6 +163,6 @@ def _tool_choice(choice: Mapping[str, Any]) -> ToolChoice:
         "tool": "required",
     }
     kind = choice.get("type", "auto")
-    if kind not in modes:
+    if not isinstance(kind, str) or kind not in modes:
         raise refused("tool_choice.type", f"auto, any, tool or none, not {kind!r}")
     return ToolChoice(modes[kind], str(choice.get("name", "")) if kind == "tool" else "")

@@ -99,7 +99,7 @@ def skipped(body: ResponseBody) -> list[str]:
     found = list[str]()
     for tool in body.tools or ():
         if tool.get("type") == "namespace":
-            kinds = [inner.get("type") for inner in tool.get("tools") or ()]
+            kinds = [inner.get("type") for inner in _list("tools", tool)]
             found += [f"tools: {kind}" for kind in kinds if kind != "function"]
         elif tool.get("type") != "function":
             found.append(f"tools: {tool.get('type')}")
@@ -123,7 +123,7 @@ def _tools(where: str, tool: Any, namespace: str = "") -> Iterator[Tool]:
     kind = tool.get("type")
     if kind == "namespace" and not namespace:
         name = _name(where, tool)
-        for index, inner in enumerate(tool.get("tools") or ()):
+        for index, inner in enumerate(_list(where, tool)):
             yield from _tools(f"{where}.tools.{index}", inner, name)
     elif kind == "function":
         schema = tool.get("parameters") or {}
@@ -131,6 +131,13 @@ def _tools(where: str, tool: Any, namespace: str = "") -> Iterator[Tool]:
             raise refused(f"{where}.parameters", "a JSON schema is needed")
         description, strict = str(tool.get("description") or ""), bool(tool.get("strict"))
         yield Tool(_name(where, tool), description, schema, strict, namespace)
+
+
+def _list(where: str, field: dict[str, Any]) -> list[Any]:
+    tools = field.get("tools") or []
+    if not isinstance(tools, list):
+        raise refused(f"{where}.tools", "a list of tools")
+    return tools
 
 
 def _name(where: str, tool: Any) -> str:
@@ -153,7 +160,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, froze
     if not isinstance(choice, dict):
         return ToolChoice(_mode("tool_choice", choice)), None
     if choice.get("type") == "allowed_tools":
-        names = {_name("tool_choice.tools", tool) for tool in choice.get("tools") or ()}
+        names = {_name("tool_choice.tools", tool) for tool in _list("tool_choice", choice)}
         return ToolChoice(_mode("tool_choice.mode", choice.get("mode"))), frozenset(names)
     if choice.get("type") == "function":
         return ToolChoice("required", _name("tool_choice", choice)), None

@@ -30,6 +30,8 @@ def listed(given: str | Sequence[Any] | None, where: str) -> list[Item]:
     for index, item in enumerate(given or ()):
         if not isinstance(item, dict):
             raise refused(f"{where}.{index}", f"an item is an object, not {type(item).__name__}")
+        if not isinstance(item.get("id") or "", str):
+            raise refused(f"{where}.{index}.id", "an id is text")
     return list(given or ())
 
 
@@ -87,8 +89,7 @@ def _message(where: str, item: Item, names: dict[str, str]) -> tuple[str, Messag
 
 def _thought(item: Item, where: str) -> str:
     """What a reasoning item says: its text, or else its summary."""
-    parts = item.get("content") or item.get("summary") or ()
-    return text_of(list(parts), f"{where}.content")
+    return text_of(item.get("content") or item.get("summary"), f"{where}.content")
 
 
 def _call(where: str, item: Item, field: str) -> Call:

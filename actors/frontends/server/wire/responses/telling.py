@@ -14,7 +14,7 @@ from sse_starlette import ServerSentEvent
 
 from kvactors.actors.frontends.server.exchange.answers import Answer
 from kvactors.actors.frontends.server.exchange.events import Ended, Event, Usage
-from kvactors.actors.frontends.server.wire.errors import failure_of
+from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.responses.body import ResponseBody
 from kvactors.actors.frontends.server.wire.responses.output import Output, Told
 
@@ -73,7 +73,12 @@ class Telling:
     async def _end(self, keep: Keep) -> Told:
         """The last event, once what it tells is kept."""
         self._response["output"] = self._output.items
-        await keep(self._response)
+        try:
+            await keep(self._response)
+        except Exception as error:
+            # Who waited for it gets it, and is told that nobody can ask for it later.
+            logger.error("a response was given that could not be kept", exc_info=error)
+            self._response["store"] = False
         return self._state(self._response["status"])
 
     def _state(self, kind: str) -> Told:
@@ -140,9 +145,7 @@ def _ended(ended: Ended) -> dict[str, Any]:
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    failure = failure_of(error)
-    if failure.status == 500:
-        logger.error("a response failed", exc_info=error)
+    failure = failed_late(error)
     code = failure.code or ("invalid_prompt" if failure.status == 400 else "server_error")
     return {"status": "failed", "error": {"code": code, "message": failure.message}}
 

@@ -1,0 +1,78 @@
+"""The file of the index cannot be written: answers are given all the same, or refused as what
+passes."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from chats import WAIT, asked, post
+from seeded import bug, seeded
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
+from kvactors.actors.testing import FaultyModel
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with (
+        AgentSystem(FaultyModel(), store=False, context=4096) as system,
+        serve(system, port=0, any_model=True, grace=1) as server,
+    ):
+        yield server
+
+
+def full(_true: Any) -> Any:
+    """A method that finds the disk full."""
+
+    def fails(*_: Any) -> Any:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    return fails
+
+
+def ended(text: str) -> dict[str, Any]:
+    """The last event of a stream."""
+    lines = [line for line in text.splitlines() if line.startswith("data: {")]
+    event: dict[str, Any] = json.loads(lines[-1].removeprefix("data: "))
+    return event
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_cannot_be_noted_is_answered_whole(server: Server, *, stream: bool) -> None:
+    with seeded(bug(Index, "note")(full)):
+        answer = post(server, asked(f"hello {stream}", stream=stream))
+
+    assert answer.status_code == 200
+    told = ended(answer.text) if stream else answer.json()
+    assert told["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_cannot_be_kept_is_given_and_says_so(
+    server: Server, *, stream: bool
+) -> None:
+    body = {"input": f"hello {stream}", "max_output_tokens": 8, "stream": stream}
+
+    with seeded(bug(ResponseStore, "keep")(full)):
+        answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=WAIT)
+
+    assert answer.status_code == 200
+    response = ended(answer.text)["response"] if stream else answer.json()
+    assert response["status"] == "incomplete"
+    assert response["output"]
+    assert response["store"] is False
+
+
+def test_a_conversation_that_cannot_begin_is_told_to_come_later(server: Server) -> None:
+    with seeded(bug(Index, "begin")(full)):
+        answer = post(server, asked("nobody said this before"))
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert post(server, asked("nobody said this before")).status_code == 200
