@@ -1,6 +1,7 @@
 """The application: its routes, and errors in the shape of the interface that was called."""
 
 import logging
+import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from typing import Any
@@ -9,13 +10,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from kvactors.actors.frontends.server.agents.events import event_routes
 from kvactors.actors.frontends.server.agents.routes import agent_routes
 from kvactors.actors.frontends.server.answering.completions import Completions
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.page.routes import page_routes
-from kvactors.actors.frontends.server.web.guard import Guard, Limits, shape_of
+from kvactors.actors.frontends.server.web.guard import Gate, Guard, shape_of
 from kvactors.actors.frontends.server.wire.chat import chat_routes
 from kvactors.actors.frontends.server.wire.completions import completion_routes
 from kvactors.actors.frontends.server.wire.errors import Failure, failure_of, failure_response
@@ -31,21 +33,26 @@ __all__ = ["LOOPBACK", "make_app"]
 logger = logging.getLogger(__name__)
 
 OWN_HEADERS = tuple(f"X-Kvactors-{name}" for name in ("Agent", "Reused", "Kept", "Miss", "Ignored"))
+# Those that are answered without a word in the log, but for what is our own fault.
+_TOLD = (
+    Exception,
+    Failure,
+    HTTPException,
+    RequestValidationError,
+    KvactorsError,
+    sqlite3.OperationalError,
+    ClientDisconnect,
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def make_app(
     service: Service,
     named: Named,
-    *,
-    hosts: Collection[str] = LOOPBACK,
-    origins: Collection[str] = (),
-    keys: Callable[[], Collection[str]] = tuple,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    gate: Gate = Gate(hosts=frozenset(LOOPBACK)),  # noqa: B008 - frozen
 ) -> FastAPI:
-    """The ASGI application over a `service` of the models `named`. `hosts` are names that it
-    answers to (all, if there are none), `origins` other sites whose pages may call it, `keys` gives
-    the API keys that count now, `limits` bound a request."""
+    """The ASGI application over a `service` of the models `named`, for whom the `gate` lets
+    pass."""
     app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
     app.include_router(chat_routes(service, named))
     app.include_router(completion_routes(Completions(service), named))
@@ -58,7 +65,9 @@ def make_app(
         app.include_router(agent_routes(service))
         app.include_router(event_routes(service, system))
         app.include_router(page_routes())
-    app.include_router(model_routes(named, lambda: _health(service, keys), service.counts.registry))
+    app.include_router(
+        model_routes(named, lambda: _health(service, gate.keys), service.counts.registry)
+    )
 
     async def failed(request: Request, error: Exception) -> Response:
         failure = failure_of(error)
@@ -67,15 +76,18 @@ def make_app(
             logger.error("%s failed", request.url.path, exc_info=error)
         return failure_response(failure, shape_of(request.url.path))
 
-    for kind in (Exception, Failure, HTTPException, RequestValidationError, KvactorsError):
+    for kind in _TOLD:
         app.add_exception_handler(kind, failed)
-    app.add_middleware(Guard, hosts=hosts, origins=origins, keys=keys, limits=limits)
-    if origins:
+    app.add_middleware(Guard, gate=gate)
+    if gate.origins:
         # In front of the guard: a browser asks without a key whether it may call at all.
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=list(gate.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=list(OWN_HEADERS),
-        )  # fmt: skip
+        )
     return app
 
 

@@ -5,19 +5,17 @@ reader's name; keys are compared in constant time; what is too large is refused 
 """
 
 import hmac
-import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import xxhash
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvactors.actors.frontends.server.wire.errors import Failure, Shape
 
-__all__ = ["Guard", "Limits", "shape_of"]
+__all__ = ["Gate", "Guard", "Limits", "shape_of"]
 
 
 # What a browser, or a probe, asks for without a key: nothing there is anybody's.
@@ -26,42 +24,78 @@ _OPEN = ("/", "/page/style.css", "/page/page.js", "/health")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may have at most: bytes of its body, and of its headers."""
+    """What a request may have at most: bytes of its body, and of its headers. Its headers must have
+    come after so many `seconds`, and its body at `slowest` bytes a second."""
 
     body: int = 64 << 20
     headers: int = 64 << 10
+    seconds: float = 20.0
+    slowest: int = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Who may pass. `hosts` are the names that are answered to (all, if empty), `origins` other
+    sites that may call, `keys` gives the API keys that count now, none if nobody needs one,
+    `limits` bound a request."""
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    keys: Callable[[], Collection[str]] = tuple
+    limits: Limits = Limits()
+
+    def admit(self, fields: Sequence[tuple[bytes, bytes]], path: str) -> str:
+        """The tenant of a request for a `path` with these header `fields`, their names in lower
+        case. Raises Failure."""
+        if sum(len(k) + len(v) for k, v in fields) > self.limits.headers:
+            raise Failure(431, f"headers of more than {self.limits.headers} bytes")
+        first = {name: value.decode("latin-1") for name, value in reversed(fields)}
+        host = first.get(b"host", "")
+        if self.hosts and _name(host) not in self.hosts:
+            raise Failure(403, f"this server is not {_name(host)!r}: it answers to its own names")
+        origin = first.get(b"origin")
+        if origin and _netloc(origin) != host and origin not in self.origins:
+            raise Failure(403, f"pages of {origin!r} may not call this server: see --cors")
+        length = first.get(b"content-length", "0")
+        if not (length.isascii() and length.isdigit()) or int(length) > self.limits.body:
+            raise self.too_large()
+        return self._tenant(first, path)
+
+    def too_large(self) -> Failure:
+        """What a body is refused with that is longer than it may be."""
+        return Failure(413, f"the body has more than {self.limits.body} bytes")
+
+    def _tenant(self, first: Mapping[bytes, str], path: str) -> str:
+        keys = self.keys()
+        if not keys or path in _OPEN:
+            return ""
+        scheme, _, given = first.get(b"authorization", "").partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else ""
+        given = given or first.get(b"x-api-key", "")
+        # All are compared, so that no timing tells which one was near.
+        same = [hmac.compare_digest(key.encode(), given.encode("latin-1")) for key in keys]
+        if not any(same):
+            raise Failure(401, "an API key is needed: Authorization: Bearer KEY, or x-api-key")
+        return xxhash.xxh3_128_hexdigest(given.encode())
 
 
 class Guard:
-    """In front of an `app`. `hosts` are the names that it answers to (all, if empty), `origins`
-    other sites that may call it, `keys` gives the API keys that count now, none if nobody needs
-    one, `limits` bound a request. Sets `request.state.tenant`."""
+    """In front of an `app`: who passes the `gate`. Sets `request.state.tenant`."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        hosts: Collection[str],
-        origins: Collection[str] = (),
-        keys: Callable[[], Collection[str]] = tuple,
-        limits: Limits = Limits(),
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, gate: Gate) -> None:
         self._app = app
-        self._hosts = frozenset(hosts)
-        self._origins = frozenset(origins)
-        self._keys = keys
-        self._limits = limits
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may pass."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
         try:
-            scope.setdefault("state", {})["tenant"] = self._admit(request)
+            tenant = self._gate.admit(scope["headers"], scope["path"])
+            scope.setdefault("state", {})["tenant"] = tenant
         except Failure as failure:
-            await _answer(failure, request)(scope, receive, send)
+            await _answer(failure, scope["path"])(scope, receive, send)
             return
         taken = 0
 
@@ -69,42 +103,11 @@ class Guard:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self._limits.body:
-                raise self._too_large()
+            if taken > self._gate.limits.body:
+                raise self._gate.too_large()
             return message
 
         await self._app(scope, bounded, send)
-
-    def _admit(self, request: Request) -> str:
-        """The tenant of a request. Raises Failure."""
-        if sum(len(k) + len(v) for k, v in request.headers.raw) > self._limits.headers:
-            raise Failure(431, f"headers of more than {self._limits.headers} bytes")
-        host = request.headers.get("host", "")
-        if self._hosts and _name(host) not in self._hosts:
-            raise Failure(403, f"this server is not {_name(host)!r}: it answers to its own names")
-        origin = request.headers.get("origin")
-        if origin and _netloc(origin) != host and origin not in self._origins:
-            raise Failure(403, f"pages of {origin!r} may not call this server: see --cors")
-        length = request.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._limits.body:
-            raise self._too_large()
-        return self._tenant(request)
-
-    def _tenant(self, request: Request) -> str:
-        keys = self._keys()
-        if not keys or request.url.path in _OPEN:
-            return ""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else ""
-        given = given or request.headers.get("x-api-key", "")
-        # All are compared, so that no timing tells which one was near.
-        same = [hmac.compare_digest(key.encode(), given.encode()) for key in keys]
-        if not any(same):
-            raise Failure(401, "an API key is needed: Authorization: Bearer KEY, or x-api-key")
-        return xxhash.xxh3_128_hexdigest(given.encode())
-
-    def _too_large(self) -> Failure:
-        return Failure(413, f"the body has more than {self._limits.body} bytes")
 
 
 def shape_of(path: str) -> Shape:
@@ -114,10 +117,11 @@ def shape_of(path: str) -> Shape:
     return "openai"
 
 
-def _answer(failure: Failure, request: Request) -> Response:
-    body = json.dumps(failure.body(shape_of(request.url.path)))
+def _answer(failure: Failure, path: str) -> Response:
     headers = {**failure.headers, "connection": "close"}
-    return Response(body, failure.status, headers, media_type="application/json")
+    return Response(
+        failure.json(shape_of(path)), failure.status, headers, media_type="application/json"
+    )
 
 
 def _name(host: str) -> str:

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,8 @@ from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 from kvactors.actors.frontends.server.web.app import LOOPBACK, make_app
 from kvactors.actors.frontends.server.web.command import PORT
+from kvactors.actors.frontends.server.web.door import Door
+from kvactors.actors.frontends.server.web.guard import Gate, Limits
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import InvalidConfig
@@ -38,7 +41,8 @@ class Settings:
     keys that count now. `names` are further names in Host that it answers to, `origins` other sites
     whose pages may call it. Requests may name the model by `aliases` too, or anyhow with
     `any_model`. `rules` say what in a system prompt is no difference. `most` turns may
-    be open at once; `grace` seconds are left to them when it stops. Agents without a name leave
+    be open at once; `grace` seconds are left to them when it stops; `limits` bound a request.
+    Agents without a name leave
     after `keep_seconds` without a turn, and while they take more than `keep_bytes` on disk.
     `encryption_key` is that of the system's store: what was said is sealed with it in the index.
     """
@@ -53,6 +57,7 @@ class Settings:
     rules: Sequence[Rule] = field(default_factory=shipped_rules)
     most: int = 1000
     grace: float = GRACE
+    limits: Limits = field(default_factory=Limits)
     keep_seconds: float | None = None
     keep_bytes: int | None = None
     encryption_key: EncryptionKey | None = field(default=None, repr=False)
@@ -77,18 +82,21 @@ class Server:
         self.service = Service(system, kept, settings.rules, most=settings.most)
         hosts = {*LOOPBACK, settings.host, *settings.names}
         everywhere = settings.host in ("0.0.0.0", "::")
-        self.app = make_app(
-            self.service,
-            Named(system.info.name, settings.aliases, any_=settings.any_model),
-            hosts=() if everywhere else hosts,
-            origins=settings.origins,
-            keys=settings.keys,
+        gate = Gate(
+            frozenset() if everywhere else frozenset(hosts),
+            frozenset(settings.origins),
+            settings.keys,
+            settings.limits,
         )
+        named = Named(system.info.name, settings.aliases, any_=settings.any_model)
+        self.app = make_app(self.service, named, gate)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,
                 settings.host,
                 settings.port,
+                # uvicorn calls it like the class that it asks for.
+                http=partial(Door, gate=gate),  # type: ignore[arg-type]
                 log_level="warning",
                 server_header=False,
                 timeout_graceful_shutdown=int(settings.grace) + 1,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from kvactors.actors.cluster.protocol.errors import ClusterError, UnknownAgent
 from kvactors.actors.errors import (
@@ -114,6 +115,8 @@ def failure_of(error: BaseException) -> Failure:
         return error
     if isinstance(error, RequestValidationError):
         return _invalid(error)
+    if isinstance(error, ClientDisconnect):
+        return Failure(499, "the client has gone away")
     if isinstance(error, HTTPException):
         return Failure(error.status_code, error.detail)
     for kind, status, code in _STATUS:

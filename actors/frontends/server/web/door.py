@@ -1,0 +1,114 @@
+"""Door: a connection, before anybody is asked. The event loop's thread.
+
+The headers of a request must come within some seconds, and its body at some speed, so that who
+sends a byte now and then holds no connection for ever. Who cannot pass the gate is told so from the
+first bytes of the connection, for half of what the application takes for it: a flood of such
+requests leaves the processor to turns. What passes here is looked at again by the guard.
+"""
+
+import asyncio
+import http
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kvactors.actors.frontends.server.web.guard import Gate, shape_of
+from kvactors.actors.frontends.server.wire.errors import Failure
+
+__all__ = ["Door"]
+
+_END = b"\r\n\r\n"
+
+
+class Door(H11Protocol):
+    """One connection, as uvicorn makes it, in front of a `gate`."""
+
+    def __init__(self, *args: Any, gate: Gate, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gate = gate
+        self._first = True
+        self._came = 0
+        self._waits: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """It is open."""
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes came."""
+        first, self._first = self._first, False
+        if first and (failure := self._refused(data)):
+            self._tell(*failure)
+            return
+        self._came += len(data)
+        before = self.conn.their_state
+        super().data_received(data)
+        after = self.conn.their_state
+        if after not in (h11.IDLE, h11.SEND_BODY):
+            self._wait_no_more()
+        elif self._waits is None or after is not before:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the rest of the headers, or for more of the body."""
+        self._wait_no_more()
+        self._came = 0
+        self._waits = self.loop.call_later(self._gate.limits.seconds, self._late)
+
+    def _wait_no_more(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+
+    def _late(self) -> None:
+        """Time is up for what is waited for."""
+        limits = self._gate.limits
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._tell(Failure(408, f"no whole headers within {limits.seconds:g} seconds"), "/")
+        elif self.flow.read_paused or self._came >= limits.slowest * limits.seconds:
+            self._wait()
+        else:
+            # Who waits for the body is told that the client has gone.
+            self.transport.abort()
+
+    def _refused(self, data: bytes) -> tuple[Failure, str] | None:
+        """What a connection that begins with `data` is refused with, and the path that it asks for,
+        if that can be told at once. Where other sites may call, browsers are told what they may
+        read of it, which is the application's."""
+        head, ended, _ = data.partition(_END)
+        if not ended or self._gate.origins:
+            return None
+        request, *lines = head.split(b"\r\n")
+        target = request.split(b" ")[1:2]
+        path = target[0].partition(b"?")[0] if target else b""
+        # Spelled in another way it may be one that everybody may ask for.
+        if not path.startswith(b"/") or b"%" in path:
+            return None
+        parts = (line.partition(b":") for line in lines)
+        fields = [(name.lower(), value.strip(b" \t")) for name, _, value in parts]
+        if [name for name, _ in fields].count(b"host") != 1:
+            return None
+        asked = path.decode("latin-1")
+        try:
+            self._gate.admit(fields, asked)
+        except Failure as failure:
+            return failure, asked
+        return None
+
+    def _tell(self, failure: Failure, path: str) -> None:
+        """Say what is wrong, and close."""
+        body = failure.json(shape_of(path)).encode()
+        self.transport.write(
+            f"HTTP/1.1 {failure.status} {http.HTTPStatus(failure.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n".encode()
+            + body
+        )
+        self.transport.close()
