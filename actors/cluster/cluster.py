@@ -116,8 +116,9 @@ class Cluster:
     ) -> ClusterAgent:
         """The agent `agent_id`, new or as it was spawned. Nothing is computed yet.
 
-        `from_` another agent: a new one, beside it and in its group, that remembers all that the
-        other does when its turns so far are done; its KV is not copied. `group`: agents that are
+        `from_` another agent: a new one, in its group and, where its node is not much fuller than
+        others, beside it, that remembers all that the other does when its turns so far are done;
+        its KV is not copied then. `group`: agents that are
         brought to one node where it is not much fuller than others; by default those with the same
         `system_prompt`. `behaviour`: the AgentBehaviour that whoever owns the agent begins,
         "module:Class" or that class, which is importable there, too; `supervision`: how it goes on

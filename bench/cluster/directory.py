@@ -5,7 +5,7 @@ import asyncio
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
@@ -37,7 +37,7 @@ class Unwritten:
     async def append(self, record: Record) -> None:
         pass
 
-    async def replace(self, records: list[Record]) -> None:
+    async def replace(self, records: Iterable[Record]) -> None:
         pass
 
 

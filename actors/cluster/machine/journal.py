@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class FileJournal:
         that at least."""
         await asyncio.get_running_loop().run_in_executor(self._disk, self._append, record)
 
-    async def replace(self, records: Sequence[Record]) -> None:
+    async def replace(self, records: Iterable[Record]) -> None:
         """These instead of all that is there; synced on return. Raises OSError."""
         await asyncio.get_running_loop().run_in_executor(self._disk, self._replace, records)
 
@@ -74,7 +74,7 @@ class FileJournal:
         self._length += len(frame)
         self._frames += 1
 
-    def _replace(self, records: Sequence[Record]) -> None:
+    def _replace(self, records: Iterable[Record]) -> None:
         frames = [encode_header(self._name, None)]
         frames += [
             encode_records([dict(record)], number, self._name, None)

@@ -2,7 +2,7 @@
 agents of a node. One asyncio loop each; the adapters are Ray's and the simulation's.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 __all__ = ["Clock", "Host", "Journal", "Letter", "Record", "Transport"]
@@ -75,9 +75,10 @@ class Journal(Protocol):
         """Write one; synced on return. Raises OSError: then it may be there or not."""
         ...
 
-    async def replace(self, records: list[Record]) -> None:
-        """These instead of all that is there, at once (a new file, renamed); synced on return.
-        Raises OSError: then it is the one or the other."""
+    async def replace(self, records: Iterable[Record]) -> None:
+        """These instead of all that was there when it was called, at once (a new file, renamed);
+        what is appended since stands behind them. Synced on return. They may be looked at on
+        another thread. Raises OSError: then it is the one or the other."""
         ...
 
 

@@ -1,7 +1,7 @@
 """A simulated disk: what was written and not synced may be there after a crash, or not."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -64,9 +64,8 @@ class SimJournal:
         records = self._disk.files.setdefault("journal", [])
         await self._disk.write(self._process, "journal", lambda: records.append(record))
 
-    async def replace(self, records: list[Record]) -> None:
-        """These instead."""
+    async def replace(self, records: Iterable[Record]) -> None:
+        """These instead of those that are there now."""
         held = self._disk.files.setdefault("journal", [])
-        await self._disk.write(
-            self._process, "journal", lambda: held.__setitem__(slice(None), records)
-        )
+        new, old = list(records), len(held)
+        await self._disk.write(self._process, "journal", lambda: held.__setitem__(slice(old), new))

@@ -26,6 +26,7 @@ class Members:
         self.loads: dict[str, Load] = {}
         # When each was heard of last. After a restart that is not known: now is the latest.
         self._seen = dict.fromkeys(registry.members, clock.now())
+        self._looked, self._late = clock.now(), False
 
     async def join(self, record: Record) -> Record:
         """A new incarnation of a node; those before it are over. The node has seen to that. Raises
@@ -70,11 +71,14 @@ class Members:
         return {name: member.to_record() for name, member in self._registry.members.items()}
 
     async def fence_silent(self) -> None:
-        """Those whose lease has run out by every clock are over: written, then acted upon."""
-        for node in list(self._registry.members):
+        """Those whose lease has run out by every clock are over: written, then acted upon. Who
+        looks late has stood still itself: what nodes said meanwhile is read before the next."""
+        self._late = self._clock.now() - self._looked > self._settings.lease / 2 and not self._late
+        for node in [] if self._late else list(self._registry.members):
             if self._silent(node):
                 async with self._locks.of(node):
                     await self._fence(node)
+        self._looked = self._clock.now()
 
     async def _fence(self, node: str) -> None:
         if self._silent(node):

@@ -1,12 +1,26 @@
 """Where an agent goes: pure functions of what nodes have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 
-__all__ = ["BOUND", "UNEVEN", "Load", "choose", "levelling", "other_load"]
+__all__ = [
+    "BOUND",
+    "FORKED",
+    "UNEVEN",
+    "Load",
+    "beside",
+    "choose",
+    "fullest",
+    "levelling",
+    "other_load",
+]
 
 BOUND = 1.25
 """A group stays together on a node that is so many times as full as the emptiest."""
+FORKED = 4.0
+"""A fork stays with its parent on a node that is so many times as full as the emptiest would be
+with a copy of the parent: it costs next to nothing there."""
 UNEVEN = 0.2
 """Nodes this near to the mean are even."""
 TURN = 64 * 2**20
@@ -44,12 +58,34 @@ def choose(nodes: Mapping[str, Load], together: Mapping[str, int]) -> str | None
     return min(near, key=lambda n: (-together.get(n, 0), nodes[n].weight, n))
 
 
+def beside(nodes: Mapping[str, Load], parent: str) -> bool:
+    """Whether a fork may come to the one of `nodes` on which its `parent` lives. What that holds is
+    taken for as much as agents of its node hold on average."""
+    if (here := nodes.get(parent)) is None:
+        return False
+    least = min(load.held for load in nodes.values())
+    return here.held <= FORKED * (least + here.held / max(1, here.agents)) + AGENT
+
+
+def fullest(nodes: Mapping[str, Load], most: int) -> list[str]:
+    """Up to `most` of them: `levelling` takes so many agents from no other."""
+    return nlargest(most, nodes, key=lambda n: (nodes[n].held, n))
+
+
+def _any(agent: str, source: str, target: str) -> int:
+    return 0
+
+
 def levelling(
-    nodes: Mapping[str, Load], agents: Mapping[str, Sequence[str]], most: int
+    nodes: Mapping[str, Load],
+    agents: Mapping[str, Sequence[str]],
+    most: int,
+    nearer: Callable[[str, str, str], int] = _any,
 ) -> list[tuple[str, str]]:
     """Up to `most` moves (agent, target) that bring `nodes` nearer to even: from the fullest to the
-    emptiest, while what they hold is further than UNEVEN from the mean. `agents`: who lives where
-    and may go. An agent weighs what those of its node do on average."""
+    emptiest, while what they hold is further than UNEVEN from the mean. `agents`: some of those of
+    the fullest that may go; those go first that are most `nearer` to their groups on a target than
+    on a source. An agent weighs what those of its node do on average."""
     weights = {node: float(load.held) for node, load in nodes.items()}
     left = {node: list(agents.get(node, ())) for node in nodes}
     sizes = {n: weights[n] / max(1, load.agents, len(left[n])) for n, load in nodes.items()}
@@ -62,7 +98,9 @@ def levelling(
         uneven = weights[full] > mean * (1 + UNEVEN) or weights[empty] < mean * (1 - UNEVEN)
         if not uneven or not left[full] or weights[full] - weights[empty] < 2 * size:
             break
-        moves.append((left[full].pop(), empty))
+        agent = max(left[full], key=lambda a: nearer(a, full, empty))
+        left[full].remove(agent)
+        moves.append((agent, empty))
         weights[full] -= size
         weights[empty] += size
     return moves

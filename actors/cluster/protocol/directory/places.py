@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvactors.actors.cluster.protocol.directory.members import Members
-from kvactors.actors.cluster.protocol.directory.placement import choose
+from kvactors.actors.cluster.protocol.directory.placement import beside, choose
 from kvactors.actors.cluster.protocol.directory.registry import Registry, next_epoch
 from kvactors.actors.cluster.protocol.errors import (
     AgentExists,
@@ -39,15 +39,16 @@ class Places:
         return (await self.settled(record["agent"])).to_record()
 
     async def whose(self, record: Record) -> Record:
-        """The places of those of `agents` that there are, and where they are about to go. Of one
-        that was forgotten: nobody's, in the epoch that ended with it."""
+        """Of those of `agents` that there are: who has them, who is about to, and in which epoch.
+        Of one that was forgotten: nobody, in the epoch that ended with it."""
         known = {agent: self._known(agent) for agent in record["agents"]}
         return {agent: place for agent, place in known.items() if place}
 
     def _known(self, agent: str) -> dict[str, Any] | None:
         if (place := self._registry.places.get(agent)) is not None:
             move = self._registry.moves.get(agent)
-            return {**place.to_record(), "target": move and move.target}
+            target, epoch = move and move.target, place.epoch
+            return {"node": place.node, "replica": place.replica, "target": target, "epoch": epoch}
         if agent in self._registry.gone:
             epoch = self._registry.gone[agent] + 1
             return {"node": None, "replica": None, "target": None, "epoch": epoch}
@@ -83,8 +84,8 @@ class Places:
             raise StaleEpoch(agent=place.agent, epoch=place.epoch, held=now.epoch)
 
     async def spawn(self, record: Record) -> Record:
-        """A place for a new agent, on `node` if that is given and takes it; that of one that was
-        spawned in just this way."""
+        """A place for a new agent: on the `node` of its parent, if it has one, unless that is much
+        fuller than others. Or that of one that was spawned in just this way."""
         agent, group, options = record["agent"], record["group"], record["options"]
         async with self._locks.of(agent):
             place = self._registry.places.get(agent)
@@ -99,7 +100,7 @@ class Places:
 
     def _wanted(self, record: Record) -> str | None:
         node: str | None = record.get("node")
-        return node if node and self._registry.takes(node) else None
+        return node if node and beside(self._members.room(), node) else None
 
     def _choose(self, agent: str, group: str | None) -> str:
         nodes = self._members.room()

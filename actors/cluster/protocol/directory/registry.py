@@ -1,10 +1,12 @@
 """What the directory must not forget, over its journal."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+from kvactors.actors.cluster.protocol.directory.index import Index
 from kvactors.actors.cluster.protocol.directory.names import Names
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Journal, Record
@@ -34,6 +36,7 @@ class Registry:
         self.owned: Counter[str] = Counter()
         self.kept: Counter[str | None] = Counter()
         self.groups: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+        self.index = Index()
         self.broken: OSError | None = None
         self._length = 0
         for record in journal.load():
@@ -79,16 +82,16 @@ class Registry:
             raise Unreachable(to="directory", method=f"its journal ({self.broken})")
 
     async def compact(self) -> None:
-        """Write the journal anew if most of it is of the past. Nothing else is noted meanwhile."""
+        """Write the journal anew if most of it is of the past. Nothing is being noted just now;
+        what is from here on stands behind it."""
         size = len(self.places) + len(self.members) + len(self.moves) + len(self.gone)
         if self._length > WASTE * size + 100:
-            state = self._state()
+            self._length = size
             try:
-                await self._journal.replace(state)
+                await self._journal.replace(self._state())
             except OSError as error:
                 self.broken = error
             self.check()
-            self._length = len(state)
 
     def alive(self, node: str | None) -> bool:
         """Whether the node's last incarnation is not over, as far as is known."""
@@ -99,12 +102,18 @@ class Registry:
         """Whether an agent may be brought there."""
         return self.alive(node) and not self.members[node].draining
 
-    def _state(self) -> list[Record]:
-        places = [{"places": [place.to_record()]} for place in self.places.values()]
-        members = [{"members": [member.to_record()]} for member in self.members.values()]
-        moves = [{"moves": [move.to_record()]} for move in self.moves.values()]
-        stays = {"stays": [[agent, node] for agent, node in self.stays.items()]}
-        return [{"epochs": self.gone}, *members, *places, *moves, stays]
+    def _state(self) -> Iterator[Record]:
+        """As it is now, in records that are made one by one as they are written: a million at once
+        would be a pause."""
+        members, places = list(self.members.values()), list(self.places.values())
+        moves, stays = list(self.moves.values()), list(map(list, self.stays.items()))
+        return chain(
+            [{"epochs": dict(self.gone)}],
+            ({"members": [member.to_record()]} for member in members),
+            ({"places": [place.to_record()]} for place in places),
+            ({"moves": [move.to_record()]} for move in moves),
+            [{"stays": stays}],
+        )
 
     def _make(self, change: Record) -> None:
         self.gone.update(change.get("epochs", {}))
@@ -127,6 +136,7 @@ class Registry:
         if agent not in self.moves:
             self._may_go_unless_at(agent, None if place is None else place.node)
         before = self.places.pop(agent, None)
+        self.index.put(before, place)
         if before is None and place is not None:
             self.names.add(agent)
         elif before is not None and place is None:

@@ -14,6 +14,8 @@ __all__ = ["Sweep"]
 
 # Agents that the directory is asked about at once.
 BATCH = 500
+# So often in one round.
+BATCHES = 2
 
 
 class Sweep:
@@ -38,19 +40,28 @@ class Sweep:
         self._settings = settings
         self._name, self._transport, self._give_up = name, transport, give_up
         self._host, self._notes, self._locks = host, notes, locks
+        self._left: list[str] = []
         self._unnamed: dict[str, int] = {}
 
     async def round(self) -> None:
-        """Look at all that is stored here."""
-        stored = sorted(await self._host.stored())
-        unnamed, self._unnamed = self._unnamed, {}
-        for start in range(0, len(stored), BATCH):
-            record = {"agents": stored[start : start + BATCH]}
-            places = await self._ask("directory", "whose", record)
-            for agent, place in places.items():
-                # What cannot be done now is for the next round.
-                with suppress(ClusterError, OSError):
-                    await self._look_at(agent, place, again=unnamed.get(agent) == place["epoch"])
+        """Look at what is stored here, at so much of it that the directory has time for others;
+        what is left is for the next rounds. Then it is listed again."""
+        if not self._left:
+            self._left = sorted(await self._host.stored(), reverse=True)
+            stored = set(self._left)
+            self._unnamed = {a: epoch for a, epoch in self._unnamed.items() if a in stored}
+        for _ in range(BATCHES):
+            batch = [self._left.pop() for _ in range(min(BATCH, len(self._left)))]
+            if batch:
+                await self._look_at_all(batch)
+
+    async def _look_at_all(self, agents: list[str]) -> None:
+        places = await self._ask("directory", "whose", {"agents": agents})
+        for agent, place in places.items():
+            again = self._unnamed.pop(agent, None) == place["epoch"]
+            # What cannot be done now is for another time.
+            with suppress(ClusterError, OSError):
+                await self._look_at(agent, place, again=again)
 
     async def _look_at(self, agent: str, place: Record, *, again: bool) -> None:
         if self._is_orphan(agent, place):
@@ -75,7 +86,7 @@ class Sweep:
         return self._name in (place["node"], place["replica"], place["target"])
 
     async def _outdate(self, agent: str, place: Record, *, again: bool) -> None:
-        """A copy that was begun and not named, for two rounds: it never will be, in another epoch.
+        """A copy that was begun and not named, twice: it never will be, in another epoch.
         Then it is an orphan."""
         self._unnamed[agent] = place["epoch"]
         if again:

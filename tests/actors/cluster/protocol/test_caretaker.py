@@ -1,64 +1,12 @@
 """What the directory's rounds look at: those for whom something can be done, and no more."""
 
-from machine import SETTINGS, Answering, Machine
+from dataclasses import replace
 
-from kvactors.actors.cluster.protocol.directory.caretaker import AT_ONCE, Caretaker
-from kvactors.actors.cluster.protocol.directory.members import Members
-from kvactors.actors.cluster.protocol.directory.moves import Moves
-from kvactors.actors.cluster.protocol.directory.placement import Load
-from kvactors.actors.cluster.protocol.directory.places import Places
-from kvactors.actors.cluster.protocol.directory.registry import Registry
-from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.records import Member, Place
+from machine import SETTINGS, Machine
+from rounds import Round, place
 
-
-class Nobody(Answering):
-    async def answer(self, method: str, asked: Record) -> Record:
-        return {}
-
-
-class Counting(Members):
-    """Counts how often the room that it tells of is `changed` by whoever plans."""
-
-    changed = 0
-
-    def room(self) -> dict[str, Load]:
-        counting = self
-
-        class Room(dict[str, Load]):
-            def __setitem__(self, node: str, load: Load) -> None:
-                counting.changed += 1
-                super().__setitem__(node, load)
-
-        return Room(super().room())
-
-
-class Round:
-    """A caretaker of these places on these nodes."""
-
-    def __init__(self, machine: Machine, places: list[Place], *nodes: Member) -> None:
-        self._machine, locks, clock = machine, Locks(), machine.clock
-        self.registry = Registry(machine.journal)
-        self.members = members = Counting(self.registry, clock, SETTINGS, self._changed)
-        there = Places(self.registry, members, locks, self._changed)
-        nobody, begun = Nobody(), list[str]()
-        moves = Moves(
-            self.registry, there, locks, nobody, clock, settings=SETTINGS, begun=begun.append
-        )
-        self.caretaker = Caretaker(self.registry, members, there, moves, nobody, settings=SETTINGS)
-        machine.does(self.registry.note(places=places, members=nodes))
-
-    def goes(self, times: int = 1) -> None:
-        for _ in range(times):
-            self._machine.does(self.caretaker.round())
-
-    def _changed(self) -> None:
-        self.caretaker.look()
-
-
-def place(agent: str, node: str, replica: str | None) -> Place:
-    return Place(agent, node, 1, 2, replica, None, 1)
+from kvactors.actors.cluster.protocol.directory.caretaker import AT_ONCE
+from kvactors.actors.cluster.protocol.records import Member
 
 
 def test_who_cannot_be_taken_over_keeps_nobody_from_it(machine: Machine) -> None:
@@ -80,3 +28,30 @@ def test_a_round_looks_for_places_of_as_many_as_it_moves(machine: Machine) -> No
     drained.goes()
 
     assert len(drained.registry.moves) == drained.members.changed == SETTINGS.moves
+
+
+def test_who_is_drained_finds_its_group_where_that_is_or_is_about_to_be(machine: Machine) -> None:
+    there = [replace(place(f"a{n}", "n1", "n2"), group="aabb"[n]) for n in range(4)]
+    # Each node holds as much; n3 has others of group b.
+    n3 = [replace(place(f"c{n}", "n3", "n2"), group="b") for n in range(2)]
+    n2 = [place(f"d{n}", "n2", "n3") for n in range(2)]
+    leaves = [Member("n1", 1, "d", draining=True), *(Member(n, 1, "d") for n in ("n2", "n3"))]
+    drained = Round(machine, [*there, *n3, *n2], *leaves)
+
+    drained.goes()
+
+    went = {move.agent: move.target for move in drained.registry.moves.values()}
+    assert went == {"a0": "n2", "a1": "n2", "a2": "n3", "a3": "n3"}
+
+
+def test_a_drained_node_that_is_lost_with_its_replicas_holds_up_no_other_moves(
+    machine: Machine,
+) -> None:
+    lost = [place(f"a{n}", "n1", "n2") for n in range(2 * SETTINGS.moves)]
+    gone = [Member("n1", 1, "d", fenced=True, draining=True), Member("n2", 1, "d", fenced=True)]
+    leaves = Member("n3", 1, "d", draining=True)
+    both = Round(machine, [*lost, place("b", "n3", "n4")], *gone, leaves, Member("n4", 1, "d"))
+
+    both.goes()
+
+    assert list(both.registry.moves) == ["b"]

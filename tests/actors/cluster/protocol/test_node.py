@@ -15,7 +15,7 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.server import Node
-from kvactors.actors.cluster.protocol.node.sweep import Sweep
+from kvactors.actors.cluster.protocol.node.sweep import BATCH, BATCHES, Sweep
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.cluster.testing.host import ModelHost, texts
 from kvactors.core.errors import InvalidConfig
@@ -25,11 +25,12 @@ ALONE = replace(SETTINGS, durable="one")
 
 class Others(Answering):
     """What n1 is answered: by a directory in which its agents were `born` in one epoch, and by n2.
-    `asked` has the methods, `meanwhile` what happens while a replica is named."""
+    `asked` has the methods, `looked` the agents of sweeps, `meanwhile` what happens while a replica
+    is named."""
 
     def __init__(self, born: int = 1) -> None:
         self.born, self.epoch = born, born
-        self.asked = Counter[str]()
+        self.asked, self.looked = Counter[str](), list[str]()
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         self.replica: str | None = None
 
@@ -42,6 +43,7 @@ class Others(Answering):
             named = asked.get("replica")
             return Place(asked["agent"], "n1", 1, self.epoch, named, None, self.born).to_record()
         if method == "whose":
+            self.looked += asked["agents"]
             place = {"node": "n2", "replica": self.replica, "target": None, "epoch": 5}
             return dict.fromkeys(asked["agents"], place)
         if method == "replicate":
@@ -98,6 +100,32 @@ def test_a_copy_stays_while_its_owner_has_the_only_other_one(machine: Machine) -
 
     assert machine.ledger() == []
     assert texts(machine.disk.files["aside"]) == ["a"]
+
+
+def test_a_large_store_is_listed_once_and_looked_at_in_several_rounds(machine: Machine) -> None:
+    many = [f"a{number:04}" for number in range(2 * BATCHES * BATCH + 1)]
+    machine.disk.files["ledgers"].update({agent: [record(agent)] for agent in many})
+    others, rounds = Others(), list[tuple[int, int]]()
+    listed: list[int] = []
+    machine.disk.step = lambda _, what: listed.append(1) if what == "before stored" else None
+    sweep = Sweep(
+        "n1",
+        others,
+        machine.host,
+        Notes(machine.journal),
+        Locks(),
+        settings=SETTINGS,
+        give_up=machine.host.end,
+    )
+
+    for _ in range(4):
+        asked = len(others.looked)
+        machine.does(sweep.round())
+        rounds.append((len(others.looked) - asked, len(listed)))
+
+    most = BATCHES * BATCH
+    assert rounds == [(most, 1), (most, 1), (1, 1), (most, 2)]
+    assert others.looked[: len(many)] == many
 
 
 @bug(ModelHost, "end")

@@ -1,5 +1,7 @@
 """Parts of the protocol by themselves, where a whole cluster would meet the case too seldom."""
 
+import asyncio
+
 import pytest
 from machine import SETTINGS, Answering, Machine, record
 
@@ -264,10 +266,11 @@ def test_after_its_disk_failed_the_directory_answers_nothing(machine: Machine) -
 
 def test_a_lease_is_not_renewed_behind_a_fence_whose_write_failed(machine: Machine) -> None:
     machine.joins("n1")
-    machine.does(machine.process.wait(2 * SETTINGS.lease))
     machine.disk.failing = 1.0
+    fencing = asyncio.Event()
+    machine.disk.step = lambda *_: fencing.set()
     rounds = machine.process.start(machine.directory.run())
-    machine.does(machine.process.wait(0.0005))
+    machine.does(fencing.wait())
 
     with pytest.raises(Unreachable, match="its journal"):
         machine.ask("renew", node="n1", incarnation=1, load={"bytes": 0, "waiting": 0})

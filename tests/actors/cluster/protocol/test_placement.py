@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from kvactors.actors.cluster.protocol.directory.placement import (
     BOUND,
+    FORKED,
     UNEVEN,
     Load,
+    beside,
     choose,
+    fullest,
     levelling,
     other_load,
 )
@@ -31,6 +34,44 @@ def test_a_group_stays_together_where_that_costs_little() -> None:
 
     assert choose({"a": Load(GB), "b": Load(near)}, {"b": 3}) == "b"
     assert choose({"a": Load(GB), "b": Load(far)}, {"b": 3}) == "a"
+
+
+def test_a_fork_stays_with_its_parent_until_that_node_is_much_fuller_than_others() -> None:
+    def full(agents: int) -> dict[str, Load]:
+        return {"a": Load(agents * GB, agents=agents), "b": Load()}
+
+    assert beside({"a": Load(GB, agents=1), "b": Load(GB, agents=1)}, "a")
+    assert beside(full(int(FORKED)), "a")
+    assert not beside(full(int(FORKED) + 1), "a")
+    assert beside(full(9), "b")
+    assert not beside(full(1), "drained")
+
+
+def test_those_that_have_least_to_lose_are_levelled_away() -> None:
+    nodes = {"a": Load(bytes=9 * GB, agents=9), "new": Load()}
+    names = [f"{group}{i}" for group, size in (("x", 5), ("y", 1), ("z", 3)) for i in range(size)]
+
+    def lost(agent: str, source: str, target: str) -> int:
+        assert (source, target) == ("a", "new")
+        return -sum(name[0] == agent[0] for name in names)
+
+    moves = levelling(nodes, {"a": names}, 3, lost)
+
+    assert moves == [(agent, "new") for agent in ("y0", "z0", "z1")]
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), loads, min_size=1), st.integers(0, 8))
+def test_some_agents_of_the_fullest_nodes_are_as_good_as_all(
+    nodes: dict[str, Load], most: int
+) -> None:
+    agents = {n: [f"{n}{i}" for i in range(load.agents)] for n, load in nodes.items()}
+    some = {node: agents[node][:most] for node in fullest(nodes, most)}
+
+    moves, among_all = levelling(nodes, some, most), levelling(nodes, agents, most)
+
+    assert [(agent[0], target) for agent, target in moves] == [
+        (agent[0], target) for agent, target in among_all
+    ]
 
 
 def test_without_nodes_there_is_no_place() -> None:
