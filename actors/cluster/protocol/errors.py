@@ -11,6 +11,7 @@ ClusterError
 ├── AgentBusy         its mailbox is full
 ├── AgentMoving       it will be elsewhere in a moment
 ├── AgentUnavailable  the nodes that have its ledger are all away
+├── AgentUnsure       a node may have it that has not said yet what it has
 ├── UnknownAgent      nobody has spawned it
 ├── AgentExists       it was spawned with other options
 ├── UnknownNode       no node of that name has joined
@@ -32,6 +33,7 @@ __all__ = [
     "AgentExists",
     "AgentMoving",
     "AgentUnavailable",
+    "AgentUnsure",
     "ClusterError",
     "Fenced",
     "ForkLost",
@@ -150,6 +152,15 @@ class AgentUnavailable(ClusterError):
     """The nodes that have its ledger are all away."""
 
     rule = "{agent!r} is stored on {nodes}, which are away: it answers when one of them is back"
+
+
+class AgentUnsure(ClusterError):
+    """A node may have it that has not said yet what it has."""
+
+    rule = (
+        "{nodes} may have {agent!r}, and did not say yet which agents there are: ask again, or "
+        "drain those that are lost"
+    )
 
 
 class UnknownAgent(ClusterError):

@@ -7,8 +7,10 @@ from typing import Any, Self
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
 
-__all__ = ["FORK", "Member", "Move", "Place", "Plain", "Settings"]
+__all__ = ["ADOPTED", "FORK", "Member", "Move", "Place", "Plain", "Settings"]
 
+ADOPTED = "adopted"
+"""In the options of a place: that nobody has said yet what a stored agent is spawned with."""
 FORK = "fork"
 """In the options of a place: where an agent begins that has another one's memory."""
 

@@ -4,8 +4,9 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from kvactors.actors.cluster.testing.workload import Outcome, run_seed
 
@@ -15,13 +16,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kvactors.actors.cluster.testing")
     parser.add_argument("--seeds", default="1..1000", help="first..last, or one")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--restored", action="store_true", help="over stores that were restored")
     parser.add_argument("--log", action="store_true", help="the story of a seed that broke")
     args = parser.parse_args()
     first, _, last = args.seeds.partition("..")
     seeds = range(int(first), int(last or first) + 1)
     begin, answers, broken = time.monotonic(), 0, 0
     letters = Counter[str]()
-    for outcome in _run(seeds, args.jobs):
+    for outcome in _run(seeds, args.jobs, partial(run_seed, restored=args.restored)):
         answers += outcome.answers
         letters += outcome.letters
         if outcome.broken:
@@ -34,12 +36,12 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _run(seeds: range, jobs: int) -> Iterator[Outcome]:
+def _run(seeds: range, jobs: int, run: Callable[[int], Outcome]) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=50)
+        yield from pool.map(run, seeds, chunksize=50)
 
 
 if __name__ == "__main__":

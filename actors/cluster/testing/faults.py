@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
+from random import Random
 
 from kvactors.actors.cluster.testing.process import Process
 from kvactors.actors.cluster.testing.world import DIRECTORY, Armed, World
 
-__all__ = ["STEPS", "plan"]
+__all__ = ["STEPS", "early", "plan"]
 
 # Where an armed fault may strike: before and after each call is answered, at each call that is
 # made, before and after each write.
 _NODE = "turn read cached confirm mend prepare release retire prefix align replicate digests piece"
 _NODE += " cancel fork begin"
-_DIRECTORY = "join renew find whose claim spawn offer name move moved drain"
+_DIRECTORY = "join renew find whose found told claim spawn offer name move moved drain"
 _METHODS = f"{_NODE} {_DIRECTORY}".split()
 _WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget", "store fork"]
 STEPS = [
@@ -25,6 +26,12 @@ HOT = [
     *("calling replicate", "after replicate", "after align", "after claim", "after release"),
     *("before prepare", "after prepare", "calling piece", "after piece"),
     *("calling name", "after name", "after move", "before journal", "after journal"),
+]
+# And where stores are told of, at the beginning.
+FIRST = [
+    *(f"{when} {what}" for when in ("before", "after") for what in ("whose", "found", "told")),
+    *("calling whose", "calling found", "calling told", "before journal", "after journal"),
+    *("after join", "before spawn", "before claim", "after align", "before forget"),
 ]
 LONGEST = 9.0
 
@@ -42,6 +49,13 @@ def plan(world: World, seconds: float) -> None:
         steps = rng.choice([STEPS, HOT])
         armed = Armed(rng.choice(steps), partial(do, world), rng.randint(0, 6))
         world.loop.call_later(rng.uniform(0.0, seconds / 2), world.armed.append, armed)
+
+
+def early(world: World, rng: Random) -> None:
+    """Some of `rng` that strike `world` where its stores are told of."""
+    for _ in range(rng.randint(1, 3)):
+        do = rng.choice([_kill_here, _pause_here])
+        world.armed.append(Armed(rng.choice(FIRST), partial(do, world), rng.randint(0, 3)))
 
 
 def _for_a_while(world: World) -> float:

@@ -90,6 +90,15 @@ class Oracle:
         if len(ledger) < asked.durable:
             self._say(asked.agent, f"{node} shows {len(ledger)} of {asked.durable} durable turns")
 
+    def restored(self, agent: str, ledger: list[str], said: list[str]) -> None:
+        """The store that has most of `agent` was restored with this `ledger`, which must stay; all
+        that was `said` in any of them is kept somewhere."""
+        seen = self._agents.setdefault(agent, _Seen())
+        for index, text in enumerate(ledger):
+            if seen.durable.setdefault(index, text) != text:
+                self._say(agent, f"{seen.durable[index]} stands where {text} was restored")
+        seen.answered |= dict.fromkeys(said)
+
     def unanswered(self, agent: str, text: str, reason: str) -> None:
         """The faults are over, and `agent` has not answered `text`; the `reason` is the last."""
         self._say(agent, f"{text} was never answered: {reason}")

@@ -18,6 +18,7 @@ from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.faults import plan
 from kvactors.actors.cluster.testing.host import texts, withdrawn
 from kvactors.actors.cluster.testing.oracle import Asked
+from kvactors.actors.cluster.testing.restored import Restored
 from kvactors.actors.cluster.testing.world import DIRECTORY, World
 
 __all__ = ["Outcome", "run_seed"]
@@ -42,18 +43,28 @@ class Outcome:
     """What became of messages."""
 
 
-def run_seed(seed: int, durable: str = "two") -> Outcome:
-    """The whole story of a `seed`, with turns `durable` on "one" node or "two"."""
+def run_seed(seed: int, durable: str = "two", *, restored: bool = False) -> Outcome:
+    """The whole story of a `seed`, with turns `durable` on "one" node or "two", over empty stores
+    or such as were `restored`."""
     settings = Settings(lease=LEASE, call=0.5, durable=durable, served=2)
     world = World(seed, _nodes(seed), settings)
     try:
-        world.loop.run_until_complete(_Story(world).told())
+        story = _Story(world)
+        world.loop.run_until_complete(
+            _over(story, Restored(world, seed)) if restored else story.told()
+        )
     except RuntimeError as error:
         world.oracle.broken.append(str(error))
     finally:
         world.close()
     oracle, letters = world.oracle, world.letters.counts
     return Outcome(seed, oracle.broken, oracle.answers, world.log, letters)
+
+
+async def _over(story: "_Story", restored: Restored) -> None:
+    await restored.begins()
+    await story.told()
+    await restored.ends()
 
 
 def _nodes(seed: int) -> int:
@@ -82,7 +93,7 @@ class _Story:
 
     async def _client(self, name: str) -> None:
         client = self._world.client(name)
-        for agent in self._agents:
+        for agent in list(self._agents):
             await self._until_done(lambda agent=agent: client.spawn(agent, {}, None, PATIENCE))
         for number in range(self._rng.randint(4, 20)):
             await asyncio.sleep(self._rng.choice([0.01, 0.3, 1.0, 3.0]) * self._rng.random())

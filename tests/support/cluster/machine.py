@@ -81,9 +81,11 @@ class Machine:
     def ledger(self) -> list[str]:
         return texts(self.disk.files["ledgers"].get("alice", []))
 
-    def joins(self, *nodes: str) -> None:
+    def joins(self, *nodes: str, told: bool = True) -> None:
         for node in nodes:
             self.ask("join", node=node, incarnation=1, disk="d")
+            if told:
+                self.ask("told", node=node, incarnation=1)
 
     def spawns(self) -> Record:
         return self.ask("spawn", agent="alice", group=None, options={})

@@ -35,7 +35,8 @@ class Members:
         async with self._locks.of(node):
             member = self._registry.members.get(node)
             if member is None:
-                await self._registry.note(members=[Member(node, incarnation, disk)])
+                fresh = Member(node, incarnation, disk)
+                await self._registry.note(members=[fresh], untold=[node])
             elif member.disk != disk:
                 raise OtherDisk(node=node)
             elif incarnation > member.incarnation:

@@ -17,19 +17,27 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.locks import Locks
-from kvactors.actors.cluster.protocol.records import FORK, Place
+from kvactors.actors.cluster.protocol.records import ADOPTED, FORK, Place
 
 __all__ = ["Places"]
 
 
 class Places:
     """In the `registry`, on nodes of `members`. `changed` is called when an agent may need another
-    replica. Who holds an agent's lock of `locks` waits for the journal, and for nothing else."""
+    replica. Who holds an agent's lock of `locks` waits for the journal, and for nothing else.
+    `refuse_unsure` raises AgentUnsure for one without a place that may be stored somewhere."""
 
     def __init__(
-        self, registry: Registry, members: Members, locks: Locks, changed: Callable[[], None]
+        self,
+        registry: Registry,
+        members: Members,
+        locks: Locks,
+        changed: Callable[[], None],
+        *,
+        refuse_unsure: Callable[[str], object] = bool,
     ) -> None:
         self._registry, self._members = registry, members
+        self._refuse_unsure = refuse_unsure
         self._locks, self._changed = locks, changed
         # Those that their owners let go of just now: nobody claims them.
         self.moving: set[str] = set()
@@ -73,8 +81,9 @@ class Places:
         return taken
 
     def place(self, agent: str) -> Place:
-        """As it is written. Raises UnknownAgent."""
+        """As it is written. Raises UnknownAgent, AgentUnsure."""
         if agent not in self._registry.places:
+            self._refuse_unsure(agent)
             raise UnknownAgent(agent=agent)
         return self._registry.places[agent]
 
@@ -85,15 +94,21 @@ class Places:
 
     async def spawn(self, record: Record) -> Record:
         """A place for a new agent: on the `node` of its parent, if it has one, unless that is much
-        fuller than others. Or that of one that was spawned in just this way."""
+        fuller than others. Or that of one that was spawned in just this way, or adopted: then this
+        is how."""
         agent, group, options = record["agent"], record["group"], record["options"]
         async with self._locks.of(agent):
             place = self._registry.places.get(agent)
             if place is None:
+                self._refuse_unsure(agent)
                 node = self._wanted(record) or self._choose(agent, group)
                 epoch = self._registry.gone.get(agent, 0) + 1
                 place = Place(agent, node, 0, epoch, None, group, epoch, options)
                 await self._registry.note(places=[place])
+            elif ADOPTED in place.options and FORK not in options:
+                if options or group is not None:
+                    place = next_epoch(place, options=options, group=group)
+                    await self._registry.note(places=[place])
             elif not _same(place, options, group):
                 raise AgentExists(agent=agent)
         return place.to_record()

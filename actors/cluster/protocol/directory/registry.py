@@ -30,6 +30,8 @@ class Registry:
         self.members: dict[str, Member] = {}
         self.moves: dict[str, Move] = {}
         self.gone: dict[str, int] = {}
+        # Nodes that have not said yet which agents were in their stores when they came.
+        self.untold: set[str] = set()
         # Where a person has put agents: they stay there until their node is drained or lost.
         self.stays: dict[str, str] = {}
         # How many agents a node owns, how many it is replica of, and where a group's agents are.
@@ -52,9 +54,12 @@ class Registry:
         moved: Iterable[str] = (),
         gone: Iterable[str] = (),
         stays: Iterable[tuple[str, str]] = (),
+        untold: Iterable[str] = (),
+        told: Iterable[str] = (),
     ) -> None:
         """All `places`, `members` and `moves` at once. `moved`: these moves are over; `gone`:
-        forget these agents; `stays`: agents, and the nodes on which they shall stay.
+        forget these agents; `stays`: agents, and the nodes on which they shall stay; `untold`:
+        nodes that may bring agents, `told`: that have said which.
 
         Raises Unreachable where the disk failed: the change may be on it or not, so from then on
         nothing is answered until a restart has read what is there.
@@ -66,6 +71,8 @@ class Registry:
             "moved": list(moved),
             "gone": [[agent, self.places[agent].epoch] for agent in gone],
             "stays": [[agent, node] for agent, node in stays],
+            "untold": list(untold),
+            "told": list(told),
         }
         self.check()
         try:
@@ -113,6 +120,7 @@ class Registry:
             ({"places": [place.to_record()]} for place in places),
             ({"moves": [move.to_record()]} for move in moves),
             [{"stays": stays}],
+            [{"untold": sorted(self.untold)}],
         )
 
     def _make(self, change: Record) -> None:
@@ -128,6 +136,8 @@ class Registry:
         for move in _each(change, "moves", Move):
             self.moves[move.agent] = move
         self.stays.update(change.get("stays", ()))
+        self.untold.update(change.get("untold", ()))
+        self.untold.difference_update(change.get("told", ()))
         for agent in change.get("moved", ()):
             self.moves.pop(agent, None)
             self._may_go_unless_at(agent, self.places[agent].node)

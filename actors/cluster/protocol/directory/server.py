@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from kvactors.actors.cluster.protocol.directory.adoption import Adoption
 from kvactors.actors.cluster.protocol.directory.caretaker import Caretaker
 from kvactors.actors.cluster.protocol.directory.driver import Driver
 from kvactors.actors.cluster.protocol.directory.members import Members
@@ -33,7 +34,16 @@ class Directory:
         self.registry = Registry(journal)
         locks = Locks()
         self._members = Members(self.registry, clock, settings, self._changed)
-        places = Places(self.registry, self._members, locks, self._changed)
+        adoption = Adoption(
+            self.registry, self._members, locks, self._changed, clock, settings=settings
+        )
+        places = Places(
+            self.registry,
+            self._members,
+            locks,
+            self._changed,
+            refuse_unsure=adoption.refuse_unsure,
+        )
         moves = Moves(
             self.registry, places, locks, transport, clock, settings=settings, begun=self._begun
         )
@@ -48,6 +58,8 @@ class Directory:
             "nodes": self._members.nodes,
             "find": places.find,
             "whose": places.whose,
+            "found": adoption.found,
+            "told": adoption.told,
             "claim": places.claim,
             "spawn": places.spawn,
             "offer": places.offer,

@@ -12,7 +12,7 @@ from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 from kvactors.actors.cluster.protocol.node.replica import digests
 from kvactors.actors.cluster.protocol.node.serving import Serving
-from kvactors.actors.cluster.protocol.records import FORK, Place, Settings
+from kvactors.actors.cluster.protocol.records import ADOPTED, FORK, Place, Settings
 
 __all__ = ["Forks"]
 
@@ -53,8 +53,9 @@ class Forks:
     async def served(self, agent: str) -> Held:
         """With its lock held: and it is in memory."""
         held = await self.owned(agent)
-        # What it is made of has all that its parent was spawned with.
-        options = {} if FORK in held.place.options else held.place.options
+        # What it is made of has all that its parent, or who is adopted, was spawned with.
+        kept = {FORK, ADOPTED} & held.place.options.keys()
+        options = {} if kept else held.place.options
         await self._serving.begin(agent, options)
         return held
 

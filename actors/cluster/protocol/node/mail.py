@@ -21,7 +21,7 @@ from kvactors.actors.cluster.protocol.node.forks import Forks
 from kvactors.actors.cluster.protocol.node.owner import Owner
 from kvactors.actors.cluster.protocol.node.serving import Serving
 from kvactors.actors.cluster.protocol.node.speaking import Speaking
-from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.actors.cluster.protocol.records import ADOPTED, Settings
 from kvactors.actors.cluster.protocol.waiting import done_soon
 from kvactors.core.errors import MailboxFull, TurnTimeout
 
@@ -95,6 +95,11 @@ class Mail:
         agent = record["agent"]
         async with self._locks.of(agent):
             held = await self._forks.served(agent)
+            if ADOPTED in held.place.options:
+                # By now it may be known what it is spawned with: that is in another claim.
+                self._owner.drop(agent)
+                await self._serving.end(agent)
+                held = await self._forks.served(agent)
             # It may behave for long before its first turn.
             await self._owner.commit(held)
         return {}

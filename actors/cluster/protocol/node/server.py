@@ -27,6 +27,7 @@ from kvactors.actors.cluster.protocol.node.replica import Replica
 from kvactors.actors.cluster.protocol.node.serving import Serving
 from kvactors.actors.cluster.protocol.node.speaking import Speaking
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
+from kvactors.actors.cluster.protocol.node.telling import Telling
 from kvactors.actors.cluster.protocol.records import Settings
 
 __all__ = ["Node"]
@@ -63,6 +64,7 @@ class Node:
         self._owner = Owner(
             name, transport, clock, host, self._notes, settings, end=self._serving.end
         )
+        self._telling = Telling(name, transport, clock, host, self._notes, settings=settings)
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
             name,
@@ -159,11 +161,12 @@ class Node:
             return
 
     async def run(self) -> None:
-        """Join, renew, sweep, until cancelled."""
+        """Join, tell, renew, sweep, until cancelled."""
         with suppress(OSError):
             await self._notes.compact()
         # Apart: a lease does not wait for a sweep, which waits for agents.
-        await asyncio.gather(self._often(self._beat, 1 / 4), self._often(self._sweep.round, 3 / 2))
+        beats, sweeps = self._often(self._beat, 1 / 4), self._often(self._sweep.round, 3 / 2)
+        await asyncio.gather(beats, self._telling.run(), sweeps)
 
     async def _often(self, round: Callable[[], Awaitable[None]], leases: float) -> None:
         while True:
@@ -207,6 +210,7 @@ class Node:
                 continue
             lease.renewed(sent)
             self._owner.begin(lease)
+            self._telling.begin(lease)
             return
 
     # As owner
