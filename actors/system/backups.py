@@ -1,5 +1,6 @@
 """The whole store into an object store, while the system runs: `AgentSystem.backup`. Any thread."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,15 @@ from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.persistence.backup.backup import Backup, BackupReport
 from kvactors.persistence.backup.objects import open_objects
+from kvactors.persistence.backup.snapshot import AgentEntry
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
 from kvactors.persistence.formats.archive import OnStep
 from kvactors.persistence.store.agent_files import HeldFiles
 from kvactors.persistence.store.store import Store
 
-__all__ = ["StoreBackups", "back_up"]
+__all__ = ["StoreBackups", "add_agent", "back_up"]
+
+logger = logging.getLogger("kvactors")
 
 # Looks at an agent whose files leave (merged, evicted) while they are copied.
 LOOKS = 4
@@ -25,23 +30,30 @@ Look = Callable[[str], HeldFiles | None]
 def back_up(backup: Backup, names: Sequence[str], look: Look, on_step: OnStep) -> BackupReport:
     """Add the agents whose folders are `names` to a `backup` and finish it; `look` gives the files
     of one as they stand, `on_step(done, steps)` is called behind each. KV that leaves again and
-    again is left out."""
+    again is left out; an agent whose ledger cannot be read is skipped, and the report says so."""
     for done, name in enumerate(names, 1):
-        _add(backup, name, look)
+        try:
+            add_agent(backup, name, look)
+        except (LedgerUnreadable, NewerFormat, OSError) as error:
+            logger.warning("%s is skipped by a backup: %s", name, error)
+            backup.skip(name, f"{name}: {error}")
         on_step(done, len(names))
     return backup.finish()
 
 
-def _add(backup: Backup, name: str, look: Look) -> None:
+def add_agent(backup: Backup, name: str, look: Look) -> AgentEntry | None:
+    """Add the agent whose folder is `name` to a `backup`, as `look` gives it; None where nothing is
+    stored of it. Raises LedgerUnreadable, NewerFormat, OSError."""
     for left in reversed(range(LOOKS)):
         held = look(name)
         if held is None:
-            return
+            break
         try:
-            backup.add(held if left else replace(held, kv=()))
-        except FileNotFoundError:
+            return backup.add(held if left else replace(held, kv=()))
+        except OSError:
+            # Without KV nothing is read any more.
             continue
-        return
+    return None
 
 
 class StoreBackups:
@@ -57,9 +69,10 @@ class StoreBackups:
         finished turns and their KV there, and name it: a snapshot.
 
         `options`: what obstore's `from_url` takes beside the environment. Agents go on meanwhile:
-        each is copied as its last save left it. `on_step(done, agents)` is called as it goes.
+        each is copied as its last save left it. `on_step(done, agents)` is called as it goes. One
+        whose ledger cannot be read is named in the report (`skipped`), and the rest goes on.
         `kvactors store restore` makes a store of it. Encrypted stores stay encrypted. Raises
-        BackupFailed, LedgerUnreadable, InvalidConfig, SystemStopped, OSError.
+        BackupFailed, InvalidConfig, SystemStopped, OSError.
         """
         self._lifecycle.require_running()
         store = self._lifecycle.require_store("a backup needs")

@@ -30,12 +30,14 @@ MOST_PIECES = 64
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """The name of a snapshot, its agents, and bytes: all of it, and those that were new."""
+    """The name of a snapshot, its agents, and bytes: all of it, and those that were new. `skipped`
+    says which agents could not be read, and why: of these it has what the snapshot before had."""
 
     name: str
     agents: int
     nbytes: int
     added: int
+    skipped: tuple[str, ...] = ()
 
 
 class Backup:
@@ -50,7 +52,7 @@ class Backup:
         before = [
             agent for name in latest for agent in Snapshot.unpack(objects.get(name), name).agents
         ]
-        self._ledgers = {agent.encoded: agent.ledger for agent in before}
+        self._before = {agent.encoded: agent for agent in before}
         # Digests of files that were read before: a name says what is in it.
         self._files = {
             (agent.encoded, kv.fingerprint, file): digest
@@ -59,14 +61,25 @@ class Backup:
             for file, digest in kv.segments
         }
         self._agents: list[AgentEntry] = []
-        self._nbytes = self._added = 0
+        self._skipped: list[str] = []
+        self.nbytes = self.added = 0
+        """Of what was added by now, and of that what was new."""
 
-    def add(self, held: HeldFiles) -> None:
+    def add(self, held: HeldFiles) -> AgentEntry:
         """An agent. Raises FileNotFoundError where a segment has left since its files were looked
         up: look again."""
         kv = tuple(self._kv(held.encoded, one) for one in held.kv)
-        before = self._ledgers.get(held.encoded, ())
-        self._agents.append(AgentEntry(held.encoded, self._ledger(held.ledger, before), kv))
+        before = self._before.get(held.encoded)
+        ledger = self._ledger(held.ledger, before.ledger if before else ())
+        self._agents.append(entry := AgentEntry(held.encoded, ledger, kv))
+        return entry
+
+    def skip(self, encoded: str, reason: str) -> None:
+        """An agent that cannot be read, for this `reason`: it stays as it was in the snapshot
+        before, if it was there."""
+        if (before := self._before.get(encoded)) is not None:
+            self._agents.append(before)
+        self._skipped.append(reason)
 
     def finish(self) -> BackupReport:
         """Name all that was added: from now on it can be restored."""
@@ -75,7 +88,8 @@ class Backup:
             # The clock went back, or another machine's goes ahead: the latest is the last in order.
             name = f"{self._latest.removesuffix('.msgpack')}_.msgpack"
         self._objects.put(name, Snapshot(tuple(self._agents)).pack())
-        return BackupReport(name, len(self._agents), self._nbytes, self._added)
+        skipped = tuple(self._skipped)
+        return BackupReport(name, len(self._agents), self.nbytes, self.added, skipped)
 
     def _kv(self, encoded: str, held: HeldKV) -> KVEntry:
         segments = []
@@ -83,7 +97,7 @@ class Backup:
             digest = self._files.get((encoded, held.fingerprint, path.name), "")
             size = path.stat().st_size
             if self._there.get(digest) == size:
-                self._nbytes += size
+                self.nbytes += size
             else:
                 digest = self._put(path.read_bytes())
             segments.append((path.name, digest))
@@ -95,7 +109,7 @@ class Backup:
         """The pieces of a ledger, those of `before` among them if it begins with them."""
         kept = before if len(before) < MOST_PIECES and self._begins(data, before) else ()
         begin = sum(size for _, size in kept)
-        self._nbytes += begin
+        self.nbytes += begin
         if begin == len(data):
             return tuple(kept)
         return (*kept, (self._put(data[begin:]), len(data) - begin))
@@ -111,11 +125,11 @@ class Backup:
 
     def _put(self, data: bytes) -> str:
         digest = digest_of(data)
-        self._nbytes += len(data)
+        self.nbytes += len(data)
         if self._there.get(digest) != len(data):
             self._objects.put(blob_name(digest), data)
             self._there[digest] = len(data)
-            self._added += len(data)
+            self.added += len(data)
         return digest
 
 

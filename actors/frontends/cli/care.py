@@ -12,11 +12,18 @@ from kvactors.actors.frontends.console.console import err, out, print_json, prin
 from kvactors.actors.system.backups import back_up
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidConfig
-from kvactors.persistence.backup.backup import Backup
+from kvactors.persistence.backup.backup import Backup, BackupReport
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.backup.restore import restore
 
-__all__ = ["back_up_store", "clean_store", "remove_agent", "restore_store", "verify_store"]
+__all__ = [
+    "back_up_store",
+    "clean_store",
+    "remove_agent",
+    "restore_store",
+    "show_backup",
+    "verify_store",
+]
 
 
 def verify_store(path: Path | None, *, as_json: bool = False) -> bool:
@@ -67,9 +74,9 @@ def remove_agent(agent_id: str, path: Path | None) -> None:
     out.print(f"{printable(agent_id)} is forgotten.", soft_wrap=True)
 
 
-def back_up_store(url: str, path: Path | None) -> None:
-    """Copy what is not at `url` yet. Raises BackupFailed, and InvalidConfig where nothing is
-    stored."""
+def back_up_store(url: str, path: Path | None) -> bool:
+    """Copy what is not at `url` yet; whether no agent had to be skipped. Raises BackupFailed, and
+    InvalidConfig where nothing is stored."""
     with opened(path) as store, Progress(console=err, transient=True) as progress:
         task = progress.add_task("agents")
         report = back_up(
@@ -78,10 +85,19 @@ def back_up_store(url: str, path: Path | None) -> None:
             store.files.of,
             lambda done, total: progress.update(task, completed=done, total=total),
         )
+    return show_backup(report)
+
+
+def show_backup(report: BackupReport) -> bool:
+    """Say what a backup has; whether no agent had to be skipped."""
+    for reason in report.skipped:
+        line = Text("skipped ", style="bold red").append(printable(reason), style="default")
+        out.print(line, soft_wrap=True)
     added, nbytes = decimal(report.added), decimal(report.nbytes)
     out.print(
         f"{report.agents:,} agents in {report.name}: {added} of {nbytes} were new", soft_wrap=True
     )
+    return not report.skipped
 
 
 def restore_store(url: str, path: Path | None, snapshot: str | None) -> None:

@@ -127,10 +127,10 @@ Where = Annotated[str, typer.Argument(help="Such as s3://bucket/folder or file:/
 
 @care.command()
 def backup(where: Where, store: StoreDir = None) -> None:
-    """Copy what an object store lacks of this one there."""
+    """Copy what an object store lacks of this one there; status 1 if an agent cannot be read."""
     from kvactors.actors.frontends.cli.care import back_up_store
 
-    back_up_store(where, store)
+    raise typer.Exit(0 if back_up_store(where, store) else 1)
 
 
 @care.command()

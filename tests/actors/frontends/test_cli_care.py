@@ -10,6 +10,7 @@ from store_saves import F1, kv_save, put
 from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
+from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -196,3 +197,17 @@ def test_a_store_is_backed_up_and_restored(tmp_path: Path) -> None:
     code, _, error = run("store", "restore", url, "--store", root)
     assert code == 2
     assert "holds something" in error
+
+
+def test_an_agent_that_a_backup_skips_is_named_and_the_status_says_so(tmp_path: Path) -> None:
+    root, url = tmp_path / "store", (tmp_path / "objects").as_uri()
+    store = Store(root)
+    put(store, kv_save("alice", example_segment(0, 40)), kv_save("bob", example_segment(0, 40)))
+    store.close()
+    (root / "agents" / encode_agent_id("bob") / "ledger.log").write_bytes(b"no ledger")
+
+    code, said, _ = run("store", "backup", url, "--store", root)
+
+    assert code == 1
+    assert said.startswith(f"skipped {encode_agent_id('bob')}: ledger")
+    assert "1 agents in snapshots/" in said

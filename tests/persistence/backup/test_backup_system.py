@@ -12,6 +12,7 @@ from kvactors.persistence import Store
 from kvactors.persistence.backup.backup import Backup
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.backup.restore import restore
+from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.store.agent_files import HeldFiles
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -36,6 +37,37 @@ def test_agents_are_warm_in_a_store_made_of_a_backup(
         reply = again.spawn("alice").ask("What is my cat called?").get()
     assert reply.cache == "warm"
     assert reply.text == expected.text
+
+
+@pytest.mark.parametrize("damage", [b"KVAL and no more of it", None])
+def test_an_agent_that_cannot_be_read_is_named_and_kept_as_it_was_and_the_rest_goes_on(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    store, objects = Store(tmp_path / "store"), open_objects((tmp_path / "objects").as_uri())
+    for name in ("alice", "bob", "carol"):
+        assert not put(store, kv_save(name, example_segment(0, 40))).failed
+    first = back_up(Backup(objects), store.agent_folders(), store.files.of, lambda *_: None)
+    ledger = store.root / "agents" / encode_agent_id("bob") / "ledger.log"
+    if damage is None:
+        # What a disk does that cannot read it.
+        ledger.unlink()
+        ledger.mkdir()
+    else:
+        ledger.write_bytes(damage)
+    store.close()
+    store = Store(tmp_path / "store")
+    assert not put(store, kv_save("carol", example_segment(0, 50))).failed
+
+    report = back_up(Backup(objects), store.agent_folders(), store.files.of, lambda *_: None)
+
+    assert (first.agents, first.skipped) == (3, ())
+    assert report.agents == 3
+    assert [reason.split(":")[0] for reason in report.skipped] == [encode_agent_id("bob")]
+    restore(objects, tmp_path / "new")
+    again = Store(tmp_path / "new")
+    assert list(again.verify()) == []
+    assert again.read_ledger("bob") == ({"n": 40},)
+    assert again.kv_extent("carol", F1) == 50
 
 
 def test_a_backup_needs_a_store(open_system: Callable[..., AgentSystem]) -> None:
