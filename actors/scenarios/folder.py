@@ -2,7 +2,7 @@
 
     scenario.json    the scenario as it was checked, and whose agents it begins with
     tables/          its CSV files, as they were
-    runs/LABEL.journal
+    runs/LABEL.journal    made as runs.new/, and called so when all the rest is there
     run.lock         who writes there now
     store/           what the agents remember; a run that began as another one has that one's
 
@@ -25,12 +25,13 @@ from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ScenarioWords
 from kvactors.actors.scenarios.running.roles import check_behaviours
 from kvactors.actors.scenarios.running.script import PLAIN, Point, Script, points
-from kvactors.persistence.files.atomic import Files, replace_file
+from kvactors.persistence.files.atomic import Files, replace_file, temp_path
 
 __all__ = ["NAME", "RunFolder", "check_script", "source_of"]
 
 VERSION = 1
 NAME = "scenario.json"
+NEW = "runs.new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +62,37 @@ class RunFolder:
     ) -> "RunFolder":
         """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
         `tables`, and what is its author's own in the `homes`; with the agents of the one that it is
-        a `fork_of`, but for the `renewed`. Raises InvalidScenario, OSError."""
+        a `fork_of`, but for the `renewed`. Nothing may run before `begin`: cut off until then, a
+        folder can be made again. Raises InvalidScenario, OSError."""
         if fork_of is not None and fork_of.tag is None:
             raise InvalidScenario(f"{fork_of.path} has no agents yet: go on with it by --resume")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InvalidScenario(
-                f"{path} holds something: go on with a run by --resume, or choose another --out"
-            )
-        (path / "runs").mkdir(parents=True)
-        kept = _with_tables(words, tables, path)
+        _claim(path)
+        kept = _in_tables(words)
         found = tuple(home.resolve() for home in homes)
         folder = cls(path, kept, path.resolve() / "store", homes=found)
         if fork_of is not None:
             origin = fork_of.store, None, fork_of.tag, fork_of.homes
             folder = cls(path, kept, *origin, renewed)
         folder.write()
+        _copy_tables(words, tables, path)
+        (path / NEW).mkdir()
         return folder
+
+    def begin(self) -> None:
+        """From now on it can be run. Raises OSError."""
+        (self.path / NEW).rename(self.path / "runs")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """One that is there. Raises InvalidScenario, OSError."""
+        """One that is there, and has begun. Raises InvalidScenario, OSError."""
+        folder = cls.read(path)
+        if not (path / "runs").is_dir():
+            raise InvalidScenario(f"{path} was cut off before anything began: begin it again")
+        return folder
+
+    @classmethod
+    def read(cls, path: Path) -> "RunFolder":
+        """One that is there, begun or not. Raises InvalidScenario, OSError."""
         try:
             found = json.loads((path / NAME).read_text(encoding="utf-8"))
             words = ScenarioWords.model_validate(found["scenario"])
@@ -91,7 +103,7 @@ class RunFolder:
         if found["version"] > VERSION:
             raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
         store = (path / found.get("store", ".")).resolve()
-        homes = tuple((path / home).resolve() for home in found.get("homes", ()))
+        homes = tuple((path / home).resolve() for home in found.get("homes", ["."]))
         renewed = frozenset(found.get("renewed", ()))
         return cls(path, words, store, found["tag"], found["origin"], homes, renewed)
 
@@ -148,6 +160,10 @@ class RunFolder:
         """The journal of a run."""
         return self.path / "runs" / f"{label}.journal"
 
+    def new_journal(self, label: str) -> Path:
+        """The journal of a run before `begin`."""
+        return self.path / NEW / f"{label}.journal"
+
     def scripts(self) -> list[Script]:
         """What is to be run, each checked. Raises InvalidScenario, OSError."""
 
@@ -172,12 +188,46 @@ def source_of(words: ScenarioWords) -> Mapping[str, Any]:
     return found
 
 
-def _with_tables(words: ScenarioWords, tables: Path, path: Path) -> ScenarioWords:
+def _claim(path: Path) -> None:
+    """Make the folder at `path`, where nothing is, or what was cut off before it began. Raises
+    InvalidScenario, OSError."""
+    if path.is_dir() or not path.exists():
+        path.mkdir(parents=True, exist_ok=True)
+        found = {each.name for each in path.iterdir()} - {temp_path(path / NAME).name}
+    else:
+        found = {path.name}
+    if found and not (NAME in found and found <= {NAME, NEW, "tables"} and _is_ours(path)):
+        raise InvalidScenario(
+            f"{path} holds something: go on with a run by --resume, or choose another --out"
+        )
+    for name in (NEW, "tables"):
+        shutil.rmtree(path / name, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        RunFolder.read(path)
+    except InvalidScenario:
+        return False
+    return True
+
+
+def _copied(group: str) -> str:
+    """Where the table of a group of agents is kept."""
+    return f"tables/{group}.csv"
+
+
+def _in_tables(words: ScenarioWords) -> ScenarioWords:
     """The words with the tables that are copied into a folder."""
-    agents = dict(words.agents)
+    agents = {
+        group: agent.model_copy(update={"table": _copied(group)}) if agent.table else agent
+        for group, agent in words.agents.items()
+    }
+    return words.model_copy(update={"agents": agents})
+
+
+def _copy_tables(words: ScenarioWords, tables: Path, path: Path) -> None:
     for group, agent in words.agents.items():
         if agent.table:
             (path / "tables").mkdir(exist_ok=True)
-            shutil.copyfile(tables / agent.table, path / "tables" / f"{group}.csv")
-            agents[group] = agent.model_copy(update={"table": f"tables/{group}.csv"})
-    return words.model_copy(update={"agents": agents})
+            shutil.copyfile(tables / agent.table, path / _copied(group))

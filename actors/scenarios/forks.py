@@ -59,13 +59,14 @@ def copy_beginning(source: RunFolder, folder: RunFolder, step: int, model: str) 
             agents=header.agents,
             fork_of=f"{label}@{step}",
         )
-        journal = Journal(folder.journal(label), made)
+        journal = Journal(folder.new_journal(label), made)
         runner = Runner(script, journal.append)
         try:
             runner.replay(r for r in records if r.step < step and not _closes(r))
         finally:
             journal.close()
         _check_renewed(runner, folder.renewed, step)
+    folder.begin()
 
 
 def _check_renewed(runner: Runner, renewed: frozenset[str], step: int) -> None:

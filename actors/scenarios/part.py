@@ -192,11 +192,12 @@ def replay_runs(source: RunFolder, folder: RunFolder) -> None:
         if not holds_run(path):
             continue
         header, records = read_journal(path)
-        journal = Journal(folder.journal(script.point.label), header)
+        journal = Journal(folder.new_journal(script.point.label), header)
         try:
             Runner(script, journal.append).replay(records)
         finally:
             journal.close()
+    folder.begin()
 
 
 def read_runs(folder: RunFolder) -> list[Run]:

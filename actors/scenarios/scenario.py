@@ -93,6 +93,7 @@ class Scenario:
         what was done until then is kept, and `resume_run` goes on."""
         _check_own(self.words, system)
         folder = RunFolder.create(Path(out), self.words, self.folder, homes=self.homes)
+        folder.begin()
         return go_on(folder, system, lockstep=lockstep, watch=watch)
 
 

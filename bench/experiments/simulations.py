@@ -124,6 +124,7 @@ def _replay(root: Path, turns: int) -> Row:
     """A run of so many turns, as it would have been recorded, and then replayed."""
     scenario = _scenario(root, CROWD.replace("say:", "ask:"), AGENTS=turns // 5)
     recorded = RunFolder.create(root / "recorded", scenario.words, scenario.folder)
+    recorded.begin()
     path = recorded.journal("seed-0")
     journal = Journal(path, Header("crowd", "seed-0", 0, {}, "default", (), (), 0.0))
     for step in range(turns * 2):

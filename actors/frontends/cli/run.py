@@ -104,7 +104,7 @@ def _go_on(where: Path, cluster: str | None, run: "Callable[..., list[Run]]") ->
         with _system(cluster) as system, _progress() as watch:
             runs = run(_scenarios(), system=system, watch=watch)
     except (KeyboardInterrupt, StorageError, EngineDied, OSError, ClusterError):
-        if (where / "scenario.json").exists():
+        if (where / "runs").exists():
             there = "" if cluster is None else f" --cluster {cluster}"
             err.print(f"Go on with: kvactors run {where} --resume{there}", soft_wrap=True)
         raise

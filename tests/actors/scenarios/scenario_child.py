@@ -28,7 +28,7 @@ def small_model() -> tuple[Any, PlainTokenizer]:
 
 def main() -> None:
     scenario, out, kind, at = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    begun = (out / "scenario.json").exists()
+    begun = (out / "runs").exists()
     old = sum(len(read_journal(path)[1]) for path in (out / "runs").glob("*")) if begun else 0
     records = 0
 
