@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -86,6 +87,29 @@ def memories(store: Path) -> dict[str, tuple[int, ...]]:
         return {name: system.spawn(name).transcript().token_ids for name in names}
 
 
+def asked_in_store(store: Path) -> Counter[str]:
+    """How many turns each agent was asked, by its ledger."""
+    with AgentSystem(FaultyModel(), store) as system:
+        names = [known.agent_id for known in system.known_agents()]
+        return Counter(
+            name.partition("/")[2]
+            for name in names
+            for turn in system.spawn(name).transcript().turns
+            if turn.asked
+        )
+
+
+def asked_in(records: list[Record]) -> Counter[str]:
+    """How many turns each agent was asked and remembers, by the journal."""
+    turns = [record for record in records if isinstance(record, Turn)]
+    return Counter(turn.agent for turn in turns if turn.verb != "probe" and turn.cache)
+
+
+def at_most_one_each(ledger: Counter[str], journal: Counter[str]) -> bool:
+    """Whether no agent was asked more than one turn that the journal has not, or one less."""
+    return all(0 <= ledger[name] - journal[name] <= 1 for name in ledger | journal)
+
+
 def parts(one: Path, other: Path) -> list[Difference]:
     """Where two runs part."""
     assert read_run(journal(other)).ended
@@ -118,6 +142,7 @@ def test_a_killed_run_goes_on_does_nothing_twice_and_says_the_same(tmp_path: Pat
         if journal(out).exists():
             now = read_journal(journal(out))[1]
             assert now[: len(kept)] == kept
+            assert at_most_one_each(asked_in_store(tmp_path / "run-store"), asked_in(now))
             kept = now
 
     finished(scenario, out)

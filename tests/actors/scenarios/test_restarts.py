@@ -1,5 +1,6 @@
 """A phase that begins in another process."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,3 +46,38 @@ def test_a_restart_needs_a_system_of_its_own(
 
     with pytest.raises(InvalidScenario, match="'second' restarts the process"):
         Scenario.load(write(text)).run(system, out=tmp_path / "out")
+
+
+OWN = """\
+import os
+from pathlib import Path
+
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+
+
+class Witness(AgentBehaviour):
+    async def on_message(self, message, sender):
+        with Path(__file__).with_name("seen.txt").open("a") as file:
+            file.write(f"{message.phase} {os.getpid()}\\n")
+        return message.text
+"""
+
+
+def test_behind_a_restart_code_runs_in_another_process_and_is_as_it_was(
+    write: Write, tmp_path: Path
+) -> None:
+    write(OWN, "own_witness.py")
+    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
+    scenario = Scenario.load(
+        write(text.replace("bob: {}", 'bob: {behaviour: "own_witness:Witness"}'))
+    )
+
+    [run] = scenario.run(out=tmp_path / "out")
+
+    assert not run.failures
+    seen = [line.split() for line in (tmp_path / "seen.txt").read_text().splitlines()]
+    pids = {phase: {int(pid) for name, pid in seen if name == phase} for phase, _ in seen}
+    [child] = pids["second"]
+    # What the journal has is gone through again there, so that its attributes are as they were.
+    assert pids["first"] == {os.getpid(), child}
+    assert child != os.getpid()

@@ -159,6 +159,35 @@ TO  - name: talk
     assert any("It rains." in told for told in made.told["anna"])
 
 
+@pytest.mark.parametrize(
+    ("who", "meant"),
+    [
+        ("person-*", ["person-1", "person-2", "person-10"]),
+        ("person-?", ["person-1", "person-2"]),
+        ("'*[!1]'", ["person-2", "person-10", "anna"]),
+        ("[anna, 'person-1*']", ["person-1", "person-10", "anna"]),
+        ("person", ["person-1", "person-2", "person-10"]),
+    ],
+)
+def test_patterns_name_agents(
+    play: MakePlay, write: Callable[..., Any], who: str, meant: list[str]
+) -> None:
+    write("name\nperson-1\nperson-2\nperson-10\n", "people.csv")
+    text = f"""\
+name: patterns
+agents: {{person: {{table: people.csv}}, anna: {{}}}}
+phases:
+  - name: talk
+    who: {who}
+    steps:
+      - ask: "Who?"
+"""
+
+    run = play(text).run()
+
+    assert [turn.agent for turn in run.turns] == meant
+
+
 def test_who_hears_a_channel_and_in_which_form(play: MakePlay) -> None:
     text = """\
 name: channels
