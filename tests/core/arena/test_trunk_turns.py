@@ -1,11 +1,10 @@
 """Turns of agents that begin alike: their rows read one beginning, and nobody can tell."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
+from forks import ANSWER, LONG, held_bytes, raise_parent, run_children, trunks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from makers import LoadGrid, MakeEngine, prompt_of
@@ -19,44 +18,12 @@ from kvactors.core.schedule.events import Aborted, Finished, KVNeeded
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 
-ANSWER = Sampling(max_tokens=6)
-LONG = Sampling(max_tokens=30)
-
 
 @pytest.fixture(scope="module")
 def grid(load_grid: LoadGrid) -> LoadedModel:
     """A grid model of which short beginnings are worth sharing."""
     loaded = load_grid()
     return replace(loaded, policy=replace(loaded.policy, launch_tokens=64))
-
-
-def trunks(engine: Engine) -> list[int]:
-    """Tokens that rows read where they are, slab by slab."""
-    arenas = engine.memory.running.arenas
-    return sorted(slab.trunk.end for arena in arenas for slab in arena.table.slabs)
-
-
-def raise_parent(engine: Engine, tokens: int = 600) -> list[int]:
-    """An agent with a turn behind it: what it knows."""
-    parent = make_request("parent", [], prompt_of(tokens), ANSWER)
-    return run_engine(engine, [(0, parent)])["parent"].request.tokens
-
-
-def run_children(
-    engine: Engine, known: Sequence[int], each: Callable[[int], None] | None = None
-) -> dict[str, list[int]]:
-    """Forks of the parent, the parent and a stranger, some of whom come late: what each said."""
-    turns = []
-    for index, length in enumerate((5, 300, 1, 40, 17)):
-        name = f"child {index}"
-        engine.memory.fork("parent", name)
-        sampling = Sampling(max_tokens=4 + 7 * index)
-        turns.append(make_request(name, known, prompt_of(length, index), sampling, serial=index))
-    turns.append(make_request("parent", known, [7, 8], LONG, turn=1))
-    turns.append(make_request("stranger", [], prompt_of(90, 9), LONG))
-    arrivals = [(3 * index, turn) for index, turn in enumerate(turns)]
-    ends = run_engine(engine, arrivals, each)
-    return {name: end.request.generated for name, end in ends.items()}
 
 
 # -- the same ------------------------------------------------------------------------------
@@ -81,22 +48,6 @@ def test_forks_say_what_they_say_with_copies(grid: LoadedModel, make_engine: Mak
     assert stored[0] == stored[1]
     # The tail of a piece that is no full block is each one's own in its second turn.
     assert len(known) - 1 == 605
-
-
-def held_bytes(engine: Engine) -> dict[str, list[bytes]]:
-    """All that each agent has in memory."""
-    hot = engine.memory.hot
-    return {
-        name: [
-            np.concatenate(
-                [np.array(p.groups[g][n]).astype(np.float64) for p in cache.pieces], axis=3
-            ).tobytes()
-            for g, group in enumerate(cache.pieces[0].groups)
-            for n in sorted(group)
-        ]
-        for name in hot
-        if (cache := hot.get(name)) is not None
-    }
 
 
 @dataclass

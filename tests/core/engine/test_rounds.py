@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
+from forks import held_bytes
+from makers import LoadFamily, LoadGrid, MakeEngine, Ticks, prompts_of
 from rounds import FORMS, SHORT_OF_MEMORY, ends, said, saved, turns
 from seeded import Bug, bug, seeded
 
@@ -136,19 +137,32 @@ def test_a_turn_that_gives_way_or_is_cancelled_in_between_is_as_without(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     loaded = load_grid()
-    plain = said(ends(make_engine(loaded), turns()))
-    engine = make_engine(loaded, budget=SHORT_OF_MEMORY, speculation=ON)
+    calm = make_engine(loaded)
+    plain = said(ends(calm, turns()))
+    engine = make_engine(loaded, budget=SHORT_OF_MEMORY * 3 // 7, speculation=ON, clock=Ticks())
+    begun, away, came_back = set[str](), set[str](), set[str]()
 
-    def on_step(number: int) -> None:
-        if number == 12:
+    def on_step(_: int) -> None:
+        answering = {r.agent_id: r.decoded for r in engine.memory.running.answering if r.decoded}
+        if answering.get("2", 0) > 5:
             engine.cancel("2", None)
+        came_back.update(away & answering.keys())
+        begun.update(answering)
+        away.update(begun - answering.keys())
 
     with drafting(plain, 3, 1):
         found = said(ends(engine, turns(), on_step))
 
-    cut = found.pop("2")
-    assert plain.pop("2")[: len(cut)] == cut
+    assert engine.stats()["preemptions"] > 0
+    assert came_back, "nobody gave way in the middle of an answer"
+    assert engine.stats()["accepted_tokens"] > 50
+    cut, whole = found.pop("2"), plain.pop("2")
+    assert whole[: len(cut)] == cut
+    assert 5 < len(cut) < len(whole)
     assert found == plain
+    held = held_bytes(engine)
+    assert len(held.keys() & plain.keys()) > 1
+    assert all(held[name] == held_bytes(calm)[name] for name in held.keys() & plain.keys())
 
 
 @pytest.mark.parametrize("place", range(5))
