@@ -1,15 +1,13 @@
 """Turns that are given drafts say what they say without: tokens and bytes, in any company, whatever
 was drafted."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from forks import held_bytes
 from makers import LoadFamily, LoadGrid, MakeEngine, Ticks, prompts_of
-from rounds import FORMS, SHORT_OF_MEMORY, ends, said, saved, turns
+from rounds import FORMS, ON, SHORT_OF_MEMORY, Drafts, drafting, ends, said, saved, turns
 from seeded import Bug, bug, seeded
 
 from kvactors import Sampling
@@ -22,50 +20,7 @@ from kvactors.core.schedule import drawing
 from kvactors.core.schedule.drawing import Place
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
-from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.testing.engines import make_request, run_engine
-
-ON = SpeculationConfig()
-
-Drafts = dict[Request, Sequence[int]]
-
-
-@contextmanager
-def drafting(true: Mapping[str, list[int]], right: int, wrong: int) -> Iterator[list[int]]:
-    """Every turn is given its next `right` tokens and so many that are `wrong`, in every round that
-    has nothing in flight; how many were given in each."""
-    given: list[int] = []
-
-    def tokens(request: Request) -> Sequence[int]:
-        left = request.sampling.max_tokens - request.decoded - 1
-        if left <= 0:
-            return ()
-        next_ones = true[request.agent_id][request.decoded : request.decoded + right]
-        falsely = [token + 1 for token in true[request.agent_id][-1:]] * wrong
-        draft = [*next_ones, *falsely][:left]
-        if request.guide is None:
-            return draft
-        # What is wrong may be allowed, too.
-        draft = [*next_ones, *b"xyz"[:wrong]][:left]
-        request.guide.follow(request.generated)
-        return draft[: request.guide.takes(draft)]
-
-    @bug(Speculation, "drafts")
-    def known(_true: Any) -> Any:
-        def drafts(_self: Speculation, requests: Sequence[Request]) -> Drafts:
-            found = {request: tokens(request) for request in requests}
-            found = {request: draft for request, draft in found.items() if draft}
-            given.extend(map(len, found.values()))
-            return found
-
-        return drafts
-
-    @bug(Speculation, "worth_waiting")
-    def always(_true: Any) -> Any:
-        return lambda _self, _requests: True
-
-    with seeded(known), seeded(always):
-        yield given
 
 
 def both(

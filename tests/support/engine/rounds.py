@@ -1,22 +1,28 @@
 """Turns of every form, for tests of drafts: what they say and keep is to be the same as without."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from makers import prompts_of
+from seeded import bug, seeded
 
 from kvactors import Grammar, Sampling
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import snap_to_grid, tiny_model
 
 __all__ = [
     "FORMS",
+    "ON",
     "SHORT_OF_MEMORY",
+    "Drafts",
     "another",
+    "drafting",
     "ends",
     "itself",
     "said",
@@ -24,6 +30,9 @@ __all__ = [
     "slipping",
     "turns",
 ]
+
+ON = SpeculationConfig()
+Drafts = dict[Request, Sequence[int]]
 
 FORMS = (
     Sampling(max_tokens=40),
@@ -58,6 +67,44 @@ def said(found: Mapping[str, Finished]) -> dict[str, list[int]]:
 
 def saved(found: Mapping[str, Finished]) -> dict[str, list[Any]]:
     return {name: [part.tensors for part in end.exported] for name, end in found.items()}
+
+
+@contextmanager
+def drafting(true: Mapping[str, list[int]], right: int, wrong: int) -> Iterator[list[int]]:
+    """Every turn is given its next `right` tokens and so many that are `wrong`, in every round that
+    has nothing in flight; how many were given in each."""
+    given: list[int] = []
+
+    def tokens(request: Request) -> Sequence[int]:
+        left = request.sampling.max_tokens - request.decoded - 1
+        if left <= 0:
+            return ()
+        next_ones = true[request.agent_id][request.decoded : request.decoded + right]
+        falsely = [token + 1 for token in true[request.agent_id][-1:]] * wrong
+        draft = [*next_ones, *falsely][:left]
+        if request.guide is None:
+            return draft
+        # What is wrong may be allowed, too.
+        draft = [*next_ones, *b"xyz"[:wrong]][:left]
+        request.guide.follow(request.generated)
+        return draft[: request.guide.takes(draft)]
+
+    @bug(Speculation, "drafts")
+    def known(_true: Any) -> Any:
+        def drafts(_self: Speculation, requests: Sequence[Request]) -> Drafts:
+            found = {request: tokens(request) for request in requests}
+            found = {request: draft for request, draft in found.items() if draft}
+            given.extend(map(len, found.values()))
+            return found
+
+        return drafts
+
+    @bug(Speculation, "worth_waiting")
+    def always(_true: Any) -> Any:
+        return lambda _self, _requests: True
+
+    with seeded(known), seeded(always):
+        yield given
 
 
 # Every so many positions a draft model that slips says another token than its own.
