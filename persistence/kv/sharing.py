@@ -26,9 +26,14 @@ class Holders:
         self.can_link = True
         """False once the file system has refused to link."""
         self.share = share
-        """Whether saves of different agents share at all; forks always do."""
+        """Whether agents share files at all: saves, and forks."""
         self._root = root
         self._agents: dict[tuple[str, str], str] = {}
+
+    @property
+    def links(self) -> bool:
+        """Whether a file gets another name, as far as is known, rather than a copy."""
+        return self.share and self.can_link
 
     def note(self, key: Key, name: str) -> None:
         """`key` holds the whole, verified segment `name`."""
@@ -40,7 +45,7 @@ class Holders:
         """A file of `size` bytes called `name`, so with this content, under `fingerprint`, if one
         is known and still there."""
         agent = self._agents.get((fingerprint, name))
-        if agent is None or not self.can_link or not self.share:
+        if agent is None or not self.links:
             return None
         path = self._root / fingerprint / agent / name
         try:
@@ -51,7 +56,7 @@ class Holders:
     def link(self, files: Files, source: Path, target: Path) -> bool:
         """Name `source` `target` too, through `files`; False if only a copy can do. Raises
         OSError."""
-        if not self.can_link:
+        if not self.links:
             return False
         try:
             link_file(files, source, target)

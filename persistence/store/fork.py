@@ -1,4 +1,4 @@
-"""A new agent with another one's memory: ledger first, then links, then manifests.
+"""A new agent with another one's memory: ledger first, then links or copies, then manifests.
 
 Persistence thread only.
 """
@@ -85,7 +85,7 @@ def _copy_ledger(store: StoreParts, parent: Scan, child_id: str) -> dict[int, tu
 def _share(store: StoreParts, source: Key, target: Key, manifest: Manifest) -> None:
     """Link or copy the segments, then commit the manifest."""
     kv = store.kv
-    copied = 0 if kv.holders.can_link else sum(entry.size for entry in manifest.segments)
+    copied = 0 if kv.holders.links else sum(entry.size for entry in manifest.segments)
     if not store.limit.has_room(copied + len(encode_manifest(manifest, kv.sealing))):
         _log.warning(
             "max_disk leaves no room: %r starts without KV under model %s and prefills again",

@@ -76,8 +76,8 @@ class Store:
 
         `max_disk`: bytes that `kv/` may take, None for no limit. `encryption_key`: 32 bytes,
         or a function that returns them; a store is encrypted as a whole or not.
-        `share_segments`: link a segment that another agent has instead of writing it. Raises
-        EncryptionError (EncryptionMismatch, WrongKey), StoreLocked,
+        `share_segments`: link a segment that another agent has instead of writing it, or, for a
+        fork, copying it. Raises EncryptionError (EncryptionMismatch, WrongKey), StoreLocked,
         StoreAlreadyOpen, StoreNotWritable.
         """
         self.root = Path(os.path.realpath(root))
@@ -231,7 +231,8 @@ class Store:
         """Make a new agent that starts with all of another one's stored memory.
 
         The child has a ledger of its own with the parent's records, and every segment of the
-        parent as a hard link (a copy where there are none), under every fingerprint. Either
+        parent as a hard link (a copy where there are none, or nothing is shared), under every
+        fingerprint. Either
         may be forgotten first. Durable on return; a crash leaves no child, or one that is
         whole but may be cold. Where max_disk leaves no room the child is cold.
 

@@ -130,11 +130,13 @@ def test_where_a_file_cannot_be_linked_it_is_copied(tmp_path: Path, code: int) -
     store.close()
 
 
-def test_a_fork_that_max_disk_has_no_room_for_is_cold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [True, False])
+def test_a_fork_that_max_disk_has_no_room_for_is_cold(tmp_path: Path, *, share: bool) -> None:
     store = with_parent(tmp_path)
     size = store.kv_size
     store.close()
-    full = Store(tmp_path, max_disk=size)
+    # For a manifest, and for what links take; not for copies.
+    full = Store(tmp_path, max_disk=size if share else size + 3000, share_segments=share)
 
     full.fork("parent", "child")
 
@@ -144,21 +146,24 @@ def test_a_fork_that_max_disk_has_no_room_for_is_cold(tmp_path: Path) -> None:
     full.close()
 
 
-def operations_of_a_fork(root: Path) -> int:
+def operations_of_a_fork(root: Path, *, share: bool = True) -> int:
     files = CountingFiles()
-    store = with_parent(root, files=files)
+    store = with_parent(root, files=files, share_segments=share)
     before = len(files.operations)
     store.fork("parent", "child")
     store.close()
     return len(files.operations) - before
 
 
-def test_an_error_at_any_operation_of_a_fork_leaves_no_child(tmp_path: Path) -> None:
-    for at in range(operations_of_a_fork(tmp_path / "count")):
+@pytest.mark.parametrize("share", [True, False])
+def test_an_error_at_any_operation_of_a_fork_leaves_no_child(
+    tmp_path: Path, *, share: bool
+) -> None:
+    for at in range(operations_of_a_fork(tmp_path / "count", share=share)):
         root = tmp_path / str(at)
         files = FailingFiles(Unsynced(), at=at, code=errno.EIO)
         files.armed = False
-        store = with_parent(root, files=files)
+        store = with_parent(root, files=files, share_segments=share)
         files.arm()
 
         with pytest.raises(OSError, match="Input/output"):
@@ -202,14 +207,15 @@ def test_a_fork_that_cannot_be_undone_leaves_no_child_or_a_whole_one_and_says_so
     assert left
 
 
+@pytest.mark.parametrize("share", [True, False])
 def test_a_power_loss_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
-    tmp_path: Path,
+    tmp_path: Path, *, share: bool
 ) -> None:
-    for at in range(operations_of_a_fork(tmp_path / "count") + 1):
+    for at in range(operations_of_a_fork(tmp_path / "count", share=share) + 1):
         disk = PowerLossFiles()
         files = FailingFiles(disk, at=at, sticky=True, code=errno.EIO)
         files.armed = False
-        store = with_parent(tmp_path / str(at), files=files)
+        store = with_parent(tmp_path / str(at), files=files, share_segments=share)
         files.arm()
         done = False
         with suppress(OSError):

@@ -40,8 +40,37 @@ def test_a_store_that_shares_nothing_writes_each_agents_own_segments(tmp_path: P
     put(store, kv_save("c", SEGMENTS[0]))
 
     assert len(inodes(tmp_path)) == 3
+    store.close()
+
+
+def test_a_fork_in_a_store_that_shares_nothing_has_files_of_its_own(tmp_path: Path) -> None:
+    store = Store(tmp_path, share_segments=False)
+    put(store, kv_save("a", *SEGMENTS))
+    written = store.bytes_written
+    size = sum(path.stat().st_size for path in tmp_path.rglob("seg-*"))
+
     store.fork("a", "child")
-    assert len(inodes(tmp_path)) == 3
+
+    assert store.bytes_written - written > size
+    assert [agent.shared_bytes for agent in store.agents()] == [0, 0]
+    assert {path.stat().st_nlink for path in tmp_path.rglob("seg-*")} == {1}
+    for path in tmp_path.rglob("a-*/seg-*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    assert store.read_kv("a", F1) == ()
+    assert store.read_kv("child", F1) == SEGMENTS
+    store.close()
+
+
+def test_what_was_linked_before_stays_so_until_it_is_written_again(tmp_path: Path) -> None:
+    sharing = Store(tmp_path)
+    put(sharing, kv_save("a", *SEGMENTS), kv_save("b", *SEGMENTS))
+    sharing.close()
+    store = Store(tmp_path, share_segments=False)
+
+    store.fork("a", "child")
+
+    assert len(inodes(tmp_path)) == 4
+    assert store.read_kv("child", F1) == SEGMENTS
     store.close()
 
 
