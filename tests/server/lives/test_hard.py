@@ -168,10 +168,13 @@ def test_what_fails_at_once_is_a_status_of_a_stream_and_leaves_no_agent(server: 
     assert system_of(server).agents() == []
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize(
     "header", ["x-claude-code-agent-id", "x-codex-parent-thread-id", "x-parent-session-id"]
 )
-def test_sub_agents_give_way_to_who_somebody_waits_for(model: FaultyModel, header: str) -> None:
+def test_sub_agents_give_way_to_who_somebody_waits_for(
+    model: FaultyModel, header: str, path: str
+) -> None:
     async def asked_meanwhile(server: Server) -> tuple[bool, bool]:
         async def until(state: str, turns: int) -> None:
             async with asyncio.timeout(WAIT):
@@ -183,7 +186,8 @@ def test_sub_agents_give_way_to_who_somebody_waits_for(model: FaultyModel, heade
             talking = asyncio.create_task(client.post(url(server), json=long))
             await until("decoding", 1)
             helper = {header: "helper"}
-            ask = client.post(url(server), json=asked("help"), headers=helper)
+            help_ = asked("help") | {"prompt": "help"}
+            ask = client.post(f"{server.url}/v1/{path}", json=help_, headers=helper)
             helping = asyncio.create_task(ask)
             await until("waiting", 1)
             main = asyncio.create_task(client.post(url(server), json=asked("hello")))

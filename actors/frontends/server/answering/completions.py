@@ -55,8 +55,10 @@ class Completions:
                 await asyncio.shield(forgetting)
 
     def _name(self, asked: Completion) -> str:
-        """Of the agent: the same for the same prompt, since draws depend on it."""
-        digest = xxhash.xxh3_64_hexdigest(repr(asked.prompt).encode("utf-8", "surrogatepass"))
+        """Of the agent: the same for the same prompt, since draws depend on it, whatever others'
+        keys ask meanwhile."""
+        said = f"{asked.client.tenant} {asked.prompt!r}"
+        digest = xxhash.xxh3_64_hexdigest(said.encode("utf-8", "surrogatepass"))
         names = (f"text-{digest}-{number}" for number in itertools.count())
         return next(name for name in names if name not in self._open)
 
@@ -71,7 +73,13 @@ class Completions:
         self, asked: Completion, prompt: NewTokenIds, agent: Speaker
     ) -> AsyncIterator[Continued | Completed]:
         chat, sampling = self._system.chat, asked.sampling
-        turn = TurnOptions(prompt, sampling, answer=asked.answer, remembered=False)
+        turn = TurnOptions(
+            prompt,
+            sampling,
+            answer=asked.answer,
+            remembered=False,
+            priority=asked.client.priority,
+        )
         ticket = agent.open_turn(turn)
         if asked.echo:
             # Log-probabilities of a prompt are known at its end: what is said waits for them.

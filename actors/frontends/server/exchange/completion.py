@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
+from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Completed", "Completes", "Completion", "Continued"]
@@ -12,13 +13,14 @@ __all__ = ["Completed", "Completes", "Completion", "Continued"]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What is asked. `prompt` is text, or token ids as they are; `echo`: it is told as well.
+    """What a `client` asks. `prompt` is text, or token ids as they are; `echo`: it is told as well.
     `answer` False wants nothing more than that."""
 
     prompt: str | tuple[int, ...]
     sampling: Sampling
     echo: bool = False
     answer: bool = True
+    client: Client = Client()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ from kvactors.actors.frontends.server.exchange.completion import (
     Completion,
 )
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
-from kvactors.actors.frontends.server.wire.asking import ignored, read_body, streamed, while_there
+from kvactors.actors.frontends.server.wire.asking import (
+    client_of,
+    ignored,
+    read_body,
+    streamed,
+    while_there,
+)
 from kvactors.actors.frontends.server.wire.completions_body import CompletionBody, asked_of
 from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
@@ -38,7 +44,7 @@ def completion_routes(completes: Completes, named: Named) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        model, asked = named.check(body.model), asked_of(body)
+        model, asked = named.check(body.model), asked_of(body, client_of(request))
         headers = {"X-Kvactors-Ignored": ", ".join(ignored(body))} if ignored(body) else {}
         base = {
             "id": f"cmpl-{secrets.token_hex(12)}",

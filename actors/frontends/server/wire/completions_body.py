@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from kvactors.actors.frontends.server.exchange.completion import Completion
+from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.asking import Body
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
@@ -38,8 +39,9 @@ class CompletionBody(Body):
     top_p: float | None = Field(None, ge=0, le=1)
 
 
-def asked_of(body: CompletionBody) -> list[Completion]:
-    """The completions that a `body` asks for: `n` of each prompt, in order. Raises Failure."""
+def asked_of(body: CompletionBody, client: Client) -> list[Completion]:
+    """The completions that a `client` asks for with a `body`: `n` of each prompt, in order. Raises
+    Failure."""
     if body.suffix:
         raise refused("suffix", "what follows a text cannot be given: only what comes before")
     prompts, count = _prompts(body.prompt), body.n or 1
@@ -52,6 +54,7 @@ def asked_of(body: CompletionBody) -> list[Completion]:
             replace(sampling, seed=sampling.seed + number),
             echo=body.echo,
             answer=body.max_tokens != 0,
+            client=client,
         )
         for prompt in prompts
         for number in range(count)
