@@ -1,5 +1,6 @@
 """Chat completions through the openai package: what a client resends is not computed again."""
 
+import json
 from typing import Any
 
 import openai
@@ -109,6 +110,24 @@ def test_several_answers_are_drawn_apart(client: Any) -> None:
 
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.prompt_tokens < 40
+
+
+def test_streamed_answers_come_at_once(client: Any) -> None:
+    long = {"type": "string", "minLength": 20, "maxLength": 60}
+    schema = {"type": "object", "properties": {"said": long}, "required": ["said"]}
+    form = {"type": "json_schema", "json_schema": {"name": "long", "schema": schema}}
+    options = {"n": 3, "temperature": 1.5, "max_tokens": 90, "response_format": form}
+    texts, order, ends = ["", "", ""], list[int](), list[int]()
+
+    for chunk in ask(client, [TOLD], stream=True, **options):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            order += [choice.index] if choice.delta.content else []
+            ends += [choice.index] if choice.finish_reason else []
+
+    assert order != sorted(order)
+    assert all("said" in json.loads(text) for text in texts)
+    assert sorted(ends) == [0, 1, 2]
 
 
 def test_the_models_have_the_shape_of_both_packages(server: Server, client: Any) -> None:

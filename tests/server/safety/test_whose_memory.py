@@ -111,7 +111,7 @@ def test_what_forgotten_agents_were_told_is_forgotten() -> None:
     index = Index(None)
     for agent, chains in (("a", (b"0", b"1", b"2")), ("b", (b"0", b"1", b"3"))):
         index.begin(Known(agent, "", "", "{}", "{}", named=False))
-        places = [Place(chain, agent, n, "m") for n, chain in enumerate(chains[1:], 1)]
+        places = [Place(chain, agent, n, "m", "{}") for n, chain in enumerate(chains[1:], 1)]
         index.note(agent, 0, places, "{}")
         index.note_said(chains, ["shared", f"of {agent}"])
 

@@ -128,11 +128,11 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
         before = conversation.hashes[-1] if conversation.hashes else conversation.before
         hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
     # Who begins alike finds the first by its beginning.
-    first = [] if plan.keep else [Place(conversation.before, agent_id, 0, "")]
+    first = [] if plan.keep else [Place(conversation.before, agent_id, 0, "", plan.begins)]
     marks = marks_of(turns)[plan.keep :]
     # A turn that was taken back meanwhile has none.
     marks += [""] * (len(hashes) - len(marks))
     return first + [
-        Place(hash_, agent_id, number, mark)
+        Place(hash_, agent_id, number, mark, plan.notes)
         for number, (hash_, mark) in enumerate(zip(hashes, marks, strict=False), plan.keep + 1)
     ]

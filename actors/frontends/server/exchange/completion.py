@@ -1,7 +1,7 @@
 """Completion: a text that the model goes on with, without a conversation. Pure: any thread."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
@@ -20,7 +20,7 @@ class Completion:
     sampling: Sampling
     echo: bool = False
     answer: bool = True
-    client: Client = Client()
+    client: Client = field(default_factory=Client)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ create table if not exists agents(
 create index if not exists threads on agents(tenant, thread);
 create table if not exists places(
     chain blob not null, agent text not null, turns integer not null, mark text not null,
-    primary key(chain, agent)) without rowid;
+    notes text not null default '', primary key(chain, agent)) without rowid;
 create index if not exists places_of on places(agent, turns);
 create table if not exists said(chain blob primary key, parent blob not null, text text not null)
     without rowid;
@@ -36,19 +36,21 @@ create table if not exists answers(
 @dataclass(frozen=True, slots=True)
 class Place:
     """The first `turns` turns of an agent are the conversation of the hash `chain`. `mark` is the
-    hash of these turns' tokens. `last`: none of the agent's places is behind it."""
+    hash of these turns' tokens, `notes` what it was told up to there, by rule, as JSON. `last`:
+    none of the agent's places is behind it."""
 
     chain: bytes
     agent_id: str
     turns: int
     mark: str
+    notes: str
     last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An agent that clients made: its `tools` by name, what notes it was told, by rule, as JSON
-    both."""
+    """An agent that clients made: its `tools` by name, and what notes it was told at last, by rule,
+    as JSON both."""
 
     agent_id: str
     tenant: str
@@ -77,6 +79,13 @@ class Index:
         if path is not None:
             path.chmod(0o600)
         self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+        if "notes" not in [row[1] for row in self._db.execute("pragma table_info(places)")]:
+            # Before, an agent's last notes stood for all its places.
+            self._db.executescript(
+                "alter table places add column notes text not null default '';"
+                "update places set notes = coalesce((select notes from agents"
+                " where agents.agent = places.agent), '{}');"
+            )
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -96,7 +105,7 @@ class Index:
         for part in range(0, len(chains), 500):
             some = chains[part : part + 500]
             found += self._db.execute(
-                "select chain, agent, turns, mark,"
+                "select chain, agent, turns, mark, notes,"
                 " turns = (select max(turns) from places as all_ where all_.agent = places.agent)"
                 " from places"
                 f" where chain in ({','.join('?' * len(some))})",
@@ -165,8 +174,8 @@ class Index:
         with self._db:
             self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
             self._db.executemany(
-                "insert or replace into places values (?, ?, ?, ?)",
-                [(p.chain, agent_id, p.turns, p.mark) for p in places],
+                "insert or replace into places values (?, ?, ?, ?, ?)",
+                [(p.chain, agent_id, p.turns, p.mark, p.notes) for p in places],
             )
             self._db.execute(
                 "update agents set notes = ?, used = ? where agent = ?", (notes, now, agent_id)

@@ -53,9 +53,10 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
-    are the first `matched` messages said; `tell` comes before the others. `fresh`: the agent is to
-    be made. `tools`: its tools are others than those that it was told of. `alike`: it begins with
-    the words of its parent, whose system prompt and tools are the same by the rules."""
+    are the first `matched` messages said; `tell` comes before the others, after which it knows the
+    `notes`; those that `begins` has its system prompt says. `fresh`: the agent is to be made.
+    `tools`: its tools are others than those that it was told of. `alike`: it begins with the words
+    of its parent, whose system prompt and tools are the same by the rules."""
 
     known: Known
     parent: str
@@ -64,6 +65,7 @@ class Plan:
     conversation: Conversation
     tell: str
     notes: str
+    begins: str
     reuse: Reuse
     fresh: bool
     tools: bool = False
@@ -135,18 +137,18 @@ class Resolver:
         told = {"values": conversation.values, "tools": list(marks)}
         if found is None:
             mine = self._anew(client, marks, busy)
-            notes = json.dumps(told)
+            begins = notes = json.dumps(told)
             twin = self._twin(mine, conversation, busy)
             if twin is not None:
-                kept, tell = self._kept(json.loads(twin.notes), conversation)
-                parent = twin.agent_id
+                begins, parent = twin.notes, twin.agent_id
+                kept, tell = self._kept(json.loads(begins), conversation)
             else:
                 kept, tell, parent = (), "", self._relative(client, mine)
             how = Reuse("forked" if parent else "new", kept, miss)
-            alike = twin is not None
-            return Plan(mine, parent, 0, 0, conversation, tell, notes, how, fresh=True, alike=alike)
+            alike, said = twin is not None, (conversation, tell, notes, begins)
+            return Plan(mine, parent, 0, 0, *said, how, fresh=True, alike=alike)
         place, known = found.place, found.known
-        kept, tell = self._kept(json.loads(known.notes), conversation)
+        kept, tell = self._kept(json.loads(place.notes), conversation)
         matched = self._matched(conversation, place)
         tools = dict(json.loads(known.tools))
         others = bool(inquiry.goes_on) and not conversation.tools.items() <= tools.items()
@@ -162,6 +164,7 @@ class Resolver:
             conversation,
             tell,
             json.dumps(told),
+            "",
             reuse,
             fresh=False,
             tools=others,
@@ -224,17 +227,18 @@ class Resolver:
             return client.agent
         return f"{client.tenant}/{client.agent}"
 
-    def _twin(self, mine: Known, conversation: Conversation, busy: set[str]) -> Known | None:
-        """An agent that begins with the same system prompt and tools, rather one that has time."""
-        twin: Known | None = None
+    def _twin(self, mine: Known, conversation: Conversation, busy: set[str]) -> Place | None:
+        """The beginning of an agent with the same system prompt and tools, rather of one that has
+        time."""
+        twin: Place | None = None
         for place in self._index.places([conversation.before]):
             known = self._index.known(place.agent_id)
             if known is None or known.agent_id == mine.agent_id:
                 continue
             if json.loads(known.tools) == conversation.tools:
                 if known.agent_id not in busy:
-                    return known
-                twin = twin or known
+                    return place
+                twin = twin or place
         return twin
 
     def _relative(self, client: Client, mine: Known) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from kvactors.actors.frontends.server.wire.asking import (
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of
 from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
+from kvactors.actors.frontends.server.wire.together import together
 
 __all__ = ["chat_routes", "logprob_of"]
 
@@ -51,13 +53,14 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
         inquiry = inquiry_of(request, body)
         key, count = meaning(request, body), body.n or 1
         seed = inquiry.sampling.seed
-        opened = [
-            await answers.open(
+        opening = (
+            answers.open(
                 replace(inquiry, sampling=replace(inquiry.sampling, seed=seed + number)),
                 key=f"{key}/{number}",
             )
             for number in range(count)
-        ]
+        )
+        opened = await asyncio.gather(*opening)
         headers = reuse_headers(opened[0].opened, ignored(body))
         if body.stream:
             wanted = bool((body.stream_options or {}).get("include_usage"))
@@ -118,7 +121,7 @@ async def _choice(index: int, answer: Answer) -> tuple[dict[str, Any], Usage]:
 async def _chunks(
     answers: list[Answer], model: str, *, with_usage: bool
 ) -> AsyncIterator[ServerSentEvent]:
-    """The chunks of a stream, its choices one after the other."""
+    """The chunks of a stream, those of all choices as they come."""
     base = {
         "id": _id(answers),
         "object": "chat.completion.chunk",
@@ -127,9 +130,10 @@ async def _chunks(
     }
     usages = []
     try:
-        for index, answer in enumerate(answers):
+        for index in range(len(answers)):
             yield _event({**base, "choices": [_delta(index, {"role": "assistant", "content": ""})]})
-            async for event in answer:
+        async with aclosing(together(answers)) as events:
+            async for index, event in events:
                 if isinstance(event, Ended):
                     usages.append(event.usage)
                 if choice := _chunk(index, event):
