@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import NoReturn, Self
@@ -158,14 +159,11 @@ class AsyncReplyStream:
 async def _read(ticket: Ticket, stop: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
     import asyncio
 
-    loop, fresh = asyncio.get_running_loop(), asyncio.Event()
+    from kvactors.actors.turns.wakes import wakes_of
 
-    def wake() -> None:
-        with suppress(RuntimeError):  # The loop is closed: nobody reads any more.
-            loop.call_soon_threadsafe(fresh.set)
-
+    fresh = asyncio.Event()
     assert ticket.tokens is not None
-    ticket.on_push = wake
+    ticket.on_push = partial(wakes_of(asyncio.get_running_loop()).set, fresh)
     pieces = _Pieces(ticket, stop)
     while True:
         # Before the queue is read: what comes after that sets it again.
