@@ -112,7 +112,8 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
 bench/serve: actors actors/frontends/server/web bench core/model
 bench/cluster: actors actors/cluster actors/cluster/host actors/cluster/machine
     actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
-    actors/cluster/protocol/node actors/cluster/ray actors/runtime actors/turns bench
+    actors/cluster/protocol/node actors/cluster/ray actors/cluster/testing actors/runtime
+    actors/turns bench
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing
 bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve bench/steps

@@ -159,6 +159,7 @@ def test_the_page_of_sessions_shows_what_the_example_has() -> None:
 
 # Those that run as `python -m kvactors.bench.ROOM` or `ROOM.NAME`.
 BENCHES = [
+    "cluster.known",
     "experiments.chunks",
     "experiments.end_to_end",
     "experiments.lengths",

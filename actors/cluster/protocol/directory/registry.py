@@ -1,7 +1,7 @@
 """What the directory must not forget, over its journal."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -10,12 +10,14 @@ from kvactors.actors.cluster.protocol.directory.index import Index
 from kvactors.actors.cluster.protocol.directory.names import Names
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Journal, Record
-from kvactors.actors.cluster.protocol.records import Member, Move, Place
+from kvactors.actors.cluster.protocol.records import Member, Move, Place, Plain
 
 __all__ = ["Registry", "next_epoch"]
 
-# A journal is written anew where it has so many times the records that its state needs.
+# A journal is written anew where it has so many times the things that its state needs.
 WASTE = 4
+# Of those in one record, then.
+TOGETHER = 1_000
 
 
 class Registry:
@@ -43,7 +45,7 @@ class Registry:
         self._length = 0
         for record in journal.load():
             self._make(record)
-            self._length += 1
+            self._length += _things(record)
 
     async def note(
         self,
@@ -81,7 +83,7 @@ class Registry:
             self.broken = error
         self.check()
         self._make(change)
-        self._length += 1
+        self._length += _things(change)
 
     def check(self) -> None:
         """Raises Unreachable after the disk has failed."""
@@ -91,14 +93,20 @@ class Registry:
     async def compact(self) -> None:
         """Write the journal anew if most of it is of the past. Nothing is being noted just now;
         what is from here on stands behind it."""
-        size = len(self.places) + len(self.members) + len(self.moves) + len(self.gone)
-        if self._length > WASTE * size + 100:
-            self._length = size
-            try:
-                await self._journal.replace(self._state())
-            except OSError as error:
-                self.broken = error
-            self.check()
+        if self._length > WASTE * self._size() + 100:
+            await self.rewrite()
+
+    async def rewrite(self) -> None:
+        """Write the journal anew, as it is now: as `compact` does where that is worth while."""
+        self._length = self._size()
+        try:
+            await self._journal.replace(self._state())
+        except OSError as error:
+            self.broken = error
+        self.check()
+
+    def _size(self) -> int:
+        return len(self.places) + len(self.members) + len(self.moves) + len(self.gone)
 
     def alive(self, node: str | None) -> bool:
         """Whether the node's last incarnation is not over, as far as is known."""
@@ -116,9 +124,9 @@ class Registry:
         moves, stays = list(self.moves.values()), list(map(list, self.stays.items()))
         return chain(
             [{"epochs": dict(self.gone)}],
-            ({"members": [member.to_record()]} for member in members),
-            ({"places": [place.to_record()]} for place in places),
-            ({"moves": [move.to_record()]} for move in moves),
+            _packed("members", members),
+            _packed("places", places),
+            _packed("moves", moves),
             [{"stays": stays}],
             [{"untold": sorted(self.untold)}],
         )
@@ -163,6 +171,15 @@ class Registry:
         """It lives there now. Who was to stay elsewhere was forced away, or never came there."""
         if self.stays.get(agent) != node:
             self.stays.pop(agent, None)
+
+
+def _packed(name: str, things: Sequence[Plain]) -> Iterator[Record]:
+    for first in range(0, len(things), TOGETHER):
+        yield {name: [thing.to_record() for thing in things[first : first + TOGETHER]]}
+
+
+def _things(change: Record) -> int:
+    return sum(len(change.get(kind, ())) for kind in ("places", "members", "moves", "gone"))
 
 
 def _each(change: Record, name: str, kind: Any) -> list[Any]:
