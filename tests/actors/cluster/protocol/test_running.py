@@ -1,0 +1,61 @@
+"""An agent with a running turn does not move: it does when the turn is done."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lives import SETTINGS, Cluster
+from seeded import bug, seeded
+
+from kvactors.actors.cluster.testing.host import ModelHost
+
+Make = Callable[[int], Cluster]
+
+
+@bug(ModelHost, "turn")
+def a_turn_takes_long(true: Any) -> Any:
+    async def turn(self: ModelHost, agent: str, request: Any, tell: Any) -> Any:
+        if "long" in request["text"]:
+            await asyncio.sleep(LONG)
+        return await true(self, agent, request, tell)
+
+    return turn
+
+
+LONG = 5 * SETTINGS.lease
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_turn_that_takes_long_is_done_where_it_began_and_then_its_agent_moves(
+    cluster: Make, *, drained: bool
+) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    here = three.says("alice", "one")["node"]
+    there = next(node for node in three.world.nodes if node != here)
+
+    async def ask_and_move() -> tuple[Any, list[str]]:
+        request = {"id": "r-long", "text": "a long one"}
+        turn = asyncio.ensure_future(three.client.turn("alice", request, 60))
+        await asyncio.sleep(SETTINGS.lease / 4)
+        if drained:
+            await three.client.ask("drain", {"node": here, "on": True}, 30)
+        else:
+            await three.client.ask("move", {"agent": "alice", "target": there}, 30)
+        lived = []
+        while not turn.done():
+            lived.append((await three.client.ask("find", {"agent": "alice"}, 30))["node"])
+            await asyncio.sleep(SETTINGS.lease / 4)
+        return await turn, lived[:-1]
+
+    with seeded(a_turn_takes_long):
+        said, lived = three.does(ask_and_move())
+    three.passes(2 * SETTINGS.lease)
+
+    assert (said["node"], said["answer"]["index"], said["durable"]) == (here, 1, True)
+    assert lived == [here] * len(lived)
+    assert len(lived) > 10
+    next_one = three.says("alice", "two")
+    assert next_one["answer"]["index"] == 2
+    assert next_one["node"] != here
