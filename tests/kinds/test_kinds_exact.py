@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from layer_kinds import KINDS
 from makers import PADDED_SUMS, LoadFamily, MakeEngine, prompts_of
 
 from kvactors.core.arena.arena import Arena
@@ -18,25 +19,6 @@ from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.family_args import WINDOW
 
-KINDS = {
-    "full": "qwen3",
-    "keys and values of different size": "deepseek_v2",
-    "sliding": "gemma3_text",
-    "sinks": "gpt_oss",
-    "soft-capped": "gemma2",
-    "latent": "deepseek_v3",
-    "chosen keys": "deepseek_v32",
-    "shared": "gemma3n",
-    "shared, of windows": "gemma4_text",
-    "experts": "qwen3_moe",
-    "row by row": "gpt_bigcode",
-    "recurrent": "mamba2",
-    "linear attention": "qwen3_next",
-    "convolution": "lfm2",
-    "attention and state in one layer": "falcon_h1",
-    "window and state in one layer": "baichuan_m1",
-    "window and state": "recurrent_gemma",
-}
 SAMPLING = Sampling(max_tokens=9)
 # Around the window, around a block, and where the ring of a window is full; the first token of
 # one is taken while others decode.

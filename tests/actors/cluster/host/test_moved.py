@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from conversations import chat_model
 from hosts import LONG, SHORT, across, asked, copied, said
+from layer_kinds import KINDS
+from samples import sample_of
 
 from kvactors.actors import Sampling
 from kvactors.actors.cluster.host.host import SystemHost
@@ -16,9 +18,11 @@ from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer
 
 OpenHost = Callable[..., SystemHost]
-# Full attention, sliding windows, a recurrent state, both, and latents.
-FAMILIES = ("llama", "gemma3_text", "mamba2", "falcon_h1", "deepseek_v2")
-DRAWN = Sampling(max_tokens=6, temperature=1.0, seed=3)
+DRAWN = Sampling(max_tokens=12, temperature=1.0, seed=3, top_logprobs=4)
+# Each kind of layer, plain and encrypted.
+EVERY = [(kind, key) for kind in KINDS for key in (None, b"k" * 32)]
+CASES = sample_of(EVERY, 10, "moved")
+NAMES = [f"{kind}{', encrypted' if key else ''}" for kind, key in CASES]
 
 
 def model_of(family: str) -> Callable[[], Any]:
@@ -30,13 +34,13 @@ def model_of(family: str) -> Callable[[], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(("kind", "key"), CASES, ids=NAMES)
 def test_a_moved_agent_answers_as_an_unmoved_one_and_is_warm(
-    open_host: OpenHost, family: str, key: bytes | None
+    open_host: OpenHost, kind: str, key: bytes | None
 ) -> None:
+    model = model_of(KINDS[kind])
     one, two, unmoved = (
-        open_host(name, model_of(family), encryption_key=key) for name in ("1", "2", "unmoved")
+        open_host(name, model, encryption_key=key) for name in ("1", "2", "unmoved")
     )
 
     async def talk() -> None:
@@ -52,6 +56,8 @@ def test_a_moved_agent_answers_as_an_unmoved_one_and_is_warm(
         stayed = await asked(unmoved, "alice", [7, 8], "r3", sampling=DRAWN)
 
         assert said(moved) == said(stayed)
+        assert moved["logprobs"] == stayed["logprobs"]
+        assert len(moved["logprobs"]) == len(moved["tokens"])
         assert (moved["cache"], stayed["cache"]) == ("warm", "hot")
         assert moved["usage"]["reused_tokens"] >= 256
         records = [await host.records("alice", 0) for host in (one, two, unmoved)]

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from caretaking import Round, place
 from machine import SETTINGS, Machine
-from rounds import Round, place
 
 from kvactors.actors.cluster.protocol.directory.caretaker import AT_ONCE
 from kvactors.actors.cluster.protocol.records import Member

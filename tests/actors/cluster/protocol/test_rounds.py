@@ -5,8 +5,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from caretaking import Round, place
 from machine import SETTINGS, Machine
-from rounds import Round, place
 
 from kvactors.actors.cluster.protocol.directory.index import Index
 from kvactors.actors.cluster.protocol.directory.registry import Registry
