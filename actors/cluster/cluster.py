@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, Self
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.agents.spawning import find, id_of, spawn
+from kvactors.actors.cluster.backup import back_up_cluster
 from kvactors.actors.cluster.front import ClusterFront
 from kvactors.actors.cluster.machine.link import PATIENCE, Link
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownNode
@@ -17,6 +18,7 @@ from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.parameters import check_seconds
 from kvactors.actors.turns.checks import stays_here
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.persistence.backup.backup import BackupReport
 from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["HERE", "Cluster", "ClusterAgent", "check_durable"]
@@ -182,8 +184,17 @@ class Cluster:
         if not undo:
             self._least(node, but=node)
         self._ask("drain", node=node, on=not undo)
-        while not undo and self._node(node)["agents"]:
+        while not undo and _of(node, self.stats())["agents"]:
             self._link.pause(AGAIN)
+
+    def backup(self, url: str) -> BackupReport:
+        """Copy what the object store at `url` (s3://bucket/folder) lacks of all agents there, each
+        from its owner, and name it: one snapshot of all. Agents go on meanwhile: each is copied as
+        it was at some moment since, with all that was durable before. All nodes and this program
+        reach the object store by this URL, with what their own environments say. `skipped` of the
+        report names agents that could not be read. `kvactors store restore` makes stores of it, and
+        nodes that begin over these have the agents. Raises BackupFailed, Unanswered."""
+        return self._link.run(back_up_cluster(self._link, self.places(), url))
 
     def stats(self) -> dict[str, Any]:
         """How many agents and moves there are; of each node whether it is alive and drained, its
@@ -199,12 +210,6 @@ class Cluster:
         link = self._link
         return link.run(link.client.ask(method, record, link.seconds))
 
-    def _node(self, node: str) -> dict[str, Any]:
-        found: dict[str, dict[str, Any]] = self.stats()["nodes"]
-        if node not in found:
-            raise UnknownNode(node=node)
-        return found[node]
-
     def _least(self, agent_id: str, *, but: str) -> str:
         nodes = {
             name: node
@@ -215,6 +220,14 @@ class Cluster:
             raise NoRoom(agent=agent_id, nodes=but)
         least: str = min(nodes, key=lambda n: (nodes[n]["bytes"], nodes[n]["waiting"], n))
         return least
+
+
+def _of(node: str, stats: dict[str, Any]) -> dict[str, Any]:
+    """What `Cluster.stats` says of a node. Raises UnknownNode."""
+    found: dict[str, dict[str, Any]] = stats["nodes"]
+    if node not in found:
+        raise UnknownNode(node=node)
+    return found[node]
 
 
 def check_durable(durable: object) -> None:

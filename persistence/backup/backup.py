@@ -20,6 +20,7 @@ from kvactors.persistence.backup.snapshot import (
     blob_name,
     digest_of,
 )
+from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.store.agent_files import HeldFiles, HeldKV
 
 __all__ = ["Backup", "BackupReport", "snapshots"]
@@ -61,6 +62,7 @@ class Backup:
             for file, digest in kv.segments
         }
         self._agents: list[AgentEntry] = []
+        self._taken: list[AgentEntry] = []
         self._skipped: list[str] = []
         self.nbytes = self.added = 0
         """Of what was added by now, and of that what was new."""
@@ -81,15 +83,38 @@ class Backup:
             self._agents.append(before)
         self._skipped.append(reason)
 
-    def finish(self) -> BackupReport:
-        """Name all that was added: from now on it can be restored."""
+    def take(self, entry: AgentEntry, *, nbytes: int, added: int) -> None:
+        """An agent whose files another process has put there, as `entry` says: that many bytes
+        (`nbytes`), of which so many were new (`added`)."""
+        self._agents.append(entry)
+        self._taken.append(entry)
+        self.nbytes += nbytes
+        self.added += added
+
+    def finish(self, notes: bytes = b"") -> BackupReport:
+        """Name all that was added, with these `notes`: from now on it can be restored. Raises
+        BackupFailed where something is not there that was taken."""
+        self._check_taken()
         name = f"{SNAPSHOTS}/{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.msgpack"
         if name <= self._latest:
             # The clock went back, or another machine's goes ahead: the latest is the last in order.
             name = f"{self._latest.removesuffix('.msgpack')}_.msgpack"
-        self._objects.put(name, Snapshot(tuple(self._agents)).pack())
+        self._objects.put(name, Snapshot(tuple(self._agents), notes).pack())
         skipped = tuple(self._skipped)
         return BackupReport(name, len(self._agents), self.nbytes, self.added, skipped)
+
+    def _check_taken(self) -> None:
+        """Who put it there may have had another folder under the same URL."""
+        if not self._taken:
+            return
+        there = {name.rpartition("/")[2] for name in self._objects.names(BLOBS)}
+        for entry in self._taken:
+            for digest in entry.objects():
+                if digest not in there:
+                    raise BackupFailed(
+                        f"{blob_name(digest)}, of {entry.encoded}, is not there: all nodes and "
+                        "this program must reach one object store by this URL"
+                    )
 
     def _kv(self, encoded: str, held: HeldKV) -> KVEntry:
         segments = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from kvactors.persistence.backup.backup import snapshots
@@ -14,13 +15,20 @@ from kvactors.persistence.files.atomic import NO_LINKS, Files
 from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.files.naming import LEDGER_NAME, MANIFEST_NAME
 
-__all__ = ["restore"]
+__all__ = ["read_notes", "restore"]
+
+NOTES = "backup.notes"
+"""Within a restored store: the notes of its snapshot."""
 
 
-def restore(objects: Objects, root: Path, name: str | None = None) -> int:
+def restore(
+    objects: Objects, root: Path, name: str | None = None, part: tuple[int, int] = (1, 1)
+) -> int:
     """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
-    default the latest; how many agents it has. Every object is checked against its digest. Raises
-    BackupFailed, StoreLocked while another restore makes it, OSError; then nothing is at `root`."""
+    default the latest; how many agents it has. `part`: (2, 3) are the agents of the second of three
+    stores, which have all of them together, whichever snapshots these are made of. Every object is
+    checked against its digest. Raises BackupFailed, StoreLocked while another restore makes it,
+    OSError; then nothing is at `root`."""
     root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
@@ -30,6 +38,8 @@ def restore(objects: Objects, root: Path, name: str | None = None) -> int:
         what = f"there is no snapshot {name}" if name else "there is no snapshot"
         raise BackupFailed(f"{what}; there are {', '.join(found) or 'none'}")
     snapshot = Snapshot.unpack(objects.get(chosen), chosen)
+    there = tuple(agent for agent in snapshot.agents if _part_of(agent, part[1]) == part[0])
+    snapshot = replace(snapshot, agents=there)
     root.parent.mkdir(parents=True, exist_ok=True)
     making = root.with_name(root.name + ".restoring")
     making.mkdir(0o700, exist_ok=True)
@@ -45,6 +55,20 @@ def restore(objects: Objects, root: Path, name: str | None = None) -> int:
         lock.release()
     Files().sync_dir(root.parent)
     return len(snapshot.agents)
+
+
+def read_notes(root: Path) -> bytes:
+    """What came with the snapshot of which the store at `root` was made; b"" for none. Raises
+    OSError."""
+    try:
+        return (root / NOTES).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _part_of(agent: AgentEntry, parts: int) -> int:
+    """From 1 on: by its name, as what other agents there are changes."""
+    return 1 + int(digest_of(agent.encoded.encode()), 16) % parts
 
 
 class _Making:
@@ -65,6 +89,8 @@ class _Making:
             self._files.mkdir(self._root / folder)
         for agent in snapshot.agents:
             self._agent(agent)
+        if snapshot.notes:
+            self._write(self._root / NOTES, snapshot.notes)
         for made in sorted(self._folders(), reverse=True):
             self._files.sync_dir(made)
 

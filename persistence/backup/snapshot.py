@@ -1,7 +1,8 @@
 """What one backup found: names of objects by their content. Pure: any thread.
 
     blobs/<xxh3_128>            a piece of a ledger, a manifest, a segment
-    snapshots/<moment>.msgpack  {"version": 1, "agents": [[folder, ledger pieces, KV], ...]}
+    snapshots/<moment>.msgpack  {"version": 1, "agents": [[folder, ledger pieces, KV], ...],
+                                 "notes": of whoever made it, kept with the restored store}
 
 A ledger only grows, so a backup adds what is new of it as one more piece. KV is a list of
 [fingerprint, manifest, [[file, digest], ...]]. What agents share is one object.
@@ -9,6 +10,7 @@ A ledger only grows, so a backup adds what is new of it as one more piece. KV is
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,20 +43,36 @@ class AgentEntry:
     ledger: tuple[tuple[str, int], ...]
     kv: tuple[KVEntry, ...]
 
+    def plain(self) -> list[Any]:
+        """Of what msgpack packs."""
+        kv = [[one.fingerprint, one.manifest, one.segments] for one in self.kv]
+        return [self.encoded, self.ledger, kv]
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> AgentEntry:
+        """The same again. Raises ValueError, TypeError and the like for what is none, and where a
+        name is a path."""
+        return _agent(*plain)
+
+    def objects(self) -> Iterator[str]:
+        """Digests of all that it names."""
+        yield from (digest for digest, _ in self.ledger)
+        for one in self.kv:
+            yield one.manifest
+            yield from (digest for _, digest in one.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All agents of a store, of one moment each."""
 
     agents: tuple[AgentEntry, ...]
+    notes: bytes = b""
 
     def pack(self) -> bytes:
         """The object's bytes."""
-        agents = [
-            [one.encoded, one.ledger, [[kv.fingerprint, kv.manifest, kv.segments] for kv in one.kv]]
-            for one in self.agents
-        ]
-        packed: bytes = msgpack.packb({"version": VERSION, "agents": agents})
+        made = {"version": VERSION, "agents": [agent.plain() for agent in self.agents]}
+        packed: bytes = msgpack.packb({**made, "notes": self.notes} if self.notes else made)
         return packed
 
     @classmethod
@@ -64,7 +82,8 @@ class Snapshot:
             found = msgpack.unpackb(data, use_list=False)
             version = found["version"]
             if version == VERSION:
-                return cls(tuple(_agent(*one) for one in found["agents"]))
+                agents = tuple(AgentEntry.from_plain(one) for one in found["agents"])
+                return cls(agents, bytes(found.get("notes", b"")))
         except Exception as error:
             raise BackupFailed(f"{name} is no snapshot: {error}") from error
         raise BackupFailed(f"{name} is of version {version}, and this kvactors reads {VERSION}")
@@ -73,7 +92,10 @@ class Snapshot:
 def _agent(encoded: str, ledger: Any, kv: Any) -> AgentEntry:
     if not encoded or encoded.startswith(".") or "/" in encoded or "\\" in encoded:
         raise ValueError(f"{encoded!r} is no agent's folder")
-    entries = tuple(KVEntry(check_fingerprint(one[0]), *one[1:]) for one in kv)
+    entries = tuple(
+        KVEntry(check_fingerprint(name), str(manifest), tuple((str(f), str(d)) for f, d in files))
+        for name, manifest, files in kv
+    )
     for file, _ in (segment for entry in entries for segment in entry.segments):
         if not SEGMENT_NAME.fullmatch(file):
             raise ValueError(f"{file!r} is no segment's name")

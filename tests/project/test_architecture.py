@@ -83,13 +83,14 @@ actors/cluster/agents: actors/agents actors/behaviours actors/cluster/host
     core/errors core/model core/schedule persistence/files
 actors/cluster/member: actors/agents actors/behaviours actors/cluster/agents actors/cluster/host
     actors/cluster/machine actors/cluster/protocol actors/cluster/protocol/node actors/runtime
-    actors/system core/errors persistence/files
+    actors/system actors/turns core/errors persistence/backup persistence/errors persistence/files
+    persistence/store
 actors/cluster/ray: actors/cluster/machine actors/cluster/member actors/cluster/protocol
     actors/cluster/protocol/directory core/errors persistence/files
 actors/cluster: actors/behaviours actors/cluster/agents actors/cluster/machine
     actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
     actors/cluster/ray actors/runtime actors/system actors/turns core/cache core/conversation
-    core/errors core/model persistence/files
+    core/errors core/model persistence/backup persistence/errors persistence/files
 actors: actors/agents actors/behaviours actors/cluster actors/cluster/agents actors/errors
     actors/runtime actors/system actors/turns actors/workers core/conversation core/errors
     core/schedule core/schedule/speculation

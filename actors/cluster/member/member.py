@@ -15,6 +15,7 @@ from kvactors.actors.cluster.machine.link import PATIENCE, Link
 from kvactors.actors.cluster.machine.loop import OtherLoop
 from kvactors.actors.cluster.machine.sealed_host import SealedHost
 from kvactors.actors.cluster.machine.seals import Seals, key_name
+from kvactors.actors.cluster.member.backups import StoreBackups
 from kvactors.actors.cluster.member.behaviours import NodeBehaviours
 from kvactors.actors.cluster.member.circles import Circles
 from kvactors.actors.cluster.protocol.interfaces import Record, Transport
@@ -97,7 +98,17 @@ async def open_member(
     if seals is not None:
         host = SealedHost(system, seals, behaviours)
     clock = MonotonicClock()
-    node = Node(name, transport, clock, journal, host, settings=settings, behaviours=behaviours)
+    backups = StoreBackups(system.parts.lifecycle, Path(options.store))
+    node = Node(
+        name,
+        transport,
+        clock,
+        journal,
+        host,
+        settings=settings,
+        behaviours=behaviours,
+        backups=backups,
+    )
     doors.open(node)
     circles = Circles(system.parts.lifecycle.waits, link.client, near, settings.call)
     return Member(node, system, behaviours, circles)

@@ -46,7 +46,8 @@ class Client:
     it is sent, as its "id" is in its ledger record."""
 
     def __init__(self, transport: Transport, clock: Clock, settings: Settings) -> None:
-        self._transport, self._clock, self._settings = transport, clock, settings
+        self._clock, self._settings = clock, settings
+        self.transport = transport
         self._owners: dict[str, tuple[str, int]] = {}
 
     async def spawn(self, agent: str, options: Record, group: str | None, seconds: float) -> Place:
@@ -72,7 +73,7 @@ class Client:
         while not given:
             try:
                 owner = await self.owner(agent)
-                async for item in self._transport.stream(owner, "turn", record):
+                async for item in self.transport.stream(owner, "turn", record):
                     given = given or "answer" in item
                     yield dict(item)
                 return
@@ -132,7 +133,7 @@ class Client:
             try:
                 node = _alive(await self._directory("stats", {}))
                 most = self._settings.call
-                return dict(await self._transport.call(node, "model", {}, within=most))
+                return dict(await self.transport.call(node, "model", {}, within=most))
             except PASSING as error:
                 await trying.wait(error)
 
@@ -186,7 +187,7 @@ class Client:
     ) -> dict[str, Any]:
         """A turn may take long, and a node that stands still gives no sign: the directory is asked
         now and then whether it is worth while to wait."""
-        call = asyncio.ensure_future(self._transport.call(owner, method, record))
+        call = asyncio.ensure_future(self.transport.call(owner, method, record))
         try:
             while not await done_soon(self._clock, call, self._settings.lease):
                 if (await self._directory("find", {"agent": agent}))["node"] != owner:
@@ -196,7 +197,7 @@ class Client:
             call.cancel()
 
     async def _directory(self, method: str, record: Record) -> dict[str, Any]:
-        answer = await self._transport.call("directory", method, record, within=self._settings.call)
+        answer = await self.transport.call("directory", method, record, within=self._settings.call)
         return dict(answer)
 
 

@@ -1,5 +1,6 @@
 """`kvactors store verify`, `gc`, `rm` and `backup`: they need the store for themselves."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kvactors.actors.frontends.cli.store import no_agent, opened
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.system.backups import back_up
 from kvactors.actors.system.system import default_store
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.persistence.backup.backup import Backup, BackupReport
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.backup.restore import restore
@@ -100,9 +101,12 @@ def show_backup(report: BackupReport) -> bool:
     return not report.skipped
 
 
-def restore_store(url: str, path: Path | None, snapshot: str | None) -> None:
-    """Make a store at `path` of a `snapshot` at `url`, or of the latest. Raises BackupFailed,
-    OSError."""
+def restore_store(url: str, path: Path | None, snapshot: str | None, part: str) -> None:
+    """Make a store at `path` of a `snapshot` at `url`, or of the latest, or of a `part` such as
+    "2/3" of its agents. Raises BackupFailed, InvalidInput, OSError."""
     root = (path or default_store()).expanduser()
-    agents = restore(open_objects(url), root, snapshot)
+    found = re.fullmatch("([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", part)
+    if found is None or int(found[1]) > int(found[2]):
+        raise InvalidInput(f"--part is such as 2/3: the second of three, not {part!r}")
+    agents = restore(open_objects(url), root, snapshot, (int(found[1]), int(found[2])))
     out.print(f"{agents:,} agents restored into {root}", soft_wrap=True)

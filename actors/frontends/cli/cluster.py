@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from kvactors.actors.cluster.cluster import Cluster, check_durable
+from kvactors.actors.frontends.cli.care import show_backup
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.frontends.console.key import key_file, stored_key
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -70,6 +71,13 @@ def drain_node(node: str, address: str | None, *, undo: bool) -> None:
         cluster.drain(node, undo=undo)
     told = "takes agents again" if undo else "has no agents, and gets none"
     err.print(f"{printable(node)} {told}.")
+
+
+def back_up_cluster(url: str, address: str | None) -> bool:
+    """Copy what is not at `url` yet of all agents of the cluster at `address`; whether none had to
+    be skipped."""
+    with Cluster.connect(address) as cluster:
+        return show_backup(cluster.backup(url))
 
 
 def move_agent(agent: str, to: str | None, address: str | None) -> None:

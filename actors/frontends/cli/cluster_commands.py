@@ -91,6 +91,17 @@ def drain(
 
 
 @care.command()
+def backup(
+    where: Annotated[str, typer.Argument(help="Such as s3://bucket/folder.")],
+    address: Address = None,
+) -> None:
+    """Copy what an object store lacks of all agents there; status 1 if one cannot be read."""
+    from kvactors.actors.frontends.cli.cluster import back_up_cluster
+
+    raise typer.Exit(0 if back_up_cluster(where, address) else 1)
+
+
+@care.command()
 def move(
     agent: Annotated[str, typer.Argument(parser=text, help="Its id.")],
     to: Annotated[

@@ -138,8 +138,11 @@ def restore(
     where: Where,
     store: StoreDir = None,
     snapshot: Annotated[str | None, typer.Option(help="Which.", show_default="the latest")] = None,
+    part: Annotated[
+        str, typer.Option(help="Of its agents: 2/3 is the second of three.", show_default="all")
+    ] = "1/1",
 ) -> None:
     """Make a new store of a backup."""
     from kvactors.actors.frontends.cli.care import restore_store
 
-    restore_store(where, store, snapshot)
+    restore_store(where, store, snapshot, part)

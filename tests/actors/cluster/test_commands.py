@@ -33,8 +33,9 @@ def test_a_node_that_cannot_begin_says_what_to_do(
     assert not (tmp_path / "store").exists()
 
 
-def test_the_state_of_a_cluster_needs_ray_too() -> None:
-    done = run_child(NO_RAY, "cluster", "status")
+@pytest.mark.parametrize("arguments", [["status"], ["backup", "file:///nowhere"]])
+def test_the_state_of_a_cluster_and_its_backup_need_ray_too(arguments: list[str]) -> None:
+    done = run_child(NO_RAY, "cluster", *arguments)
 
     assert done.returncode == 2
     assert "ray is missing: pip install 'kvactors[ray]'" in done.stderr

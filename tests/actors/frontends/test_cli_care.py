@@ -199,6 +199,27 @@ def test_a_store_is_backed_up_and_restored(tmp_path: Path) -> None:
     assert "holds something" in error
 
 
+def test_parts_of_a_backup_become_stores_that_have_all_of_it_together(tmp_path: Path) -> None:
+    root, url = tmp_path / "store", (tmp_path / "objects").as_uri()
+    agents = [f"a{number}" for number in range(12)]
+    store = Store(root)
+    put(store, *(kv_save(agent, example_segment(0, 40)) for agent in agents))
+    store.close()
+    run("store", "backup", url, "--store", root)
+
+    for part in ("1/3", "2/3", "3/3"):
+        new = str(tmp_path / f"new{part[0]}")
+        assert run("store", "restore", url, "--store", new, "--part", part)[0] == 0
+
+    stores = [Store(tmp_path / f"new{number}") for number in (1, 2, 3)]
+    found = [agent.agent_id for one in stores for agent in one.agents()]
+    assert sorted(found) == sorted(agents)
+    assert all(one.agents() for one in stores)
+    for part in ("0/3", "4/3", "2", "a/b"):
+        code, _, error = run("store", "restore", url, "--store", tmp_path / "x", "--part", part)
+        assert (code, "the second of three" in " ".join(error.split())) == (2, True)
+
+
 def test_an_agent_that_a_backup_skips_is_named_and_the_status_says_so(tmp_path: Path) -> None:
     root, url = tmp_path / "store", (tmp_path / "objects").as_uri()
     store = Store(root)

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from kvactors.actors.cluster.protocol.directory.members import Members
 from kvactors.actors.cluster.protocol.directory.registry import Registry
@@ -28,6 +27,8 @@ class _Found:
     """The highest that it was promised in there; 0 where no cluster had that store."""
     records: int
     node: str
+    spawned: Record | None = field(compare=False)
+    """How, with its "group" and "options", if that is known."""
 
 
 class Adoption:
@@ -62,12 +63,13 @@ class Adoption:
 
     async def found(self, record: Record) -> Record:
         """A node has these `agents`, and their places are not known to it; with "all" these were
-        the last. Of each the "epoch" that was promised and the number of "records"."""
+        the last. Of each the "epoch" that was promised, the number of "records", and how it
+        was "spawned", if that is known."""
         node = record["node"]
         self._members.last(node, record["incarnation"])
         for agent, has in record["agents"].items():
             if self._is_unknown(agent):
-                found = _Found(has["epoch"], has["records"], node)
+                found = _Found(has["epoch"], has["records"], node, has["spawned"])
                 self._found.setdefault(agent, {})[node] = found
         if record["all"]:
             self._heard.add(node)
@@ -127,5 +129,6 @@ def _place(agent: str, found: Iterable[_Found]) -> Place:
     its own."""
     best = max(found)
     epoch = 1 + max(1, best.epoch)
-    options: dict[str, Any] = {ADOPTED: True}
-    return Place(agent, best.node, 0, epoch, None, None, 1, options)
+    spawned = best.spawned or {"group": None, "options": {ADOPTED: True}}
+    group, options = spawned["group"], dict(spawned["options"])
+    return Place(agent, best.node, 0, epoch, None, group, 1, options)

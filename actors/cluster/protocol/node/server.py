@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from kvactors.actors.cluster.protocol.backups import Backups, NoBackups
 from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
@@ -36,9 +37,9 @@ Emit = Callable[[Record], object]
 
 
 class Node:
-    """Called `name`, with the agents of `host` and their `behaviours`. `run` keeps its lease of
-    `settings`, by its `clock`, and notes it in `journal`; `handle` and `stream` answer calls, and
-    others are called through `transport`, all on one loop.
+    """Called `name`, with the agents of `host`, their `behaviours` and `backups`. `run` keeps its
+    lease of `settings`, by its `clock`, and notes it in `journal`; `handle` and `stream` answer
+    calls, and others are called through `transport`, all on one loop.
 
     Of one agent one thing is done at a time; different agents do not wait for each other.
     """
@@ -53,8 +54,9 @@ class Node:
         *,
         settings: Settings,
         behaviours: Behaviours | None = None,
+        backups: Backups | None = None,
     ) -> None:
-        behaviours = behaviours or NoBehaviours()
+        behaviours, backups = behaviours or NoBehaviours(), backups or NoBackups()
         self.name = name
         self._transport, self._clock, self._host = transport, clock, host
         self._settings = settings
@@ -64,7 +66,9 @@ class Node:
         self._owner = Owner(
             name, transport, clock, host, self._notes, settings, end=self._serving.end
         )
-        self._telling = Telling(name, transport, clock, host, self._notes, settings=settings)
+        self._telling = Telling(
+            name, transport, clock, host, self._notes, settings=settings, spawned=backups.spawned
+        )
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
             name,
@@ -102,6 +106,8 @@ class Node:
         self._cancels = Cancels(host, self._owner, self._turn)
         self._turns: set[asyncio.Task[dict[str, Any]]] = set()
         host.on_saved(self._follow)
+        mail, backup = self._mail.stream, backups.stream
+        self._streams = {"turn": self._stream, "mail": mail, "backup": backup}
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
             "turn": self._turn,
             "model": self._model,
@@ -132,15 +138,14 @@ class Node:
             raise WrongRecord(reason=f"a node has no method {method!r}")
         return await self._methods[method](record)
 
-    async def stream(self, method: str, record: Record) -> AsyncIterator[Record]:
-        """Answer a call item by item: tokens as they come, the answer, whether it is durable; or
-        what becomes of messages."""
-        if method == "mail":
-            async for found in self._mail.stream(record):
-                yield found
-            return
-        if method != "turn":
+    def stream(self, method: str, record: Record) -> AsyncIterator[Record]:
+        """Answer a call item by item."""
+        if method not in self._streams:
             raise WrongRecord(reason=f"a node has no stream {method!r}")
+        return self._streams[method](record)
+
+    async def _stream(self, record: Record) -> AsyncIterator[Record]:
+        """Tokens as they come, the answer, whether it is durable."""
         items: asyncio.Queue[Record | None] = asyncio.Queue()
         # It goes on where nobody listens any more: it may be in the ledger already.
         turn = asyncio.create_task(self._turn(record, items.put_nowait))

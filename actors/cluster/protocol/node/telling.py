@@ -1,6 +1,7 @@
 """What a node has of agents that the directory does not know: told before anything is served."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 
 from kvactors.actors.cluster.protocol.errors import ClusterError
@@ -19,7 +20,7 @@ class Telling:
     """Once for each incarnation of the node `name`: what `host` stores, and `notes` promised, is
     said through `transport` until the directory knows a place for all of it. What came with a store
     that was restored, or another system's, has none. `clock` and `settings` say when it is said
-    again."""
+    again. `spawned`: how agents of a restored store were spawned, as far as that is known."""
 
     def __init__(
         self,
@@ -30,9 +31,11 @@ class Telling:
         notes: Notes,
         *,
         settings: Settings,
+        spawned: Mapping[str, Record],
     ) -> None:
         self._name, self._transport, self._clock = name, transport, clock
         self._host, self._notes, self._settings = host, notes, settings
+        self._spawned = spawned
         self._lease: Lease | None = None
         self._due = asyncio.Event()
 
@@ -74,7 +77,11 @@ class Telling:
         for start in range(0, len(agents), BATCH):
             known |= set(await self._ask("whose", {"agents": agents[start : start + BATCH]}))
         return {
-            agent: {"epoch": self._notes.promised(agent), "records": count}
+            agent: {
+                "epoch": self._notes.promised(agent),
+                "records": count,
+                "spawned": self._spawned.get(agent),
+            }
             for agent, count in stored.items()
             if agent not in known
         }

@@ -12,9 +12,13 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 NOBODY: dict[str, Any] = {"agent": "bob", "group": None, "options": {}}
 
 
+def has(epoch: int, records: int, spawned: Record | None = None) -> Record:
+    return {"epoch": epoch, "records": records, "spawned": spawned}
+
+
 def finds(machine: Machine, node: str, *, last: bool = True, **agents: tuple[int, int]) -> None:
     """The node says what it has: of each the epoch that was promised, and records."""
-    found = {agent: {"epoch": epoch, "records": n} for agent, (epoch, n) in agents.items()}
+    found = {agent: has(*said) for agent, said in agents.items()}
     machine.ask("found", node=node, incarnation=1, agents=found, all=last)
 
 
@@ -118,7 +122,7 @@ def test_a_place_that_is_being_written_when_a_store_is_told_of_stays(machine: Ma
 
     async def both() -> list[Any]:
         handle = machine.directory.handle
-        found = {"alice": {"epoch": 0, "records": 9}}
+        found = {"alice": has(0, 9)}
         says = {"node": "n2", "incarnation": 1, "agents": found, "all": True}
         spawn = asyncio.ensure_future(handle("spawn", {**NOBODY, "agent": "alice"}))
         await asyncio.sleep(0)
@@ -159,3 +163,18 @@ def test_the_first_who_says_how_an_adopted_agent_is_spawned_is_believed(machine:
     assert machine.ask("spawn", **asked) == spawned
     with pytest.raises(AgentExists):
         machine.ask("spawn", **{**asked, "group": "other"})
+
+
+def test_how_a_restored_agent_was_spawned_is_known_where_its_backup_says_so(
+    machine: Machine,
+) -> None:
+    machine.joins("n1", told=False)
+    spawned = {"group": "market", "options": {"behaviour": "trading:Trader"}}
+    found = {"alice": has(0, 2, spawned)}
+
+    machine.ask("found", node="n1", incarnation=1, agents=found, all=True)
+
+    assert {key: place(machine)[key] for key in spawned} == spawned
+    assert machine.ask("spawn", agent="alice", **spawned)["node"] == "n1"
+    with pytest.raises(AgentExists):
+        machine.ask("spawn", agent="alice", group=None, options={})
