@@ -75,7 +75,8 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
 
 
 def masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:
-    """Scores [1, rows, kv_heads, repeats * tokens, extent], of what is not seen minus infinity."""
+    """`scores` [1, rows, kv_heads, repeats * tokens, extent], of what the `mask` [rows, 1, tokens,
+    extent] does not show minus infinity."""
     if mask is None:
         return scores
     if tokens == 1:
