@@ -12,6 +12,7 @@ from kvactors.actors.scenarios.diff import differences
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.journal.file import Journal, read_frames
 from kvactors.actors.scenarios.journal.reading import read_journal
+from kvactors.actors.scenarios.journal.records import Turn
 from kvactors.actors.scenarios.scenario import Scenario, resume_run
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.errors import InvalidInput
@@ -60,6 +61,28 @@ def test_an_interrupted_run_has_results_and_goes_on(
     with AgentSystem(FaultyModel(), tmp_path / "other") as fresh:
         [whole] = scenario.run(fresh, out=tmp_path / "whole")
     assert not list(differences(run, whole))
+
+
+def test_an_agent_is_asked_nothing_more_before_its_last_answer_is_in_the_journal(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    rounds = "    rounds: 9\n    steps:\n      - ask"
+    text = TALK.replace("    rounds: 2\n    steps:\n      - say", rounds)
+    done = list[Turn]()
+
+    def cut(_most: int, record: object) -> None:
+        if isinstance(record, Turn) and record.agent == "anna":
+            done.append(record)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Scenario.load(write(text)).run(system, out=tmp_path / "out", watch=cut)
+    anna = system.spawn("seed-0/anna")
+    anna.ask("Behind all that waits.").get()
+
+    asked = [turn.text for turn in anna.transcript().turns if turn.asked]
+    assert asked == ["Speak, 1.", "Behind all that waits."]
+    assert len(done) == 1
 
 
 def test_a_persona_longer_than_the_context_is_refused(
