@@ -19,7 +19,7 @@ from pathlib import Path
 from kvactors.actors.scenarios.diff import Difference, differences
 from kvactors.actors.scenarios.files.document import read_document
 from kvactors.actors.scenarios.files.problems import InvalidScenario
-from kvactors.actors.scenarios.files.schema import ScenarioWords
+from kvactors.actors.scenarios.files.schema import ScenarioWords, json_schema
 from kvactors.actors.scenarios.folder import RunFolder, check_script
 from kvactors.actors.scenarios.forks import changed_words, copy_beginning
 from kvactors.actors.scenarios.journal.records import Run
@@ -41,6 +41,7 @@ __all__ = [
     "compare_runs",
     "fork_run",
     "go_on",
+    "json_schema",
     "part_in_folder",
     "replay_run",
     "resume_run",

@@ -1,5 +1,6 @@
 """`kvactors run` and `kvactors diff`: what they need is imported when they run."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,15 @@ commands = typer.Typer()
 
 # Lines of differences that are shown of two runs.
 SHOWN = 20
+
+
+def _print_schema(wanted: bool) -> None:  # noqa: FBT001
+    """Instead of all else, the schema of scenario files."""
+    if wanted:
+        out.out(
+            json.dumps(_scenarios().json_schema(), indent=1, ensure_ascii=False), highlight=False
+        )
+        raise typer.Exit
 
 
 @commands.command("run")
@@ -56,12 +66,22 @@ def _run(
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="No round begins before the last one has ended.")
     ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            is_eager=True,
+            callback=_print_schema,
+            help="Print the JSON schema of scenario files, for an editor.",
+        ),
+    ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(help="host:port of a cluster whose agents take part, with its nodes' model."),
     ] = None,
 ) -> None:
     """Run a scenario: agents, phases, probes; its journal, tables and report."""
+    assert not schema  # It was printed instead.
     changed = [*(settings or ()), *([] if seed is None else [f"seeds={seed}"])]
     changed += [] if model is None else [f"model={model}"]
     if sum((resume, replay, from_ is not None)) > 1:

@@ -1,9 +1,12 @@
 """`kvactors run` and `kvactors diff`, as they are typed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 from children import run_child
 from typer.testing import CliRunner, Result
 
@@ -114,6 +117,23 @@ def test_what_is_wrong_is_one_line_and_status_2(scenario: str, words: list[str],
     assert result.exit_code == 2
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_the_schema_that_is_printed_takes_every_shipped_file_and_no_slip() -> None:
+    shown = typed("run", "--schema")
+    shipped = sorted((Path(__file__).parents[3] / "examples/scenarios").glob("*.yaml"))
+
+    assert shown.exit_code == 0
+    schema = json.loads(shown.stdout)
+    assert len(shipped) == 7
+    for path in shipped:
+        file = yaml.safe_load(path.read_text(encoding="utf-8"))
+        jsonschema.validate({"inherits": "base.yaml", **file}, schema)
+        for place in (file, file["phases"][0], next(iter(file["agents"].values()))):
+            place["aks"] = "What?"
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(file, schema)
+            del place["aks"]
 
 
 def test_without_its_extra_it_says_how_to_install_it(scenario: str) -> None:

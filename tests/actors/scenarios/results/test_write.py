@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas
 import runs
 from pyarrow import parquet
 from runs import make_heard, make_run, make_turn, probe
@@ -44,6 +45,22 @@ def test_each_turn_is_a_row_with_its_run_first_and_comes_back_as_it_was_said(
     assert json.loads(table[0]["heard_by"]) == ["eve"]
     assert json.loads(table[0]["scores"]) == {"a": -0.5}
     assert (table[0]["total"], table[0]["expected"]) == ("0.5", "")
+
+
+def test_pandas_reads_the_results_in_one_line(sweep: list[Run], tmp_path: Path) -> None:
+    write_results(sweep, tmp_path)
+
+    turns = pandas.read_csv(tmp_path / "turns.csv")
+    typed = pandas.read_parquet(tmp_path / "turns.parquet")
+    metrics = pandas.read_csv(tmp_path / "metrics.csv")
+
+    said = [turn.answer for run in sweep for turn in run.turns]
+    assert list(turns["answer"]) == list(typed["answer"]) == said
+    right = [turn.right for run in sweep for turn in run.turns if turn.right is not None]
+    assert list(turns["right"].dropna()) == list(typed["right"].dropna()) == right
+    assert (turns["total"] == 0.5).all()
+    assert set(metrics[metrics["name"] == "gain"]["value"]) == {4.0, 5.0, 7.0, 8.0}
+    assert turns.groupby("reward")["generated_tokens"].sum().to_dict() == {1: 88, 2: 88}
 
 
 def test_parquet_has_the_same_with_types(sweep: list[Run], tmp_path: Path) -> None:
