@@ -2,10 +2,10 @@
 
     python -m kvactors.bench.experiments.simulations [--quick] [--plot out.png]
 
-Regime: the model that is shipped, greedy, on an idle machine. Replay: a journal of 10,000 turns is
-run again without a model, byte for byte. Fork: a run of 200 turns goes on otherwise from its
-middle. Sweep: twenty seeds whose agents begin with the same 600 tokens, at once and each by itself.
-Bytes: the journal beyond prompts and answers.
+Regime: the model that is shipped, greedy, on an idle machine. Replay: the command runs a journal of
+10,000 turns, each heard by one, again without a model, byte for byte, its start and its results
+included. Fork: a run of 200 turns goes on from its middle. Sweep: twenty seeds whose agents begin
+with the same 600 tokens, at once and each by itself. Bytes: the journal beyond prompts and answers.
 
 Out of order: 1,000 agents of five turns, each of whom hears one neighbour, against the same
 scenario in lockstep, which is how simulations elsewhere wait for each time step. A day has 100 of
@@ -18,8 +18,11 @@ is a small random one that ends no turn by itself (the shipped one says six toke
 """
 
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,8 +31,7 @@ from kvactors.actors import AgentSystem
 from kvactors.actors.scenarios.folder import RunFolder
 from kvactors.actors.scenarios.journal.file import Journal
 from kvactors.actors.scenarios.journal.reading import read_journal
-from kvactors.actors.scenarios.journal.records import Header, Run, Turn
-from kvactors.actors.scenarios.part import replay_runs
+from kvactors.actors.scenarios.journal.records import Event, Header, Heard, Run, Turn
 from kvactors.actors.scenarios.scenario import Scenario, fork_run
 from kvactors.bench.experiments.experiment import Row, begin, figure
 from kvactors.bench.random_model import endless_llama
@@ -121,34 +123,50 @@ def _row(what: str, value: float, unit: str, target: str) -> Row:
 
 
 def _replay(root: Path, turns: int) -> Row:
-    """A run of so many turns, as it would have been recorded, and then replayed."""
-    scenario = _scenario(root, CROWD.replace("say:", "ask:"), AGENTS=turns // 5)
-    recorded = RunFolder.create(root / "recorded", scenario.words, scenario.folder)
-    recorded.begin()
-    path = recorded.journal("seed-0")
-    journal = Journal(path, Header("crowd", "seed-0", 0, {}, "default", (), (), 0.0))
-    for step in range(turns * 2):
-        if (turn := _recorded(step, turns // 5)) is not None:
-            journal.append(turn)
+    """A run of so many turns, each heard by one, as it would have been recorded, and then replayed
+    as a person does: the command, its start, its tables and its page."""
+    scenario = _scenario(root, CROWD, AGENTS=turns // 5)
+    recorded, out = root / "recorded", root / "again"
+    folder = RunFolder.create(recorded, scenario.words, scenario.folder)
+    folder.begin()
+    path = folder.journal("seed-0")
+    names = tuple(f"person-{number}" for number in range(1, turns // 5 + 1))
+    journal = Journal(path, Header("crowd", "seed-0", 0, {}, "default", names, ("talk",), 0.0))
+    for record in _recorded(turns // 5):
+        journal.append(record)
+    journal.append(Event(turns * 4 + 1, "end", "", 0.0))
     journal.close()
-    again = RunFolder.create(root / "again", scenario.words, scenario.folder)
+    command = [sys.executable, "-P", "-c", "from kvactors.actors.cli import main; main()"]
     begun = time.perf_counter()
-    replay_runs(recorded, again)
+    subprocess.run(
+        [*command, "run", str(recorded), "--replay", "--out", str(out)],
+        check=True,
+        capture_output=True,
+    )
     seconds = time.perf_counter() - begun
-    assert again.journal("seed-0").read_bytes() == path.read_bytes()
-    return _row(f"replay of {turns:,} turns", seconds, "s", "<= 10")
+    assert RunFolder.open(out).journal("seed-0").read_bytes() == path.read_bytes()
+    return _row(f"--replay of {turns:,} turns, heard by one", seconds, "s", "<= 10")
 
 
-def _recorded(place: int, agents: int) -> Turn | None:
-    """The turn of a place of the crowd's walk; None where its condition does not hold."""
-    round_, rest = divmod(place, 2 * agents)
-    long, number = divmod(rest, agents)
-    if ((number + 1 + round_ + 1) % 16 == 0) != bool(long):
-        return None
-    name, prompt = f"person-{number + 1}", "What does the candle cost?"
-    where = (place + 1, "ask", name, "talk", round_ + 1, "ask", "", prompt, "The candle costs 90.")
+def _recorded(agents: int) -> Iterator[Turn | Heard]:
+    """What the crowd says, and who hears it, in the order of its walk."""
     tokens, seconds = (40, 30, 10, 8), (1.0, 0.01, 0.0, 0.02, 0.03, 0.09)
-    return Turn(*where, None, (), (), "hot", "stop", *tokens, *seconds, round_ + 1)  # type: ignore[arg-type]
+    prompt, answer, first = "What does the candle cost?", "The candle costs 90.", 0
+    for round_ in range(1, 6):
+        for long in (False, True):
+            for n in (spoke := [n for n in range(1, agents + 1) if _long(n, round_) == long]):
+                name, heard_by = f"person-{n}", (f"person-{n % agents + 1}",)
+                where = (first + n, "say", name, "talk", round_, "say", "", prompt, answer)
+                yield Turn(*where, None, heard_by, (), "hot", "stop", *tokens, *seconds, round_)  # type: ignore[arg-type]
+            for n in spoke:
+                name = f"person-{n % agents + 1}"
+                yield Heard(first + agents + n, first + n, name, "talk", round_, "", 9, round_)
+            first += 2 * agents
+
+
+def _long(number: int, round_: int) -> bool:
+    """Whether an answer of the crowd is a long one."""
+    return (number + round_) % 16 == 0
 
 
 def _bytes(run: Run, folder: Path) -> Row:
@@ -160,15 +178,23 @@ def _bytes(run: Run, folder: Path) -> Row:
 
 
 def _fork(run: Run, root: Path) -> Row:
-    """Tokens that an agent prefills for its first turn behind a fork, beyond that turn's own."""
-    middle = run.turns[len(run.turns) // 2]
-    prompt = "phases.talk.steps.0.when=round > 0"
-    [fork] = fork_run(root / "talk", middle.step, root / "fork", settings=[prompt])
-    before = {turn.step: turn.prefilled_tokens for turn in run.turns}
-    more = [
-        turn.prefilled_tokens - before[turn.step] for turn in fork.turns if turn.step >= middle.step
-    ]
-    return _row("fork at the middle, more prefilled", sum(more) / 2, "tokens an agent", "<= 256")
+    """Tokens that an agent prefills behind a fork, in its turns and of what it hears, beyond what
+    it did there without the fork: of the one with the most."""
+    middle = run.turns[len(run.turns) // 2].step
+    [fork] = fork_run(root / "talk", middle, root / "fork")
+    without, behind = _prefilled_behind(run, middle), _prefilled_behind(fork, middle)
+    assert without.keys() == behind.keys()
+    more = max(behind[agent] - without[agent] for agent in behind)
+    return _row("fork at the middle, more prefilled", more, "tokens an agent", "<= 256")
+
+
+def _prefilled_behind(run: Run, step: int) -> Counter[str]:
+    """Tokens that each agent prefilled from a step on."""
+    prefilled = Counter[str]()
+    for record in (*run.turns, *run.heard):
+        if record.step >= step:
+            prefilled[record.agent] += record.prefilled_tokens
+    return prefilled
 
 
 def _endless() -> Any:
