@@ -161,8 +161,9 @@ class Cluster:
         return Place.from_record(self._ask("find", agent=agent_id))
 
     def forget(self, agent: str | ClusterAgent) -> None:
-        """Delete an agent on all nodes. Raises UnknownAgent."""
-        self._ask("forget", agent=id_of(agent))
+        """Delete an agent on all nodes, behind its turn that runs; once more is nothing. Raises
+        UnknownAgent for one that never was."""
+        self._link.run(self._link.client.forget(id_of(agent), self._link.seconds))
 
     def migrate(self, agent: str | ClusterAgent, to: str | None = None) -> Place:
         """Bring an agent with its memory to the node `to`, or to the least loaded other one; its

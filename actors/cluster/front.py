@@ -70,7 +70,7 @@ class ClusterFront:
         """Delete an agent on all nodes."""
         with self._lock:
             self._agents.pop(agent_id, None)
-        self._link.run(self._link.client.ask("forget", {"agent": agent_id}, self._link.seconds))
+        self._link.run(self._link.client.forget(agent_id, self._link.seconds))
 
     def health(self) -> ClusterHealth:
         """How it is: asks the directory."""

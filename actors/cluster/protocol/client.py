@@ -16,6 +16,7 @@ from kvactors.actors.cluster.protocol.errors import (
     NotOwner,
     StaleEpoch,
     TurnLost,
+    UnknownAgent,
     Unreachable,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Record, Transport
@@ -124,6 +125,15 @@ class Client:
         """The "records" of the ledger of `agent` from the `start`-th on, and the "epoch": no turn
         is missing that was called durable to anyone before this. Unanswered after `seconds`."""
         return await self._of_owner(agent, "read", {"agent": agent, "start": start}, seconds)
+
+    async def forget(self, agent: str, seconds: float) -> None:
+        """Let `agent` be no more, on any node; one that was forgotten already is. Another that has
+        its name by then stays. Raises UnknownAgent, Unanswered after `seconds`."""
+        known = (await self.ask("whose", {"agents": [agent]}, seconds)).get(agent)
+        if known is None:
+            raise UnknownAgent(agent=agent)
+        if known["node"] is not None:
+            await self.ask("forget", {"agent": agent, "born": known["born"]}, seconds)
 
     async def model(self, seconds: float) -> dict[str, Any]:
         """What a node that lives says of its model: the "name" of that, its "tokenizer",

@@ -56,6 +56,11 @@ class Place(Plain):
     options: dict[str, Any] = field(default_factory=dict)
     """What `spawn` was given, for the host."""
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nobody has ever claimed it: nothing of it is stored anywhere."""
+        return (self.incarnation, self.epoch, self.replica) == (0, self.born, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Member(Plain):

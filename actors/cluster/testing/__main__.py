@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from kvactors.actors.cluster.testing.faults import FAULTS, STEPS
 from kvactors.actors.cluster.testing.workload import Outcome, run_seed
 
 
@@ -22,10 +23,12 @@ def main() -> int:
     first, _, last = args.seeds.partition("..")
     seeds = range(int(first), int(last or first) + 1)
     begin, answers, broken = time.monotonic(), 0, 0
-    letters = Counter[str]()
+    letters, struck, reached = Counter[str](), Counter[str](), Counter[str]()
     for outcome in _run(seeds, args.jobs, partial(run_seed, restored=args.restored)):
         answers += outcome.answers
         letters += outcome.letters
+        struck += outcome.steps.struck
+        reached += outcome.steps.reached
         if outcome.broken:
             broken += 1
             print(*(outcome.log if args.log else ()), sep="\n")
@@ -33,6 +36,10 @@ def main() -> int:
     seconds = time.monotonic() - begin
     print(f"{len(seeds)} seeds, {answers} answers, {broken} broken, {seconds:.1f} s")
     print("messages:", ", ".join(f"{count} {what}" for what, count in letters.most_common()))
+    print("faults:", ", ".join(f"{struck[fault]} {fault}" for fault in FAULTS))
+    there = sum(struck[f"at {step}"] for step in STEPS)
+    never = [step for step in STEPS if not reached[step]]
+    print(f"{there} of them at one of {len(STEPS)} steps; never reached: {never or 'none'}")
     return 1 if broken else 0
 
 

@@ -5,20 +5,25 @@ from functools import partial
 from random import Random
 
 from kvactors.actors.cluster.testing.process import Process
-from kvactors.actors.cluster.testing.world import DIRECTORY, Armed, World
+from kvactors.actors.cluster.testing.steps import Armed
+from kvactors.actors.cluster.testing.world import DIRECTORY, World
 
-__all__ = ["STEPS", "early", "plan"]
+__all__ = ["FAULTS", "STEPS", "early", "plan"]
 
 # Where an armed fault may strike: before and after each call is answered, at each call that is
-# made, before and after each write.
+# made, before and after each write. What is streamed has no end that is seen here.
 _NODE = "turn read cached confirm mend prepare release retire prefix align replicate digests piece"
-_NODE += " cancel fork begin"
-_DIRECTORY = "join renew find whose found told claim spawn offer name move moved drain"
+_NODE += " cancel running fork begin serve"
+_DIRECTORY = "join renew find whose told claim spawn offer name outdate move moved forget drain"
 _METHODS = f"{_NODE} {_DIRECTORY}".split()
 _WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget", "store fork"]
+# Those that nobody but clients calls.
+_ASKED = {"turn", "cancel", "running", "cached", "confirm", "fork", "begin", "serve"}
+_ASKED |= {"spawn", "move", "moved", "forget", "drain"}
 STEPS = [
     *(f"{when} {what}" for when in ("before", "after") for what in [*_METHODS, *_WRITES]),
-    *(f"calling {method}" for method in _METHODS),
+    *(f"calling {method}" for method in _METHODS if method not in _ASKED),
+    *("before mail", "calling mail", "before stored"),
 ]
 # Half of them strike where most is at stake.
 HOT = [
@@ -27,7 +32,7 @@ HOT = [
     *("before prepare", "after prepare", "calling piece", "after piece"),
     *("calling name", "after name", "after move", "before journal", "after journal"),
 ]
-# And where stores are told of, at the beginning.
+# And where stores are told of, at the beginning. Of these, `found` needs stores that were restored.
 FIRST = [
     *(f"{when} {what}" for when in ("before", "after") for what in ("whose", "found", "told")),
     *("calling whose", "calling found", "calling told", "before journal", "after journal"),
@@ -43,19 +48,29 @@ def plan(world: World, seconds: float) -> None:
     world.network.twice = rng.choice([0.0, 0.02])
     for _ in range(rng.randint(1, 6)):
         fault = rng.choice(_FAULTS)
-        world.loop.call_later(rng.uniform(0.5, seconds), partial(fault, world))
+        world.loop.call_later(rng.uniform(0.5, seconds), partial(_strike, world, fault))
     for _ in range(rng.randint(0, 4)):
-        do = rng.choice([_kill_here, _pause_here])
+        strike = rng.choice([*_HERE, *_HERE[:2]])
         steps = rng.choice([STEPS, HOT])
-        armed = Armed(rng.choice(steps), partial(do, world), rng.randint(0, 6))
-        world.loop.call_later(rng.uniform(0.0, seconds / 2), world.armed.append, armed)
+        armed = Armed(rng.choice(steps), partial(_strike_here, world, strike), rng.randint(0, 6))
+        world.loop.call_later(rng.uniform(0.0, seconds / 2), world.steps.armed.append, armed)
+
+
+def _strike(world: World, fault: Callable[[World], None]) -> None:
+    world.steps.struck[fault.__name__.strip("_")] += 1
+    fault(world)
+
+
+def _strike_here(world: World, strike: Callable[[World, Process], None], process: Process) -> None:
+    world.steps.struck[strike.__name__.strip("_")] += 1
+    strike(world, process)
 
 
 def early(world: World, rng: Random) -> None:
     """Some of `rng` that strike `world` where its stores are told of."""
     for _ in range(rng.randint(1, 3)):
-        do = rng.choice([_kill_here, _pause_here])
-        world.armed.append(Armed(rng.choice(FIRST), partial(do, world), rng.randint(0, 3)))
+        strike = partial(_strike_here, world, rng.choice([_kill_here, _pause_here]))
+        world.steps.armed.append(Armed(rng.choice(FIRST), strike, rng.randint(0, 3)))
 
 
 def _for_a_while(world: World) -> float:
@@ -74,6 +89,54 @@ def _kill_here(world: World, process: Process) -> None:
 def _pause_here(world: World, process: Process) -> None:
     world.loop.call_later(_for_a_while(world), world.resume, process.name)
     world.pause(process.name)
+
+
+def _isolate_here(world: World, process: Process) -> None:
+    _cut_off(world, process.name)
+
+
+def _part_here(world: World, process: Process) -> None:
+    """From one other machine."""
+    other = world.rng.choice([name for name in world.machines if name != process.name])
+    _cut(world, [(process.name, other), (other, process.name)])
+
+
+def _slow_here(world: World, process: Process) -> None:
+    _bad(world, process.name, "slow", 100.0, 1.0)
+
+
+def _lossy_here(world: World, _: Process) -> None:
+    _lossy(world)
+
+
+def _lose_here(world: World, process: Process) -> None:
+    """Its machine is gone, and does not come back: where that would be the only disk with some
+    agent, it comes back after all. It is over by then."""
+    if process.name == DIRECTORY:
+        _kill_here(world, process)
+        return
+    world.kill(process.name)
+    seconds = world.rng.uniform(1.5, 3.0) * world.settings.lease
+    world.loop.call_later(seconds, _lose_or_start, world, process.name)
+
+
+def _lose_or_start(world: World, name: str) -> None:
+    directory = world.machines[DIRECTORY]
+    registry = directory.server.registry
+    lives = directory.process.alive and not directory.process.paused
+    if not lives or registry.alive(name) or name not in world.nodes:
+        world.start(name)
+        return
+    owned = [place for place in registry.places.values() if place.node == name]
+    if all(place.fresh or place.replica in world.nodes for place in owned):
+        world.steps.struck["disk lost"] += 1
+        world.lose(name)
+    else:
+        world.start(name)
+
+
+def _lose(world: World) -> None:
+    _lose_here(world, world.machines[_node(world)].process)
 
 
 def _kill(world: World) -> None:
@@ -110,7 +173,10 @@ def _cut(world: World, pairs: list[tuple[str, str]]) -> None:
 
 def _isolate(world: World) -> None:
     """A node hears no other machine, but clients reach it: or one way only."""
-    name = _node(world)
+    _cut_off(world, _node(world))
+
+
+def _cut_off(world: World, name: str) -> None:
     others = [other for other in world.machines if other != name]
     away = [(name, other) for other in others]
     back = [(other, name) for other in others]
@@ -138,10 +204,14 @@ def _lossy(world: World) -> None:
 
 def _bad_disk(world: World) -> None:
     name = world.rng.choice(list(world.machines))
-    disk = world.machines[name].disk
     what, value, good = world.rng.choice(
         [("slow", 100.0, 1.0), ("full", True, False), ("failing", 0.4, 0.0)]
     )
+    _bad(world, name, what, value, good)
+
+
+def _bad(world: World, name: str, what: str, value: object, good: object) -> None:
+    disk = world.machines[name].disk
     world.say(f"disk of {name} {what}")
     setattr(disk, what, value)
     world.loop.call_later(_for_a_while(world), setattr, disk, what, good)
@@ -162,4 +232,16 @@ _FAULTS: list[Callable[[World], None]] = [
     _part_two,
     _lossy,
     _bad_disk,
+    _lose,
 ]
+_HERE: list[Callable[[World, Process], None]] = [
+    _kill_here,
+    _pause_here,
+    _isolate_here,
+    _part_here,
+    _slow_here,
+    _lossy_here,
+    _lose_here,
+]
+FAULTS = sorted({fault.__name__.strip("_") for fault in [*_FAULTS, *_HERE]} | {"disk lost"})
+"""The names of all."""

@@ -13,19 +13,19 @@ from kvactors.actors.cluster.protocol.errors import (
     TurnLost,
     Unanswered,
 )
-from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.faults import plan
 from kvactors.actors.cluster.testing.host import texts, withdrawn
 from kvactors.actors.cluster.testing.oracle import Asked
+from kvactors.actors.cluster.testing.quiet import journal_of, quiet
 from kvactors.actors.cluster.testing.restored import Restored
-from kvactors.actors.cluster.testing.world import DIRECTORY, World
+from kvactors.actors.cluster.testing.steps import Steps
+from kvactors.actors.cluster.testing.world import World
 
 __all__ = ["Outcome", "run_seed"]
 
 FAULTS = 16.0
 PATIENCE = 90.0
-QUIET = 60.0
 LEASE = 2.0
 MOST_AGENTS = 7
 WRITERS = 2
@@ -41,6 +41,8 @@ class Outcome:
     log: list[str]
     letters: Counter[str]
     """What became of messages."""
+    steps: Steps
+    """Where faults struck."""
 
 
 def run_seed(seed: int, durable: str = "two", *, restored: bool = False) -> Outcome:
@@ -58,7 +60,7 @@ def run_seed(seed: int, durable: str = "two", *, restored: bool = False) -> Outc
     finally:
         world.close()
     oracle, letters = world.oracle, world.letters.counts
-    return Outcome(seed, oracle.broken, oracle.answers, world.log, letters)
+    return Outcome(seed, oracle.broken, oracle.answers, world.log, letters, world.steps)
 
 
 async def _over(story: "_Story", restored: Restored) -> None:
@@ -77,6 +79,7 @@ class _Story:
         self._agents = world.agents
         self._agents += [f"a{index}" for index in range(self._rng.randint(1, 4))]
         self._drained: set[str] = set()
+        self._forgotten: list[str] = []
         self._moves: list[tuple[str, str, int]] = []
 
     async def told(self) -> None:
@@ -89,7 +92,9 @@ class _Story:
         await asyncio.gather(*clients, operator, *writers)
         left = FAULTS - self._world.loop.time()
         await asyncio.sleep(max(0.0, left))
-        await self._quiet()
+        await quiet(self._world, self._drained, self._forgotten)
+        for agent, target, written in self._moves:
+            self._oracle.moved(agent, target, journal_of(self._world)[written:])
 
     async def _client(self, name: str) -> None:
         client = self._world.client(name)
@@ -113,6 +118,11 @@ class _Story:
             await self._cancel(client, agent, text)
         elif draw < 0.42 and len(self._agents) < MOST_AGENTS:
             await self._fork(client, agent, text)
+        elif draw < 0.48:
+            await self._pass_through(client, f"x-{text}")
+        elif draw < 0.52:
+            await self._until_done(lambda: client.running(agent, PATIENCE))
+            await self._until_done(lambda: client.serve(agent, PATIENCE))
         else:
             await self._turn(client, agent, text, self._rng.choice([None] * 6 + [1, 2]))
 
@@ -153,6 +163,9 @@ class _Story:
             durable = await self._until_done(
                 lambda: client.confirm(asked.agent, f"r-{asked.text}", PATIENCE)
             )
+        if self._rng.random() < 0.15:
+            request = f"r-{asked.text}"
+            await self._until_done(lambda: client.cached(asked.agent, request, PATIENCE))
         answer = given["answer"]
         self._oracle.durable(asked, answer["index"], answer["text"], answer["remembers"])
 
@@ -188,6 +201,15 @@ class _Story:
         self._oracle.read(shown, given["epoch"], given["node"], ledger)
         self._oracle.forked(asked, child, ledger, durable=durable)
         self._agents.append(child)
+
+    async def _pass_through(self, client: Client, agent: str) -> None:
+        """One that is forgotten again. Nobody else asks it."""
+        await self._until_done(lambda: client.spawn(agent, {}, None, PATIENCE))
+        if self._rng.random() < 0.7:
+            await self._turn(client, agent, f"{agent}.0", None)
+        await self._until_done(lambda: client.forget(agent, PATIENCE))
+        self._world.say(f"{agent} is forgotten")
+        self._forgotten.append(agent)
 
     async def _read(self, client: Client, agent: str) -> None:
         asked = self._oracle.asks(agent, "a read")
@@ -236,7 +258,7 @@ class _Story:
         node, agent = self._rng.choice(self._world.nodes), self._rng.choice(self._agents)
         if self._rng.random() < 0.75:
             self._world.say(f"move {agent} to {node}")
-            written = len(self._journal())
+            written = len(journal_of(self._world))
             await client.ask("move", {"agent": agent, "target": node}, PATIENCE)
             self._moves.append((agent, node, written))
             if self._rng.random() < 0.5:
@@ -250,47 +272,3 @@ class _Story:
         """Until its move is over, or another one that was asked for since."""
         while not (await client.ask("moved", {"agent": agent}, PATIENCE))["over"]:
             pass
-
-    async def _quiet(self) -> None:
-        """Wait until nothing is left to do, then ask the oracle."""
-        until = self._world.loop.time() + QUIET
-        while (odd := self._unsettled()) and self._world.loop.time() < until:
-            await asyncio.sleep(0.5)
-        if odd:
-            self._oracle.broken.append(f"never quiet: {odd}")
-        for agent in self._agents:
-            self._oracle.ends(
-                agent, self._world.ledgers(agent), self._world.aside(), self._home(agent)
-            )
-            if nodes := self._world.misfits(agent):
-                self._oracle.broken.append(f"{agent}: KV of other turns on {', '.join(nodes)}")
-        self._world.letters.ends()
-        for agent, target, written in self._moves:
-            self._oracle.moved(agent, target, self._journal()[written:])
-
-    def _journal(self) -> list[Record]:
-        files = self._world.machines[DIRECTORY].disk.files
-        journal: list[Record] = files.setdefault("journal", [])
-        return journal
-
-    def _home(self, agent: str) -> set[str]:
-        place = self._world.machines[DIRECTORY].server.registry.places[agent]
-        return {node for node in (place.node, place.replica) if node is not None}
-
-    def _unsettled(self) -> str:
-        registry = self._world.machines[DIRECTORY].server.registry
-        if registry.moves:
-            return f"moves {list(registry.moves)}"
-        if waiting := self._world.letters.waiting():
-            return f"{len(waiting)} messages have not ended"
-        for agent in self._agents:
-            place, home = registry.places[agent], self._home(agent)
-            used = bool(self._world.ledgers(agent))
-            wanted = 2 if self._world.settings.durable == "two" else 1
-            if used and (len(home) < wanted or not all(map(registry.alive, home))):
-                return f"{place} has no replica"
-            if home & self._drained:
-                return f"{place} is on a drained node"
-            if used and set(self._world.ledgers(agent)) - home:
-                return f"{agent} has orphans on {sorted(set(self._world.ledgers(agent)) - home)}"
-        return ""

@@ -22,22 +22,13 @@ from kvactors.actors.cluster.testing.network import Network, SimTransport
 from kvactors.actors.cluster.testing.oracle import Oracle
 from kvactors.actors.cluster.testing.posting import Post
 from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
+from kvactors.actors.cluster.testing.steps import Steps
 
-__all__ = ["DIRECTORY", "Armed", "World"]
+__all__ = ["DIRECTORY", "World"]
 
 DIRECTORY = "directory"
 PATIENCES = (4.0, 20.0)
 """Seconds for which a message looks for its owner."""
-
-
-@dataclass(slots=True)
-class Armed:
-    """A fault that waits for a process to come to a step."""
-
-    step: str
-    do: Callable[[Process], None]
-    after: int = 0
-    """Not at the first times."""
 
 
 @dataclass(slots=True)
@@ -63,61 +54,68 @@ class World:
         self.mail_rng = Random(f"{seed} mail")
         self.agents: list[str] = []
         self.letters = LetterOracle(self.oracle.broken, self.loop.time, self._owner, settings.lease)
-        self.armed: list[Armed] = []
+        self.steps = Steps(self.say)
         self.network = Network(self.rng, self.step)
         self.nodes = [f"n{index}" for index in range(nodes)]
+        self._names, self._lost = nodes - 1, list[str]()
         self.machines: dict[str, Machine] = {}
         self.log: list[str] = []
         for name in [DIRECTORY, *self.nodes]:
-            self.machines[name] = Machine(
-                Disk(self.rng, self.step), Process(name, self.loop), self._rate()
-            )
-            self._boot(name)
+            self._add(name)
 
     def say(self, what: str) -> None:
         """For whoever looks at one seed."""
         self.log.append(f"{self.loop.time():9.4f} {what}")
 
     def step(self, process: Process, what: str) -> None:
-        """A process is at a step: an armed fault may strike there."""
-        for armed in self.armed:
-            if armed.step == what and process.name in self.machines:
-                if armed.after > 0:
-                    armed.after -= 1
-                    continue
-                self.armed.remove(armed)
-                self.say(f"armed at {what} of {process.name}")
-                armed.do(process)
-                return
+        """A process is at a step: an armed fault may strike there, unless it is a client's."""
+        if process.name in self.machines:
+            self.steps.at(process, what)
 
     def start(self, name: str) -> None:
-        """The machine's process again, if it is dead."""
-        machine = self.machines[name]
-        if not machine.process.alive:
+        """The machine's process again, if it is dead; no more than that where it was lost."""
+        machine = self.machines.get(name)
+        if machine is not None and not machine.process.alive:
             machine.process = Process(name, self.loop)
             self._boot(name)
             self.say(f"start {name}")
 
     def kill(self, name: str) -> None:
-        """Its process is gone."""
-        self.say(f"kill {name}")
-        self.machines[name].process.kill()
+        """Its process is gone; so are the others of a machine that was not lost before."""
+        if name in self.machines:
+            self.say(f"kill {name}")
+            self.machines[name].process.kill()
 
     def pause(self, name: str) -> None:
         """It stands still."""
-        self.say(f"pause {name}")
-        self.machines[name].process.pause()
+        if name in self.machines:
+            self.say(f"pause {name}")
+            self.machines[name].process.pause()
 
     def resume(self, name: str) -> None:
         """It goes on."""
-        if self.machines[name].process.paused:
+        if name in self.machines and self.machines[name].process.paused:
             self.say(f"resume {name}")
             self.machines[name].process.resume(self.rng)
+
+    def lose(self, name: str) -> None:
+        """The machine of a node is gone for good, with its disk; another one comes in its place."""
+        machine = self.machines.pop(name)
+        machine.process.kill()
+        self._lost += [
+            text for ledger in machine.disk.files["ledgers"].values() for text in texts(ledger)
+        ]
+        self._lost += texts(machine.disk.files["aside"])
+        self._names += 1
+        new = f"n{self._names}"
+        self.say(f"lose {name} with its disk; {new} comes")
+        self.nodes[self.nodes.index(name)] = new
+        self._add(new)
 
     def heal(self) -> None:
         """No faults any more."""
         self.say("heal")
-        self.armed.clear()
+        self.steps.armed.clear()
         self.network.heal()
         for name, machine in self.machines.items():
             machine.disk.heal()
@@ -155,8 +153,9 @@ class World:
         ]
 
     def aside(self) -> list[str]:
-        """What was set aside anywhere."""
-        return [text for n in self.nodes for text in texts(self.machines[n].disk.files["aside"])]
+        """What was set aside anywhere, or was on a disk that is lost."""
+        disks = [self.machines[name].disk for name in self.nodes]
+        return [*self._lost, *(text for disk in disks for text in texts(disk.files["aside"]))]
 
     def close(self) -> None:
         """All of it ends."""
@@ -169,6 +168,11 @@ class World:
     def _rate(self) -> float:
         skew = self.settings.skew
         return self.rng.choice([1 - skew, 1 + skew, self.rng.uniform(1 - skew, 1 + skew)])
+
+    def _add(self, name: str) -> None:
+        disk = Disk(self.rng, self.step)
+        self.machines[name] = Machine(disk, Process(name, self.loop), self._rate())
+        self._boot(name)
 
     def _boot(self, name: str) -> None:
         machine = self.machines[name]

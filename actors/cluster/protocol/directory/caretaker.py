@@ -91,10 +91,15 @@ class Caretaker:
 
     async def _away(self) -> list[str]:
         """Agents whose owners are gone: as many as are taken over at once. Whose replica is away
-        as well waits until a node comes."""
+        as well waits until a node comes, unless nobody has claimed it yet."""
         alive, owned = self._registry.alive, self._registry.index.owned
         gone = [agents for node, agents in owned.items() if not alive(node)]
-        return await self._some(gone, lambda place: alive(place.replica), AT_ONCE)
+        room = bool(self._members.room())
+
+        def wanted(place: Place) -> bool:
+            return alive(place.replica) or (place.fresh and room)
+
+        return await self._some(gone, wanted, AT_ONCE)
 
     async def _some(
         self, groups: Iterable[Collection[str]], wanted: Callable[[Place], bool], most: int

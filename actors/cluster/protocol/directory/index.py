@@ -32,17 +32,12 @@ class Index:
         self.owned[place.node][place.agent] = None
         if place.replica is not None:
             self.kept[place.replica][place.agent] = None
-        elif not _fresh(place):
+        elif not place.fresh:
             self.single[place.agent] = None
 
     def _remove(self, place: Place) -> None:
         del self.owned[place.node][place.agent]
         if place.replica is not None:
             del self.kept[place.replica][place.agent]
-        elif not _fresh(place):
+        elif not place.fresh:
             del self.single[place.agent]
-
-
-def _fresh(place: Place) -> bool:
-    """Whether it has never been claimed."""
-    return place.incarnation == 0 and place.epoch == 1

@@ -104,7 +104,10 @@ class Moves:
 
     async def forget(self, record: Record) -> Record:
         """The agent is no more, its owner knows; what nodes have of it goes with their sweeps. Who
-        asks again, as its owner took long, is told the same. Raises UnknownAgent."""
+        asks again, as its owner took long, is told the same; of another that has its name by now
+        nothing is forgotten, where `born` says which was meant. Raises UnknownAgent."""
+        if self._registry.gone.get(record["agent"], -1) >= record.get("born", float("inf")):
+            return {}
         try:
             place = await self._places.settled(record["agent"])
             async with self._let_go(place, "retire"):

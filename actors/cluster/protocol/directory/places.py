@@ -56,14 +56,17 @@ class Places:
         if (place := self._registry.places.get(agent)) is not None:
             move = self._registry.moves.get(agent)
             target, epoch = move and move.target, place.epoch
-            return {"node": place.node, "replica": place.replica, "target": target, "epoch": epoch}
+            who = {"node": place.node, "replica": place.replica, "target": target}
+            return {**who, "epoch": epoch, "born": place.born}
         if agent in self._registry.gone:
             epoch = self._registry.gone[agent] + 1
-            return {"node": None, "replica": None, "target": None, "epoch": epoch}
+            nobody = dict.fromkeys(("node", "replica", "target", "born"))
+            return {**nobody, "epoch": epoch}
         return None
 
     async def settled(self, agent: str) -> Place:
-        """Its place; its replica's, from now on, if its owner is fenced."""
+        """Its place; if its owner is fenced, its replica's from now on, or, of one that nobody has
+        claimed yet, any other's."""
         if self._registry.alive((place := self.place(agent)).node):
             return place
         async with self._locks.of(agent):
@@ -73,9 +76,14 @@ class Places:
         place = self.place(agent)
         if self._registry.alive(place.node):
             return place
-        if not self._registry.alive(place.replica):
+        if self._registry.alive(place.replica):
+            taken = next_epoch(place, node=place.replica, incarnation=0, replica=None)
+        elif place.fresh and self._members.room():
+            # Nothing is lost with that node: as if it were spawned now.
+            node = self._choose(agent, place.group)
+            taken = next_epoch(place, node=node, born=place.epoch + 1)
+        else:
             raise AgentUnavailable(agent=agent, nodes=_names(place.node, place.replica))
-        taken = next_epoch(place, node=place.replica, incarnation=0, replica=None)
         await self._registry.note(places=[taken])
         self._changed()
         return taken

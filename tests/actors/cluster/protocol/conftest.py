@@ -12,7 +12,9 @@ def machine() -> Iterator[Machine]:
     machine = Machine()
     yield machine
     machine.process.kill()
-    machine.loop.run_until_complete(_nothing())
+    # What is cancelled is told, and what waits for that is.
+    for _ in range(3):
+        machine.loop.run_until_complete(_nothing())
     machine.loop.close()
 
 

@@ -9,7 +9,7 @@ from seeded import bug, seeded
 
 from kvactors.actors.cluster.testing import host
 from kvactors.actors.cluster.testing.process import Process
-from kvactors.actors.cluster.testing.world import Armed
+from kvactors.actors.cluster.testing.steps import Armed
 
 Make = Callable[[int], Cluster]
 
@@ -94,7 +94,7 @@ def test_a_cancel_whose_answer_is_lost_is_sent_again_and_ends_no_other_turn(clus
     two = cluster(2)
     two.spawns("alice")
     owner = two.asks("find", agent="alice")["node"]
-    two.world.armed.append(Armed("after cancel", lambda _: _cut(two, owner)))
+    two.world.steps.armed.append(Armed("after cancel", lambda _: _cut(two, owner)))
 
     assert ends(two, "one")["text"] == "no r-one"
     assert two.shows("alice") == ["no r-one"]

@@ -11,7 +11,8 @@ from kvactors.actors.cluster.protocol.errors import (
     HostFailed,
     UnknownAgent,
 )
-from kvactors.actors.cluster.testing.world import DIRECTORY, Armed
+from kvactors.actors.cluster.testing.steps import Armed
+from kvactors.actors.cluster.testing.world import DIRECTORY
 
 Make = Callable[[int], Cluster]
 
@@ -84,7 +85,7 @@ def interrupted(cluster: Cluster) -> None:
         cluster.world.kill(owner)
         cluster.world.loop.call_later(6 * SETTINGS.lease, cluster.world.start, owner)
 
-    cluster.world.armed.append(Armed("before store fork", kill))
+    cluster.world.steps.armed.append(Armed("before store fork", kill))
 
 
 def test_a_fork_whose_node_died_before_it_had_begun_is_made_of_its_parent_as_it_was(
@@ -149,7 +150,7 @@ def test_a_fork_that_the_disk_refused_begins_where_it_was_first_asked_for(cluste
     def fill(_: object) -> None:
         disk.full = True
 
-    two.world.armed.append(Armed("before store fork", fill))
+    two.world.steps.armed.append(Armed("before store fork", fill))
     with pytest.raises(HostFailed, match="no space left"):
         forks(two, "bob")
     disk.heal()

@@ -123,7 +123,9 @@ def test_the_replica_takes_over_in_a_new_epoch(machine: Machine) -> None:
 def test_an_agent_with_no_replica_waits_for_its_node(machine: Machine) -> None:
     machine.joins("n1")
     machine.spawns()
-    machine.all_fall_silent()
+    machine.ask("claim", agent="alice", node="n1", incarnation=1)
+    machine.joins("n2")
+    machine.all_fall_silent(but="n2")
 
     with pytest.raises(AgentUnavailable, match="'alice' is stored on n1"):
         machine.ask("find", agent="alice")

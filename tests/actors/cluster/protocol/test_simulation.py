@@ -8,6 +8,7 @@ from samples import sample_of
 from seeded import bug, seeded
 
 from kvactors.actors.cluster.protocol.node.copier import Copier, Peer
+from kvactors.actors.cluster.testing.faults import FAULTS, STEPS
 from kvactors.actors.cluster.testing.workload import run_seed
 
 # The same in each run, for the mutants; then those of the day, of the 10,000 of the long form.
@@ -46,14 +47,19 @@ def test_a_seed_is_the_same_story_each_time() -> None:
     assert first.answers > 0
 
 
-def test_messages_are_taken_lost_moved_and_taken_over_with_their_agents_in_these_worlds() -> None:
-    letters = Counter[str]()
-    for seed in range(1, 21):
-        letters += run_seed(seed).letters
+def test_whatever_may_happen_does_in_these_worlds() -> None:
+    letters, reached, struck = Counter[str](), Counter[str](), Counter[str]()
+    for seed in range(1, 81):
+        outcome = run_seed(seed)
+        letters += outcome.letters
+        reached += outcome.steps.reached
+        struck += outcome.steps.struck
 
     happen = ["taken", "answered", "Undelivered in flight", "Undelivered", "Unanswered"]
     happen += ["MailboxFull", "followed", "taken over"]
     assert [what for what in happen if not letters[what]] == []
+    assert [step for step in STEPS if not reached[step]] == []
+    assert [fault for fault in FAULTS if not struck[fault]] == []
 
 
 @bug(Copier, "catch_up")

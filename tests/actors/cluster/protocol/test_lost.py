@@ -1,0 +1,94 @@
+"""A node that is lost with its disk: what was durable is on another, and what was never used begins
+anywhere. With replication off it is lost, so that these tests would see it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lives import SETTINGS, Cluster
+from seeded import bug, seeded
+
+from kvactors.actors.cluster.protocol.errors import UnknownAgent
+from kvactors.actors.cluster.protocol.node.copier import Copier
+
+Make = Callable[[int], Cluster]
+TURNS = [f"turn {number}" for number in range(5)]
+
+
+@bug(Copier, "catch_up")
+def the_replica_gets_nothing(true: Any) -> Any:
+    async def catch_up(self: Copier, peer: Any) -> None:
+        return None
+
+    return catch_up
+
+
+def lose(three: Cluster, node: str) -> None:
+    """It is gone, others know, and another node has come in its place."""
+    three.world.kill(node)
+    three.passes(2 * SETTINGS.lease)
+    three.world.lose(node)
+
+
+def taken_over(three: Cluster) -> tuple[str, list[str]]:
+    """Who owned alice when she was told five things, and what she shows without that node."""
+    three.spawns("alice")
+    told = [three.says("alice", text) for text in TURNS]
+    assert all(one["durable"] for one in told)
+    owner = told[-1]["node"]
+    lose(three, owner)
+    return owner, three.shows("alice")
+
+
+def test_what_was_durable_is_shown_by_another_node_and_copied_to_a_third(cluster: Make) -> None:
+    three = cluster(3)
+
+    owner, shown = taken_over(three)
+    three.passes(4 * SETTINGS.lease)
+
+    assert shown == TURNS
+    assert owner not in three.world.nodes
+    assert sorted(map(len, three.world.ledgers("alice").values())) == [5, 5]
+    assert three.says("alice", "after")["answer"]["index"] == 5
+
+
+def test_with_replication_off_it_is_lost(cluster: Make) -> None:
+    with seeded(the_replica_gets_nothing):
+        _, shown = taken_over(cluster(3))
+
+    assert shown == []
+
+
+def test_an_agent_that_was_never_used_begins_elsewhere(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice", "bob")
+    nodes = {three.asks("find", agent=agent)["node"] for agent in ("alice", "bob")}
+
+    for node in nodes:
+        three.world.kill(node)
+    three.passes(2 * SETTINGS.lease)
+
+    assert three.says("alice", "hello")["answer"]["index"] == 0
+    assert three.says("bob", "hello, bob")["answer"]["index"] == 0
+
+
+def test_a_call_to_forget_an_agent_that_comes_late_leaves_the_next_of_its_name_alone(
+    cluster: Make,
+) -> None:
+    two = cluster(2)
+    two.spawns("alice")
+    two.says("alice", "in the first life")
+    born = two.asks("whose", agents=["alice"])["alice"]["born"]
+    two.does(two.client.forget("alice", 30))
+    two.spawns("alice")
+    two.says("alice", "in the second")
+
+    two.asks("forget", agent="alice", born=born)
+    assert two.shows("alice") == ["in the second"]
+
+    two.does(two.client.forget("alice", 30))
+    two.does(two.client.forget("alice", 30))
+    with pytest.raises(UnknownAgent):
+        two.says("alice", "to nobody")
+    with pytest.raises(UnknownAgent):
+        two.does(two.client.forget("nobody", 30))
