@@ -9,8 +9,8 @@ A zip file, stored without compression, of the store's own formats:
     kv/<fingerprint>/seg-<start>-<end>-<hash>.safetensors
 
 Every member has a checksum of its own format and the zip's CRC. Members are never unpacked
-to the disk, so their names are no paths; any other name is refused. Nothing is stored before
-all of it was read and checked once.
+to the disk, so their names are no paths; any other name is refused. Segments are read once, each
+checked as it is, and stored where nothing names them before all of them are there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kvactors.core.cache.segment import Segment
-from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import (
     AgentNotStored,
     ImportRejected,
@@ -49,7 +47,6 @@ from kvactors.persistence.ledger.frames import (
     scan,
 )
 from kvactors.persistence.ledger.records import decode_records
-from kvactors.persistence.store.new_agent import add_agent
 from kvactors.persistence.store.store import Store
 
 __all__ = ["OnStep", "export_archive", "import_archive", "is_archive"]
@@ -115,24 +112,19 @@ def import_archive(
     store: Store, path: Path, agent_id: str, on_step: OnStep = lambda _done, _all: None
 ) -> None:
     """Add the agent of the archive at `path` to `store` as `agent_id`, which must be free, whole or
-    not at all; `on_step` is called for each step.
+    not at all; with one segment in memory at a time, and a call of `on_step` for each.
 
     Raises AgentExists, ImportRejected, StorageError, OSError.
     """
     with _Reader.open(path) as reader:
-        steps, done = max(1, 2 * len(reader.manifests) - 1), count(1)
-        # No more than one fingerprint's KV is ever in memory: that of the first is checked as it
-        # is read to be stored, and nothing is stored before; that of others once more.
-        for manifest in reader.manifests[1:]:
-            reader.segments(manifest)
-            on_step(next(done), steps)
-
-        def saves() -> Iterator[Save]:
-            for save in reader.saves(agent_id):
-                yield save
-                on_step(next(done), steps)
-
-        add_agent(store, agent_id, saves())
+        steps = sum(len(manifest.segments) for manifest in reader.manifests)
+        with store.arrivals.of(agent_id) as arrival:
+            for done, (fingerprint, segment) in enumerate(reader.segments(), 1):
+                arrival.add(fingerprint, segment)
+                on_step(done, steps)
+            arrival.finish(reader.records)
+        if not steps:
+            on_step(1, 1)
 
 
 class _Reader:
@@ -164,18 +156,11 @@ class _Reader:
         except SegmentUnreadable as error:
             raise ImportRejected("kv", str(error)) from error
 
-    def saves(self, agent_id: str) -> Iterator[Save]:
-        """What to commit, in order; reads and checks the segments as it goes."""
-        records = self.records
+    def segments(self) -> Iterator[tuple[str, Segment]]:
+        """All KV, each segment with its fingerprint, read and checked as it goes."""
         for manifest in self.manifests:
-            yield Save(agent_id, records, manifest.fingerprint, self.segments(manifest))
-            records = ()
-        if not self.manifests:
-            yield Save(agent_id, records, None, ())
-
-    def segments(self, manifest: Manifest) -> tuple[Segment, ...]:
-        """All KV of one fingerprint, read and checked."""
-        return tuple(self._segment(manifest, entry) for entry in manifest.segments)
+            for entry in manifest.segments:
+                yield manifest.fingerprint, self._segment(manifest, entry)
 
     def _check_version(self) -> None:
         try:

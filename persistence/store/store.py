@@ -30,6 +30,7 @@ from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders
 from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.store.agent_files import AgentFiles
+from kvactors.persistence.store.arrivals import Arrivals
 from kvactors.persistence.store.fork import fork
 from kvactors.persistence.store.group import Done, Failed, OnEvicted, Reports, commit_group, nobody
 from kvactors.persistence.store.listing import (
@@ -87,6 +88,7 @@ class Store:
         self._kv = KvFolders(self._files, self.root / "kv", sealing, share=share_segments)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
         self._parts = StoreParts(self._ledgers, self._kv, DiskLimit(self._kv, max_disk))
+        self.arrivals = Arrivals(self._parts, self._touch)
         self.files = AgentFiles(self._parts, self._touch)
         self.listing = Listing(self._parts, self.agent_folders, self._touch)
         self.records = RecordCopies(self._parts, self.agent_folders, self._touch)

@@ -11,14 +11,18 @@ import pytest
 from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
-from kvactors.persistence.errors import AgentExists, AgentNotStored, ExportRejected, ImportRejected
+from kvactors.persistence.errors import (
+    AgentExists,
+    AgentNotStored,
+    ExportRejected,
+    ImportRejected,
+)
 from kvactors.persistence.formats.archive import export_archive, import_archive, is_archive
 from kvactors.persistence.ledger.frames import encode_header, encode_records
 from kvactors.persistence.testing.doubles import CountingFiles, FailingFiles, example_segment
 
 F2 = "1" * 16
 MORE = {"text": "and more \ud800"}
-COUNTED = Path("/proc/self/io")
 
 
 @pytest.fixture
@@ -35,11 +39,6 @@ def path(store: Store, tmp_path: Path) -> Path:
 @pytest.fixture
 def other(tmp_path: Path) -> Store:
     return Store(tmp_path / "other")
-
-
-def bytes_read() -> int:
-    """By this process, since it began."""
-    return int(COUNTED.read_text(encoding="ascii").split()[1])
 
 
 def same(store: Store, agent_id: str, other: Store, other_id: str) -> bool:
@@ -88,22 +87,6 @@ def test_progress_ends_with_all_steps(store: Store, tmp_path: Path, path: Path) 
     import_archive(store, path, "bob", lambda done, steps: seen.append((done, steps)))
 
     assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
-@pytest.mark.skipif(not COUNTED.exists(), reason="only Linux counts what a process has read")
-def test_an_archive_with_the_kv_of_one_model_is_read_once(
-    store: Store, other: Store, tmp_path: Path
-) -> None:
-    put(store, Save("alice", (RECORD,), F1, (example_segment(0, 4096, token_bytes=1024),)))
-    export_archive(store, "alice", tmp_path / "alice.kva")
-    before = bytes_read()
-
-    import_archive(other, tmp_path / "alice.kva", "alice")
-
-    size = (tmp_path / "alice.kva").stat().st_size
-    assert size > 4 << 20
-    assert bytes_read() - before < 1.5 * size
-    assert same(store, "alice", other, "alice")
 
 
 def test_nothing_is_written_over(store: Store, path: Path) -> None:
