@@ -16,7 +16,7 @@ FORK = "fork"
 
 
 @cache
-def _names(kind: Any) -> dict[str, None]:
+def _names(kind: type[Any]) -> dict[str, None]:
     """Of a dataclass's fields."""
     return dict.fromkeys(field.name for field in fields(kind))
 

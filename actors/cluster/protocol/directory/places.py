@@ -1,6 +1,7 @@
 """The places of agents: each change of one is a compare-and-swap, and a new epoch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kvactors.actors.cluster.protocol.directory.members import Members
@@ -169,11 +170,16 @@ class Places:
         return named.to_record()
 
     async def outdate(self, record: Record) -> Record:
-        """The same place in another epoch: who was made ready in that `epoch` is not named."""
-        async with self._locks.of(record["agent"]):
-            place = self.place(record["agent"])
-            if place.epoch == record["epoch"]:
-                await self._registry.note(places=[next_epoch(place)])
+        """The same place in another epoch: who was made ready in that `epoch` is not named. It is
+        above what was `promised`, be that by another directory; so it is of who was forgotten."""
+        agent, epoch = record["agent"], record["epoch"]
+        last = max(epoch, record["promised"])
+        async with self._locks.of(agent):
+            place = self._registry.places.get(agent)
+            if place is not None and place.epoch == epoch:
+                await self._registry.note(places=[replace(place, epoch=last + 1)])
+            elif place is None and self._registry.gone.get(agent) == epoch - 1:
+                await self._registry.note(epochs={agent: last})
         return {}
 
 

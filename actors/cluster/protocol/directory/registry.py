@@ -1,7 +1,7 @@
 """What the directory must not forget, over its journal."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -58,10 +58,12 @@ class Registry:
         stays: Iterable[tuple[str, str]] = (),
         untold: Iterable[str] = (),
         told: Iterable[str] = (),
+        epochs: Mapping[str, int] | None = None,
     ) -> None:
         """All `places`, `members` and `moves` at once. `moved`: these moves are over; `gone`:
         forget these agents; `stays`: agents, and the nodes on which they shall stay; `untold`:
-        nodes that may bring agents, `told`: that have said which.
+        nodes that may bring agents, `told`: that have said which; `epochs`: in which those end that
+        were forgotten.
 
         Raises Unreachable where the disk failed: the change may be on it or not, so from then on
         nothing is answered until a restart has read what is there.
@@ -75,6 +77,7 @@ class Registry:
             "stays": [[agent, node] for agent, node in stays],
             "untold": list(untold),
             "told": list(told),
+            "epochs": dict(epochs or {}),
         }
         self.check()
         try:

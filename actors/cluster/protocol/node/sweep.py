@@ -90,7 +90,8 @@ class Sweep:
         Then it is an orphan."""
         self._unnamed[agent] = place["epoch"]
         if again:
-            record = {"agent": agent, "epoch": place["epoch"]}
+            promised = self._notes.promised(agent)
+            record = {"agent": agent, "epoch": place["epoch"], "promised": promised}
             await self._ask("directory", "outdate", record)
 
     async def _remove(self, agent: str, place: Record) -> None:

@@ -178,3 +178,20 @@ def test_how_a_restored_agent_was_spawned_is_known_where_its_backup_says_so(
     assert machine.ask("spawn", agent="alice", **spawned)["node"] == "n1"
     with pytest.raises(AgentExists):
         machine.ask("spawn", agent="alice", group=None, options={})
+
+
+def test_a_copy_that_another_directory_promised_more_outlives_nobody(machine: Machine) -> None:
+    machine.joins("n1")
+    machine.spawns()
+    machine.ask("spawn", **NOBODY)
+    machine.does(machine.directory.registry.note(gone=["bob"]))
+    gone = machine.ask("whose", agents=["bob"])["bob"]["epoch"]
+
+    # What a node stores of an epoch that it was promised is no orphan before that is over.
+    machine.ask("outdate", agent="bob", epoch=gone, promised=9)
+    machine.ask("outdate", agent="alice", epoch=1, promised=9)
+    machine.restart()
+
+    assert machine.ask("whose", agents=["bob"])["bob"]["epoch"] == 10
+    assert place(machine)["epoch"] == 10
+    assert machine.ask("spawn", **NOBODY)["born"] == 10
