@@ -134,6 +134,7 @@ class _Part:
             clock=lambda: self._clock(header.begun),
         )
         taken_up = Event(runner.steps_ended + 1, "process", "", self._clock(header.begun)[0])
+        stack.callback(agents.abandon)
         journal.append(taken_up)
         self._watch(taken_up)
         runner.go_on(agents)

@@ -191,7 +191,8 @@ def _fork(run: Run, root: Path) -> Row:
 def _prefilled_behind(run: Run, step: int) -> Counter[str]:
     """Tokens that each agent prefilled from a step on."""
     prefilled = Counter[str]()
-    for record in (*run.turns, *run.heard):
+    records: list[Turn | Heard] = [*run.turns, *run.heard]
+    for record in records:
         if record.step >= step:
             prefilled[record.agent] += record.prefilled_tokens
     return prefilled

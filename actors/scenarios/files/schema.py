@@ -258,7 +258,8 @@ def as_expected(answer: str, expected: str, match: str) -> bool:
 
 
 def may_be_right(expected: str | None, choices: Sequence[str], match: str) -> bool:
-    """Whether one of a probe's `choices`, if it has any, is what is `expected`, if something is."""
+    """Whether one of a probe's `choices` is what is `expected`, as its `match` has it, or either is
+    left out."""
     if expected is None or not choices:
         return True
     return any(as_expected(choice, expected, match) for choice in choices)

@@ -8,6 +8,7 @@ run `seed-1` is `seed-1/marco` in the store.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 from kvactors.actors.agents.handle import Agent
@@ -39,6 +40,9 @@ __all__ = ["LiveAgents", "MemoryMissing", "World"]
 
 # What one step may fail with while the run goes on. All else ends the process's part of the run.
 OF_A_STEP = (TurnError, InvalidInput, AdmissionFull, TemplateError)
+
+# Seconds that a turn may take to end that was told to.
+LONGEST = 60
 
 
 class MemoryMissing(KvactorsError):
@@ -131,6 +135,7 @@ class LiveAgents:
         self._renewed = renewed
         self._clock = clock
         self._agents: dict[str, Agent | ClusterAgent] = {}
+        self._pending: set[ReplyFuture[Any]] = set()
         self._known = {known.agent_id for known in world.system.known_agents()}
 
     def resume(self, lanes: Iterable[Lane], model: str | None) -> None:
@@ -182,7 +187,22 @@ class LiveAgents:
         self._then(future, lambda done: settled(lane, step, done, begun))
 
     def _then(self, future: ReplyFuture[Any], go_on: Callable[[ReplyFuture[Any]], None]) -> None:
-        future.on_done(lambda done: self._world.put(lambda: go_on(done)))
+        def take(done: ReplyFuture[Any]) -> None:
+            self._pending.discard(future)
+            go_on(done)
+
+        self._pending.add(future)
+        future.on_done(lambda done: self._world.put(lambda: take(done)))
+
+    def abandon(self) -> None:
+        """End what is under way: whoever goes on with this system finds its agents idle, and takes
+        back what the journal has not."""
+        for agent in self._agents.values() if self._pending else ():
+            with suppress(Exception):  # What ended the run may have ended the system.
+                agent.cancel()
+        for future in self._pending:
+            with suppress(Exception):
+                future.get(timeout=LONGEST)
 
     def _replied(self, lane: Lane, step: Step, future: ReplyFuture[Any], begun: float) -> None:
         """It counts once it is in the ledger."""

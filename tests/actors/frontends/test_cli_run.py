@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -11,7 +10,9 @@ from children import run_child
 from typer.testing import CliRunner, Result
 
 from kvactors.actors.frontends.cli.app import app
-from kvactors.actors.scenarios.running.runner import Runner
+from kvactors.actors.scenarios.journal.file import Journal
+from kvactors.actors.scenarios.journal.reading import read_journal, read_run
+from kvactors.actors.scenarios.journal.records import Turn
 
 TALK = """\
 name: talk
@@ -80,24 +81,44 @@ def test_runs_that_only_one_folder_has_are_named_and_single_ones_are_compared(
     assert "'What was on Friday?' | 'What was on Monday?'" in renamed.stdout
 
 
-def test_a_run_goes_on_and_forks_in_lockstep(
-    scenario: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locked = list[bool]()
-    begin = Runner.__init__
-
-    def watched(self: Runner, *given: Any, lockstep: bool = False) -> None:
-        locked.append(lockstep)
-        begin(self, *given, lockstep=lockstep)
-
+def test_a_run_goes_on_and_forks_in_lockstep(scenario: str) -> None:
+    # Who answers with one token is rounds ahead, but in lockstep.
+    Path(scenario).write_text(
+        TALK.replace("anna: {}, ben: {}", "anna: {sampling: {max_tokens: 1}}, ben: {}").replace(
+            '    steps:\n      - say: "', '    rounds: 9\n    steps:\n      - ask: "'
+        )
+    )
     ran = typed("run", scenario)
-    monkeypatch.setattr(Runner, "__init__", watched)
+    journal = Path("talk-1/runs/seed-0.journal")
+    last = max(turn.step for turn in read_run(journal).turns)
+    cut_behind(journal, 2)
     resumed = typed("run", "talk-1", "--resume", "--lockstep")
     forked = typed("run", "talk-1", "--from", "3", "--lockstep")
 
     assert [r.exit_code for r in (ran, resumed, forked)] == [0] * 3
-    # The beginning of a fork is copied first.
-    assert locked == [True, False, True]
+    for folder in ("talk-1", "talk-1-fork-1"):
+        turns = [
+            r
+            for r in read_journal(Path(folder) / journal.relative_to("talk-1"))[1]
+            if isinstance(r, Turn)
+        ]
+        rounds = [turn.round for turn in turns if turn.phase == "first"]
+        assert rounds == sorted(rounds)
+        assert len(rounds) == 18
+        assert max(turn.step for turn in turns) == last
+
+
+def cut_behind(path: Path, turns: int) -> None:
+    """Let a journal end behind so many turns, as one of a run that was cut off there."""
+    header, records = read_journal(path)
+    path.unlink()
+    journal = Journal(path, header)
+    for record in records:
+        journal.append(record)
+        turns -= isinstance(record, Turn)
+        if turns == 0:
+            break
+    journal.close()
 
 
 @pytest.mark.parametrize(

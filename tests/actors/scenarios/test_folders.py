@@ -1,18 +1,17 @@
 """The folder of a run: whenever a process ends, it can be begun again or gone on with."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from puppet_talk import TALK, answers, open_system
 
 from kvactors.actors import AgentSystem
-from kvactors.actors.scenarios import folder
 from kvactors.actors.scenarios.files.problems import InvalidScenario
-from kvactors.actors.scenarios.running.runner import Runner
-from kvactors.actors.scenarios.scenario import Scenario, fork_run, replay_run, resume_run
+from kvactors.actors.scenarios.folder import RunFolder
+from kvactors.actors.scenarios.journal.file import Journal
+from kvactors.actors.scenarios.journal.reading import read_journal
+from kvactors.actors.scenarios.scenario import Scenario, fork_run, resume_run
 
 Write = Callable[..., Path]
 
@@ -24,42 +23,35 @@ def system(tmp_path: Path) -> Iterator[AgentSystem]:
         yield opened
 
 
-def killed(*_: Any, **__: Any) -> Any:
-    """Nobody tidies up behind it."""
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
-    ("where", "name"),
+    "there",
     [
-        (folder, "replace_file"),
-        (folder.RunFolder, "write"),
-        (shutil, "copyfile"),
-        (folder.RunFolder, "begin"),
+        (),
+        ("scenario.json",),
+        ("scenario.json", "tables"),
+        ("scenario.json", "tables", "tables/person.csv"),
+        ("scenario.json", "tables", "tables/person.csv", "runs.new"),
     ],
 )
 def test_a_folder_that_was_being_made_can_be_made_again(
-    write: Write,
-    tmp_path: Path,
-    system: AgentSystem,
-    monkeypatch: pytest.MonkeyPatch,
-    where: Any,
-    name: str,
+    write: Write, tmp_path: Path, system: AgentSystem, there: tuple[str, ...]
 ) -> None:
     write("name,age\nbob,41\n", "people.csv")
     text = TALK.replace("bob: {}", "person: {table: people.csv}")
     scenario, out = Scenario.load(write(text)), tmp_path / "out"
+    RunFolder.create(out, scenario.words, scenario.folder)
+    made = sorted(path.relative_to(out).as_posix() for path in out.rglob("*"))
+    for name in reversed([name for name in made if name not in there]):
+        path = out / name
+        path.rmdir() if path.is_dir() else path.unlink()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, killed)
-        with pytest.raises(KeyboardInterrupt):
-            scenario.run(system, out=out)
     with pytest.raises(InvalidScenario, match=r"begin it again|holds no run"):
         resume_run(out, system)
     [run] = scenario.run(system, out=out)
 
     assert run.ended
     assert (out / "tables/person.csv").read_text() == "name,age\nbob,41\n"
+    assert set(there) <= set(made)
     with pytest.raises(InvalidScenario, match="holds something"):
         scenario.run(system, out=out)
 
@@ -89,26 +81,18 @@ def test_what_is_somebodys_own_is_not_written_over(
 
 
 def test_a_fork_that_was_being_copied_is_not_gone_on_with_and_can_be_made_again(
-    write: Write, tmp_path: Path, system: AgentSystem, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
     [run] = Scenario.load(write(TALK)).run(system, out=tmp_path / "out")
-    step, replay = run.turns[-2].step, Runner.replay
+    step, source = run.turns[-2].step, RunFolder.open(tmp_path / "out")
+    half = RunFolder.create(tmp_path / "fork", source.words, source.path, fork_of=source)
+    header, records = read_journal(source.journal("seed-0"))
+    journal = Journal(half.new_journal("seed-0"), header)
+    journal.append(records[0])
+    journal.close()
 
-    def half(self: Runner, records: Any) -> None:
-        replay(self, list(records)[:2])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Runner, "replay", half)
-        for copy in (
-            lambda: fork_run(tmp_path / "out", step, tmp_path / "fork", system=system),
-            lambda: replay_run(tmp_path / "out", tmp_path / "again"),
-        ):
-            with pytest.raises(KeyboardInterrupt):
-                copy()
-    for cut in ("fork", "again"):
-        with pytest.raises(InvalidScenario, match="was cut off before anything began"):
-            resume_run(tmp_path / cut, system)
+    with pytest.raises(InvalidScenario, match="was cut off before anything began"):
+        resume_run(tmp_path / "fork", system)
     [fork] = fork_run(tmp_path / "out", step, tmp_path / "fork", system=system)
 
     assert answers(fork)[:-2] == answers(run)[:-2]

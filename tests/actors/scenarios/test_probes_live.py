@@ -36,7 +36,7 @@ def test_a_probe_chooses_with_scores_and_is_right_if_that_is_the_likelier(
     for turn in probes:
         assert turn.scores is not None
         assert set(turn.scores) == {"green tea", "black tea"}
-        assert turn.answer == max(turn.scores, key=lambda choice: turn.scores[choice])
+        assert turn.scores[turn.answer] == max(turn.scores.values())
         assert turn.right == (turn.answer == "green tea")
         assert all(score < 0 for score in turn.scores.values())
     assert not any(turn.scores for turn in run.turns if turn.name != "tea")

@@ -17,7 +17,8 @@ SEEDS = 4
 
 def prefilled(runs: list[Run]) -> int:
     """Tokens of turns, and of what was heard."""
-    return sum(record.prefilled_tokens for run in runs for record in (*run.turns, *run.heard))
+    said = sum(turn.prefilled_tokens for run in runs for turn in run.turns)
+    return said + sum(heard.prefilled_tokens for run in runs for heard in run.heard)
 
 
 def test_a_beginning_that_seeds_share_is_prefilled_once(write: Write, tmp_path: Path) -> None:
