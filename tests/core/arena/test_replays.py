@@ -1,7 +1,9 @@
 """A replayed step is an eager one to the bit: logits, tokens, bytes, whatever rows live through."""
 
+import mlx.core as mx
 import pytest
-from replays import Twins
+from makers import prompts_of
+from replays import Rows, Twins, turns_of
 from samples import DAY, sample_of
 
 from kvactors.core.attention.policy import AttentionMode
@@ -56,3 +58,21 @@ def test_replayed_steps_are_eager_ones_whatever_happens_in_between(
     assert not loaded.eager
     assert twins.replayed.steps.replayed > 10
     assert twins.eager.steps.made == 0
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_that_end_together_have_the_bits_of_a_replay_where_none_is_made(rows: int) -> None:
+    """A mask that no row needs: what a turn says would else depend on which steps were traced."""
+    loaded = load("llama")
+    sides = [Rows(loaded, worth, floats=True) for worth in (1, float("inf"))]
+    for side in sides:
+        for name in range(rows):
+            side.join(name, prompts_of((516,), seed=name)[0])
+    turns = turns_of(rows)
+
+    for _ in range(12):
+        (_, replayed), (_, eager) = (side.step(turns, ahead=False) for side in sides)
+        assert mx.array_equal(replayed, eager)
+
+    assert sides[0].steps.replayed > 8
+    assert not sides[1].steps.made
