@@ -112,7 +112,7 @@ def attended(query: np.ndarray, seen: np.ndarray, sinks: mx.array | None) -> np.
     for head, asked in enumerate(query.astype(np.float64)):
         keys, values = seen[:, head * 2 // HEADS]
         scores = keys @ asked * SCALE
-        more = [] if sinks is None else [float(sinks[head].item())]
+        more = np.zeros(0) if sinks is None else np.array(sinks[head : head + 1])
         weights = np.exp(np.append(scores, more) - scores.max())
         found.append(weights[: len(keys)] @ values / weights.sum())
     return np.array(found)

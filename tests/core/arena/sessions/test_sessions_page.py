@@ -16,7 +16,7 @@ from kvactors.core.sessions import (
     registry,
 )
 
-PAGE = Path(__file__).parents[3] / "core/arena/sessions/README.md"
+PAGE = Path(__file__).parents[4] / "core/arena/sessions/README.md"
 PARTS = [
     part
     for part in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
