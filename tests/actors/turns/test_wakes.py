@@ -13,7 +13,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     woken = 0
 
-    def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
         self.woken += 1
         return super().call_soon_threadsafe(*args, **options)
 

@@ -34,13 +34,13 @@ async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event
     try:
         left = len(reading)
         while left:
-            number, event = await queue.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
+            number, told = await queue.get()
+            if isinstance(told, BaseException):
+                raise told
+            if told is None:
                 left -= 1
             else:
-                yield number, event
+                yield number, told
     finally:
         for task in reading:
             task.cancel()
