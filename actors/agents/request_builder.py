@@ -136,7 +136,7 @@ def make_request(
         priority=asked.priority if asked.answer else asked.priority - 1,
         passing=not asked.remembered,
         shared=len(shared),
-        prompt_hash=tokens_hash(shared) if shared else "",
+        prompt_hash=f"{asked.tenant}/{tokens_hash(shared)}" if shared else "",
         choices=choices,
         guide=_guide(chat, sampling, spec) if asked.answer else None,
     )

@@ -45,6 +45,8 @@ class TurnOptions:
     """Whether the agent remembers it, on disk too; False: it leaves no trace."""
     request_id: str | None = None
     """Names it: what the agent has taken under this id is not taken again."""
+    tenant: str = ""
+    """Whose it is: the KV of a system prompt is taken from turns of the same one alone."""
     taken: bool = True
     """False: nothing is, and no turn of this id from then on; its reply is that of the one that was
     taken, if there is one, else empty."""

@@ -32,7 +32,7 @@ KINDS = {
     "ask": {"prompt", *AskOptions.__annotations__} - {"request_id"},
     "observe": {"text", "role"},
     "rewind": {"turns", "to_token"},
-    "turn": {"given", "sampling", "timeout", "priority", "answer", "remembered"},
+    "turn": {"given", "sampling", "timeout", "priority", "answer", "remembered", "tenant"},
     "withdraw": set(),
 }
 OPTIONS = {"system_prompt", "context_policy", "prompt_lane", "behaviour", "supervision"}

@@ -36,6 +36,8 @@ def plain_turn(turn: TurnOptions) -> dict[str, Any]:
         "timeout": turn.timeout,
         "priority": turn.priority,
         **flags,
+        # Nodes of before know no other than "".
+        **({"tenant": turn.tenant} if turn.tenant else {}),
     }
 
 
@@ -47,9 +49,17 @@ def read_turn(model: ModelInfo, record: Record) -> TurnOptions:
         raise WrongRecord(reason=f"{' and '.join(FLAGS)} are true or false, not {flags!r}")
     sampling = record.get("sampling") or Sampling()
     seconds, placed = check_turn(sampling, record.get("timeout"), record.get("priority", 0))
-    given = _read(model, record.get("given"))
+    given, tenant = _read(model, record.get("given")), record.get("tenant", "")
+    if not isinstance(tenant, str):
+        raise WrongRecord(reason=f"a tenant is text, not {tenant!r}")
     return TurnOptions(
-        given, sampling, seconds, placed, request_id=record.get("request_id"), **flags
+        given,
+        sampling,
+        seconds,
+        placed,
+        request_id=record.get("request_id"),
+        tenant=tenant,
+        **flags,
     )
 
 

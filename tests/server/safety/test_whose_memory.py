@@ -139,6 +139,24 @@ def test_names_of_agents_are_a_keys_own(system: AgentSystem) -> None:
     assert len({agent.agent_id for agent in system.agents()}) == 2
 
 
+def test_a_key_does_not_see_that_another_has_its_system_prompt(system: AgentSystem) -> None:
+    ann, other = ("a" * 20, "b" * 20)
+    prompt = {"role": "system", "content": "You are careful. " * 40}
+
+    def cached(server: Server, key: str, text: str) -> int:
+        said = [prompt, {"role": "user", "content": text}]
+        answer = say(server, said, authorization=f"Bearer {key}")
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with serve(system, port=0, any_model=True, keys=lambda: {ann, other}) as server:
+        first = cached(server, ann, "one")
+        same_key = cached(server, ann, "two")
+        other_key = cached(server, other, "three")
+
+    assert first == other_key == 0
+    assert same_key > 500
+
+
 @bug(AgentSystem, "health")
 def ann_waits(health: Any) -> Any:
     return lambda system: replace(health(system), waiting=("ann of another key",))

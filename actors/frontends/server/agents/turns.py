@@ -7,7 +7,7 @@ request for it meanwhile is told so (409), and a client's conversation through `
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 from sse_starlette import ServerSentEvent
@@ -87,6 +87,7 @@ class Turns:
             timeout=body.timeout,
             priority=body.priority,
         )
+        options = replace(options, tenant=owned.tenant)
         opened = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(_hold(owned, agent, options, opened))
         self._tasks.add(task)

@@ -208,7 +208,8 @@ class Service:
                 lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)
             )
             sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
-            options = TurnOptions(said, sampling, priority=inquiry.client.priority)
+            client = inquiry.client
+            options = TurnOptions(said, sampling, priority=client.priority, tenant=client.tenant)
             ticket = agent.open_turn(options)
         except BaseException:
             await self._let_go(plan)
