@@ -45,8 +45,9 @@ class Request:
     `suspect` marks a suspect of a failed step, which runs alone for `probation` steps. One
     that is `passing` leaves no KV behind.
     The first `shared` tokens are a system prompt that other agents may have too; `prompt_hash`
-    is their hash, and whose they are. `preempted` counts how often the turn had to give its row up, the last time
-    after `gave_way_after` turns of the engine had ended. With `choices` (the token ids of each,
+    is their hash, and whose they are. `preempted` counts how often the turn had to give its row up,
+    the last time after `gave_way_after` turns of the engine had ended. With `choices` (the token
+    ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
     of them is the answer. With a `guide` what is decoded keeps to a grammar. `told` are the tokens
     that it draws first, whatever the model makes of them: what a puppet says. `form` is how its KV
