@@ -39,7 +39,7 @@ class RunFolder:
     """A folder at `path` with the scenario of these `words`. Its agents are called `tag`LABEL/NAME
     in the store, those they began as `origin`LABEL/NAME; the tag of a fork is None until it first
     runs. The `renewed` began anew, with another persona. What is somebody's own is looked for in
-    the `homes`, too."""
+    the `homes`, too. With `lockstep` no round begins before the last one has ended."""
 
     path: Path
     words: ScenarioWords
@@ -48,6 +48,7 @@ class RunFolder:
     origin: str | None = None
     homes: tuple[Path, ...] = ()
     renewed: frozenset[str] = frozenset()
+    lockstep: bool = False
 
     @classmethod
     def create(
@@ -59,11 +60,12 @@ class RunFolder:
         fork_of: "RunFolder | None" = None,
         homes: Iterable[Path] = (),
         renewed: frozenset[str] = frozenset(),
+        lockstep: bool = False,
     ) -> "RunFolder":
         """A new one at `path` for the scenario of these `words`, whose CSV files are in the folder
         `tables`, and what is its author's own in the `homes`; with the agents of the one that it is
-        a `fork_of`, but for the `renewed`. Nothing may run before `begin`: cut off until then, a
-        folder can be made again. Raises InvalidScenario, OSError."""
+        a `fork_of`, but for the `renewed`; in `lockstep` or not. Nothing may run before `begin`:
+        cut off until then, a folder can be made again. Raises InvalidScenario, OSError."""
         if fork_of is not None and fork_of.tag is None:
             raise InvalidScenario(f"{fork_of.path} has no agents yet: go on with it by --resume")
         _claim(path)
@@ -73,6 +75,7 @@ class RunFolder:
         if fork_of is not None:
             origin = fork_of.store, None, fork_of.tag, fork_of.homes
             folder = cls(path, kept, *origin, renewed)
+        folder = replace(folder, lockstep=lockstep)
         folder.write()
         _copy_tables(words, tables, path)
         (path / NEW).mkdir()
@@ -105,7 +108,16 @@ class RunFolder:
         store = (path / found.get("store", ".")).resolve()
         homes = tuple((path / home).resolve() for home in found.get("homes", ["."]))
         renewed = frozenset(found.get("renewed", ()))
-        return cls(path, words, store, found["tag"], found["origin"], homes, renewed)
+        return cls(
+            path,
+            words,
+            store,
+            found["tag"],
+            found["origin"],
+            homes,
+            renewed,
+            found.get("lockstep", False),
+        )
 
     def named(self, known: Iterable[str]) -> "RunFolder":
         """With a tag that no agent in the store, whose `known` ids these are, has. Raises
@@ -131,6 +143,7 @@ class RunFolder:
             "tag": self.tag,
             "origin": self.origin,
             "renewed": sorted(self.renewed),
+            "lockstep": self.lockstep,
             "scenario": self.source,
         }
         text = json.dumps(found, indent=1, ensure_ascii=False)

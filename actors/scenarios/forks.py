@@ -10,7 +10,7 @@ from kvactors.actors.scenarios.files.schema import ScenarioWords
 from kvactors.actors.scenarios.folder import NAME, RunFolder, check_script
 from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
 from kvactors.actors.scenarios.journal.reading import read_journal
-from kvactors.actors.scenarios.journal.records import Event
+from kvactors.actors.scenarios.journal.records import Event, place_of
 from kvactors.actors.scenarios.part import header_of
 from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import points
@@ -62,7 +62,7 @@ def copy_beginning(source: RunFolder, folder: RunFolder, step: int, model: str) 
         journal = Journal(folder.new_journal(label), made)
         runner = Runner(script, journal.append)
         try:
-            runner.replay(r for r in records if r.step < step and not _closes(r))
+            runner.replay(_beginning(records, step))
         finally:
             journal.close()
         _check_renewed(runner, folder.renewed, step)
@@ -80,5 +80,15 @@ def _check_renewed(runner: Runner, renewed: frozenset[str], step: int) -> None:
             )
 
 
-def _closes(record: Record) -> bool:
-    return isinstance(record, Event) and record.kind in ("stop", "end")
+def _beginning(records: Iterable[Record], step: int) -> list[Record]:
+    """Those before a `step`, in the order of the file, whoever was rounds ahead. A process stands
+    behind the restart that it came of."""
+    placed: list[tuple[tuple[int, int, int], Record]] = []
+    restarted = 0
+    for number, record in enumerate(records):
+        kind = record.kind if isinstance(record, Event) else ""
+        if record.step < step and kind not in ("stop", "end"):
+            behind = (restarted, 2, number)
+            placed.append((behind if kind == "process" else place_of(record), record))
+            restarted = record.step if kind == "restart" else restarted
+    return [record for _, record in sorted(placed, key=lambda pair: pair[0])]

@@ -41,27 +41,20 @@ class _Running:
 
 
 def run_part(
-    folder: RunFolder,
-    system: AgentSystem | ClusterSystem,
-    *,
-    lockstep: bool = False,
-    watch: Watch = unwatched,
+    folder: RunFolder, system: AgentSystem | ClusterSystem, *, watch: Watch = unwatched
 ) -> str:
     """Run what is left of the runs of a `folder` with the agents of a `system` that runs: "end", or
-    "restart" where another process is to go on. `lockstep`: nobody begins a round before all have
-    ended the last one. `watch` is told of each record. Raises InvalidScenario, KvactorsError,
-    OSError; what was done until then is kept."""
+    "restart" where another process is to go on. `watch` is told of each record. Raises
+    InvalidScenario, KvactorsError, OSError; what was done until then is kept."""
     with folder.held():
-        return _run_part(folder, system, watch, lockstep=lockstep)
+        return _run_part(folder, system, watch)
 
 
-def _run_part(
-    folder: RunFolder, system: AgentSystem | ClusterSystem, watch: Watch, *, lockstep: bool
-) -> str:
+def _run_part(folder: RunFolder, system: AgentSystem | ClusterSystem, watch: Watch) -> str:
     folder = folder.named(known.agent_id for known in system.known_agents())
     scripts = folder.scripts()
     most = sum(script.most_turns() for script in scripts)
-    part = _Part(folder, World(system), lockstep, lambda record: watch(most, record))
+    part = _Part(folder, World(system), lambda record: watch(most, record))
     part.check(scripts)
     # What concerns the system concerns every run in it.
     alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
@@ -79,12 +72,10 @@ class _Part:
         self,
         folder: RunFolder,
         world: World,
-        lockstep: bool,  # noqa: FBT001
         watch: Callable[[Record], object],
     ) -> None:
         self._folder = folder
         self._world = world
-        self._lockstep = lockstep
         self._watch = watch
         self._clock = _clock(folder)
 
@@ -119,7 +110,7 @@ class _Part:
         header, records = read_journal(path)
         journal = Journal(path)
         stack.callback(journal.close)
-        runner = Runner(script, self._keeper(journal, records), lockstep=self._lockstep)
+        runner = Runner(script, self._keeper(journal, records), lockstep=self._folder.lockstep)
         runner.replay(records)
         if runner.ended == "end":
             return _Running(runner, journal)

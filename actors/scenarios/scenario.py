@@ -51,7 +51,7 @@ RESTART = 75
 _PART = """
 import sys
 from kvactors.actors.scenarios.scenario import part_in_folder
-sys.exit(part_in_folder(sys.argv[1], lockstep=sys.argv[2] == "lockstep"))
+sys.exit(part_in_folder(sys.argv[1]))
 """
 
 
@@ -93,9 +93,11 @@ class Scenario:
         The results are written, and given back. Raises InvalidScenario, KvactorsError, OSError;
         what was done until then is kept, and `resume_run` goes on."""
         _check_own(self.words, system)
-        folder = RunFolder.create(Path(out), self.words, self.folder, homes=self.homes)
+        folder = RunFolder.create(
+            Path(out), self.words, self.folder, homes=self.homes, lockstep=lockstep
+        )
         folder.begin()
-        return go_on(folder, system, lockstep=lockstep, watch=watch)
+        return go_on(folder, system, watch=watch)
 
 
 def resume_run(
@@ -105,10 +107,16 @@ def resume_run(
     lockstep: bool = False,
     watch: Watch = unwatched,
 ) -> list[Run]:
-    """Go on with the runs of the folder `out` from where they were cut off, with the `system` they
-    were begun with, if they were; `lockstep` and `watch` as in `Scenario.run`. What has ended is
-    not run again."""
-    return go_on(_open(out), system, lockstep=lockstep, watch=watch)
+    """Go on with the runs of the folder `out` from where they were cut off, and tell `watch`; with
+    the `system` they were begun with, if they were, and in lockstep, if they were: with `lockstep`
+    that is required. What has ended is not run again."""
+    folder = _open(out)
+    if lockstep and not folder.lockstep:
+        raise InvalidScenario(
+            f"{out} was not begun in lockstep, and some of its agents may be rounds ahead: go on "
+            "without it, or begin another run"
+        )
+    return go_on(folder, system, watch=watch)
 
 
 def replay_run(run: str | Path, out: str | Path) -> list[Run]:
@@ -138,13 +146,15 @@ def fork_run(
     source = _open(run)
     words, renewed = changed_words(source, settings)
     _check_own(words, system)
-    folder = RunFolder.create(Path(out), words, source.path, fork_of=source, renewed=renewed)
+    folder = RunFolder.create(
+        Path(out), words, source.path, fork_of=source, renewed=renewed, lockstep=lockstep
+    )
     try:
         copy_beginning(source, folder, step, words.model if system is None else system.info.name)
     except InvalidScenario:
         shutil.rmtree(folder.path)
         raise
-    return go_on(folder, system, lockstep=lockstep, watch=watch)
+    return go_on(folder, system, watch=watch)
 
 
 def compare_runs(left: str | Path, right: str | Path) -> dict[str, list[Difference]]:
@@ -166,22 +176,21 @@ def go_on(
     folder: RunFolder,
     system: AgentSystem | ClusterSystem | None = None,
     *,
-    lockstep: bool = False,
     watch: Watch = unwatched,
 ) -> list[Run]:
-    """Run what is left in a `folder`, in this process and in others where it says so; `system`,
-    `lockstep` and `watch` as in `Scenario.run`."""
+    """Run what is left in a `folder`, in this process and in others where it says so; `system` and
+    `watch` as in `Scenario.run`."""
     _check_own(folder.words, system)
     with folder.held():
         pass  # Where somebody else runs it, nothing is loaded, nor written over their results.
     try:
         if system is not None:
-            run_part(folder, system, lockstep=lockstep, watch=watch)
+            run_part(folder, system, watch=watch)
             return _results(folder)
         with _system(folder) as own:
-            state = run_part(folder, own, lockstep=lockstep, watch=watch)
+            state = run_part(folder, own, watch=watch)
         while state == "restart":
-            state = _in_another_process(folder, lockstep=lockstep)
+            state = _in_another_process(folder)
     except BaseException:
         with suppress(Exception):  # What ended the run is what is told.
             _results(folder)
@@ -204,11 +213,11 @@ def _check_own(words: ScenarioWords, system: AgentSystem | ClusterSystem | None)
         raise InvalidScenario(f"phase {phase.name!r} {what}: leave the system out")
 
 
-def part_in_folder(path: str, *, lockstep: bool) -> int:
+def part_in_folder(path: str) -> int:
     """What a process that takes up the runs of the folder at `path` does; its status."""
     folder = _open(path)
     with _system(folder) as system:
-        return RESTART if run_part(folder, system, lockstep=lockstep) == "restart" else 0
+        return RESTART if run_part(folder, system) == "restart" else 0
 
 
 def _open(path: str | Path) -> RunFolder:
@@ -224,12 +233,12 @@ def _importable(folders: Iterable[Path]) -> None:
             sys.path.append(where)
 
 
-def _in_another_process(folder: RunFolder, *, lockstep: bool) -> str:
+def _in_another_process(folder: RunFolder) -> str:
     # -P: a directory named kvactors in the working directory is not this package.
     command = [sys.executable, "-P", "-c", _PART, str(folder.path)]
     # Own metrics are found where this process finds them.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([*command, "lockstep" if lockstep else ""], env=env, check=False)
+    done = subprocess.run(command, env=env, check=False)
     if done.returncode not in (0, RESTART):
         raise InvalidScenario(
             f"the process that went on with {folder.path} ended with status {done.returncode}; "

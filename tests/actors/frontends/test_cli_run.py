@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.scenarios.journal.file import Journal
-from kvactors.actors.scenarios.journal.reading import read_journal, read_run
+from kvactors.actors.scenarios.journal.reading import read_journal
 from kvactors.actors.scenarios.journal.records import Turn
 
 TALK = """\
@@ -88,24 +88,25 @@ def test_a_run_goes_on_and_forks_in_lockstep(scenario: str) -> None:
             '    steps:\n      - say: "', '    rounds: 9\n    steps:\n      - ask: "'
         )
     )
-    ran = typed("run", scenario)
-    journal = Path("talk-1/runs/seed-0.journal")
-    last = max(turn.step for turn in read_run(journal).turns)
-    cut_behind(journal, 2)
-    resumed = typed("run", "talk-1", "--resume", "--lockstep")
-    forked = typed("run", "talk-1", "--from", "3", "--lockstep")
+    free = typed("run", scenario, "--out", "free")
+    locked = typed("run", scenario, "--lockstep", "--out", "locked")
+    cut_behind(Path("free/runs/seed-0.journal"), 6)
+    cut_behind(Path("locked/runs/seed-0.journal"), 3)
+    refused = typed("run", "free", "--resume", "--lockstep")
+    resumed = typed("run", "locked", "--resume")
+    again = typed("run", "locked", "--resume", "--lockstep")
+    forked = typed("run", "free", "--from", "3", "--lockstep", "--out", "fork")
 
-    assert [r.exit_code for r in (ran, resumed, forked)] == [0] * 3
-    for folder in ("talk-1", "talk-1-fork-1"):
-        turns = [
-            r
-            for r in read_journal(Path(folder) / journal.relative_to("talk-1"))[1]
-            if isinstance(r, Turn)
-        ]
+    for ran in (free, locked, resumed, again, forked):
+        assert ran.exit_code == 0, ran.stderr
+    assert refused.exit_code == 2
+    assert "was not begun in lockstep" in refused.stderr
+    for folder in ("locked", "fork"):
+        _, records = read_journal(Path(folder) / "runs/seed-0.journal")
+        turns = [record for record in records if isinstance(record, Turn)]
         rounds = [turn.round for turn in turns if turn.phase == "first"]
         assert rounds == sorted(rounds)
-        assert len(rounds) == 18
-        assert max(turn.step for turn in turns) == last
+        assert len(turns) == 20
 
 
 def cut_behind(path: Path, turns: int) -> None:

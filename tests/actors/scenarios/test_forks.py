@@ -109,6 +109,20 @@ def test_a_fork_names_the_model_that_it_sets(write: Write, tmp_path: Path) -> No
     assert (run.header.model, fork.header.model) == ("default", other)
 
 
+def test_a_fork_behind_a_restart_begins_with_both_processes(write: Write, tmp_path: Path) -> None:
+    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
+    [run] = Scenario.load(write(text)).run(out=tmp_path / "out")
+    step = max(turn.step for turn in run.turns)
+
+    [fork] = fork_run(tmp_path / "out", step, tmp_path / "fork", lockstep=True)
+
+    assert fork.ended
+    assert fork.turns[:-1] == run.turns[:-1]
+    assert [event.kind for event in fork.events] == [
+        *("process", "restart", "process", "process", "end"),
+    ]
+
+
 LATE = """\
 name: late
 sampling: {max_tokens: 8}
