@@ -43,7 +43,7 @@ core/engine: core/arena core/arena/compiled core/blas core/cache core/conversati
     core/model core/schedule core/schedule/speculation core/trace
 persistence/backup: persistence/errors persistence/files persistence/store
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
-persistence/formats: core/cache persistence/commit persistence/errors persistence/files
+persistence/formats: core/cache persistence/errors persistence/files
     persistence/kv persistence/ledger persistence/store
 persistence/testing: core/cache persistence/commit persistence/files persistence/store
 actors/cluster/protocol: core/errors

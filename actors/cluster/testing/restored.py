@@ -133,8 +133,10 @@ class Restored:
             except HostFailed as error:
                 self._world.say(f"{FORGOTTEN} is not forgotten yet: {error}")
             except UnknownAgent as error:
-                self._say(str(error))
-                return
+                # Nobody waits for a node that was drained before it said what it has.
+                if self._world.loop.time() > PATIENCE:
+                    self._say(str(error))
+                    return
             await asyncio.sleep(0.3)
         self._world.say(f"{FORGOTTEN} is forgotten")
 

@@ -100,8 +100,11 @@ class Adoption:
         return agent not in self._registry.places and agent not in self._registry.gone
 
     async def _adopt_all(self) -> None:
-        while due := list(islice(self._due(), AT_ONCE)):
-            await self._adopt(due)
+        due = [""]
+        while due:
+            async with self._registry.coming:
+                if due := list(islice(self._due(), AT_ONCE)):
+                    await self._adopt(due)
 
     def _due(self) -> Iterator[str]:
         if not self._waits():

@@ -36,7 +36,8 @@ class Members:
             member = self._registry.members.get(node)
             if member is None:
                 fresh = Member(node, incarnation, disk)
-                await self._registry.note(members=[fresh], untold=[node])
+                async with self._registry.coming:
+                    await self._registry.note(members=[fresh], untold=[node])
             elif member.disk != disk:
                 raise OtherDisk(node=node)
             elif incarnation > member.incarnation:

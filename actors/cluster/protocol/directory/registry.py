@@ -1,5 +1,6 @@
 """What the directory must not forget, over its journal."""
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,8 @@ class Registry:
         self.gone: dict[str, int] = {}
         # Nodes that have not said yet which agents were in their stores when they came.
         self.untold: set[str] = set()
+        # Held while one more comes, and while it is decided for all that came who has an agent.
+        self.coming = asyncio.Lock()
         # Where a person has put agents: they stay there until their node is drained or lost.
         self.stays: dict[str, str] = {}
         # How many agents a node owns, how many it is replica of, and where a group's agents are.
