@@ -41,7 +41,7 @@ class _Block:
         out = (self.scores @ self.values) / total
         rows, heads, asked, dim = out.shape
         out = out.reshape(rows, heads * repeats, asked // repeats, dim)
-        mx.async_eval(out)
+        mx.async_eval(out)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -82,7 +82,7 @@ def attend_in_blocks(
             first, last, hidden = _seen(sees, begin, asked.shape[3], (tokens, extent))
             for some in groups:
                 scores = asked[:, some].flatten(2, 3) @ keys[:, some, first:last].swapaxes(-1, -2)
-                mx.async_eval(scores)
+                mx.async_eval(scores)  # type: ignore[no-untyped-call]
                 own = None if sinks is None else sinks.reshape(kv_heads, repeats)[some]
                 yield _Block(scores, hidden, values[:, some, first:last], own)
 

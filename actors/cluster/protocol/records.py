@@ -1,8 +1,7 @@
 """What the directory knows, as frozen records that pass between machines as plain ones."""
 
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, Self
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, Self
 
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
@@ -15,23 +14,19 @@ FORK = "fork"
 """In the options of a place: where an agent begins that has another one's memory."""
 
 
-@cache
-def _names(kind: type[Any]) -> dict[str, None]:
-    """Of a dataclass's fields."""
-    return dict.fromkeys(field.name for field in fields(kind))
-
-
 class Plain:
     """A dataclass that is a plain record on the wire. Strict: what it does not know is refused."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     def to_record(self) -> dict[str, Any]:
         """Its fields by name, as they are: nobody changes what a frozen one has."""
-        return {name: getattr(self, name) for name in _names(type(self))}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
         """Again. Raises WrongRecord."""
-        if record.keys() != (names := _names(cls)).keys():
+        if record.keys() != (names := cls.__dataclass_fields__).keys():
             odd = sorted(record.keys() ^ names.keys())
             raise WrongRecord(reason=f"{cls.__name__} with unknown or missing fields: {odd}")
         return cls(**record)
