@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvactors.actors.scenarios.files.cast import ALL, Cast
+from kvactors.actors.scenarios.files.expected import may_be_right
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import (
     PhaseWords,
     ProbeWords,
     ScenarioWords,
-    may_be_right,
 )
 from kvactors.actors.scenarios.files.templates import (
     QUERIES,

@@ -3,7 +3,6 @@
 A word that is not here is refused: nothing in a file is ignored. Any thread.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -26,9 +25,7 @@ __all__ = [
     "ScenarioWords",
     "StepWords",
     "StopWords",
-    "as_expected",
     "json_schema",
-    "may_be_right",
 ]
 
 MOST_ROUNDS = 1_000_000
@@ -249,20 +246,6 @@ class ProbeWords(Words):
         if self.choices and len(set(self.choices)) < max(2, len(self.choices)):
             raise ValueError("`choices` are two or more different texts")
         return self
-
-
-def as_expected(answer: str, expected: str, match: str) -> bool:
-    """Whether a probe's answer is the one that was expected, as its `match` has it."""
-    said, meant = answer.strip(), expected.strip()
-    return said == meant if match == "exact" else meant.casefold() in said.casefold()
-
-
-def may_be_right(expected: str | None, choices: Sequence[str], match: str) -> bool:
-    """Whether one of a probe's `choices` is what is `expected`, as its `match` has it, or either is
-    left out."""
-    if expected is None or not choices:
-        return True
-    return any(as_expected(choice, expected, match) for choice in choices)
 
 
 class StopWords(Words):

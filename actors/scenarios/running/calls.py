@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from kvactors.actors.scenarios.files.cast import Member
+from kvactors.actors.scenarios.files.expected import may_be_right
 from kvactors.actors.scenarios.files.problems import InvalidScenario
-from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords, may_be_right
+from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords
 from kvactors.actors.scenarios.files.templates import expression, template
 from kvactors.actors.scenarios.running.answers import Answers
 from kvactors.actors.scenarios.running.script import Script

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.runtime.futures import resolved
-from kvactors.actors.scenarios.files.schema import ProbeWords, as_expected
+from kvactors.actors.scenarios.files.expected import as_expected
+from kvactors.actors.scenarios.files.schema import ProbeWords
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.records import Event, Failure, Heard, Turn
 from kvactors.actors.scenarios.running.steps import Step
