@@ -5,7 +5,8 @@
 Regime: the model that is shipped, greedy, on an idle machine. Replay: the command runs a journal of
 10,000 turns, each heard by one, again without a model, byte for byte, its start and its results
 included. Fork: a run of 200 turns goes on from its middle. Sweep: twenty seeds whose agents begin
-with the same 600 tokens, at once and each by itself. Bytes: the journal beyond prompts and answers.
+with the same 600 tokens, at once and each by itself. Bytes: the journal, and all results but
+pictures, beyond prompts and answers.
 
 Out of order: 1,000 agents of five turns, each of whom hears one neighbour, against the same
 scenario in lockstep, which is how simulations elsewhere wait for each time step. A day has 100 of
@@ -17,6 +18,7 @@ full in lockstep too, but for the end of each. Answers have exactly these length
 is a small random one that ends no turn by itself (the shipped one says six tokens to this).
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [run] = talk.run(out=root / "talk")
         rows = [
             _replay(root, 20 if few else 10_000),
-            _bytes(run, root / "talk"),
+            *_bytes(run, root / "talk"),
             _fork(run, root),
             _out_of_order(root, CITY, 8 if few else 1000, "a few speak at a time", "<= 0.6"),
             _out_of_order(root, CROWD, 8 if few else 1000, "all speak at a time", "<= 1"),
@@ -169,12 +171,24 @@ def _long(number: int, round_: int) -> bool:
     return (number + round_) % 16 == 0
 
 
-def _bytes(run: Run, folder: Path) -> Row:
+def _bytes(run: Run, folder: Path) -> list[Row]:
+    """Bytes of a turn that are not its text: in the journal, and in all that the run leaves but the
+    agents' store and pictures. Three files have the text: journal, turns.csv and the page."""
+    texts = sum(len((turn.prompt + turn.answer).encode()) for turn in run.turns)
     journal = folder / "runs/seed-0.journal"
     header = len(str(read_journal(journal)[0]))
-    texts = sum(len((turn.prompt + turn.answer).encode()) for turn in run.turns)
-    beyond = (journal.stat().st_size - header - texts) / len(run.turns)
-    return _row("journal of a turn, heard by one", beyond, "bytes", "<= 300")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    drawn = sum(len(svg.encode()) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    left = [path for path in folder.iterdir() if path.is_file()]
+    whole = journal.stat().st_size + sum(path.stat().st_size for path in left) - drawn
+    beyond = {
+        "journal of a turn": journal.stat().st_size - header - texts,
+        "journal and results of a turn": whole - 3 * texts,
+    }
+    return [
+        _row(f"{what}, heard by one", size / len(run.turns), "bytes", "<= 300")
+        for what, size in beyond.items()
+    ]
 
 
 def _fork(run: Run, root: Path) -> Row:

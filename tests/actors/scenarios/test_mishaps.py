@@ -1,5 +1,6 @@
 """What interrupts a run or does not fit: told before any work, or gone on with behind it."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -196,12 +197,32 @@ def test_a_journal_of_a_newer_version_is_refused(write: Write, tmp_path: Path) -
 def test_a_turn_takes_few_bytes_beyond_its_text(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
+    """In the journal; and in all of the folder but pictures, where journal, turns.csv and the page
+    have its text. What a run without turns leaves is of no turn."""
     scenario = Scenario.load(write(TALK), settings=["phases.first.rounds=8"])
     [run] = scenario.run(system, out=tmp_path / "out")
+    few = Scenario.load(write(TALK), settings=["phases.first.rounds=1", "seeds=1"])
+    [short] = few.run(system, out=tmp_path / "few")
 
-    texts = sum(len(turn.prompt) + len(turn.answer) for turn in run.turns)
+    more = len(run.turns) - len(short.turns)
+    texts = sum(map(text_of, run.turns)) - sum(map(text_of, short.turns))
     size = (tmp_path / "out" / LABEL).stat().st_size - len(str(run.header))
-    assert (size - texts) / len(run.turns) <= 300
+    assert (size - sum(map(text_of, run.turns))) / len(run.turns) <= 300
+    left = [left_by(tmp_path / name) for name in ("out", "few")]
+    assert (left[0] - left[1] - 3 * texts) / more <= 450
+
+
+def text_of(turn: Turn) -> int:
+    """Bytes that an agent was asked and has answered."""
+    return len((turn.prompt + turn.answer).encode())
+
+
+def left_by(out: Path) -> int:
+    """Bytes of a run's journal, tables and page, without what is drawn."""
+    page = (out / "report.html").read_text(encoding="utf-8")
+    drawn = sum(len(svg.encode()) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    files = [path for path in (*out.iterdir(), *(out / "runs").iterdir()) if path.is_file()]
+    return sum(path.stat().st_size for path in files) - drawn
 
 
 def test_own_functions_are_metrics(
