@@ -31,9 +31,9 @@ from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.records import Place, Settings
-from kvactors.actors.cluster.testing.disk import Disk, SimJournal
-from kvactors.actors.cluster.testing.host import ModelHost
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.disk import Disk, SimJournal
+from kvactors.actors.cluster.testing.machines.host import ModelHost
+from kvactors.actors.cluster.testing.machines.process import Process
 from kvactors.bench.report import print_json, print_table
 
 __all__ = ["FULL", "QUICK", "Found", "Sizes", "main", "wake"]

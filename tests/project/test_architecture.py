@@ -49,8 +49,9 @@ persistence/testing: core/cache persistence/commit persistence/files persistence
 actors/cluster/protocol: core/errors
 actors/cluster/protocol/directory: actors/cluster/protocol
 actors/cluster/protocol/node: actors/cluster/protocol core/errors
+actors/cluster/testing/machines: actors/cluster/protocol core/errors
 actors/cluster/testing: actors/cluster/protocol actors/cluster/protocol/directory
-    actors/cluster/protocol/node core/errors
+    actors/cluster/protocol/node actors/cluster/testing/machines
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
 core/testing: core/arena core/cache core/cache/family core/conversation core/engine core/model
@@ -113,7 +114,7 @@ bench/families: bench core/arena core/blas core/cache core/engine core/errors co
 bench/serve: actors actors/frontends/server/web bench core/model
 bench/cluster: actors actors/cluster actors/cluster/host actors/cluster/machine
     actors/cluster/member actors/cluster/protocol actors/cluster/protocol/directory
-    actors/cluster/protocol/node actors/cluster/ray actors/cluster/testing actors/runtime
+    actors/cluster/protocol/node actors/cluster/ray actors/cluster/testing/machines actors/runtime
     actors/turns bench
 bench/steps: actors bench core/engine core/model core/model/worlds core/schedule
     core/schedule/speculation core/testing

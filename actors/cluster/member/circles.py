@@ -74,7 +74,7 @@ class Circles:
         path = {answer.ticket: answer.receiver}
         last = answer.ticket
         while len(path) < LONGEST:
-            owner = await self._client.owner(path[last])
+            owner, _ = await self._client.find(path[last])
             record = {"ticket": last}
             found = await self._transport.call(owner, "waits", record, within=self._seconds)
             if not found["waits"]:

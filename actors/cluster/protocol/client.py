@@ -73,7 +73,7 @@ class Client:
         given = False
         while not given:
             try:
-                owner = await self.owner(agent)
+                owner, _ = await self.find(agent)
                 async for item in self.transport.stream(owner, "turn", record):
                     given = given or "answer" in item
                     yield dict(item)
@@ -176,14 +176,11 @@ class Client:
         trying = Tries(self._clock, agent, seconds)
         while True:
             try:
-                return await self._while_owner(agent, await self.owner(agent), method, record)
+                owner, _ = await self.find(agent)
+                return await self._while_owner(agent, owner, method, record)
             except PASSING as error:
                 self.lost(agent)
                 await trying.wait(error)
-
-    async def owner(self, agent: str) -> str:
-        """The node that has `agent`, as far as is known here. Raises UnknownAgent, Unreachable."""
-        return (await self.find(agent))[0]
 
     async def find(self, agent: str) -> tuple[str, int]:
         """That node, and in which epoch it was found there. Raises UnknownAgent, Unreachable."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.process import Process
 from kvactors.actors.cluster.testing.steps import Armed
 from kvactors.actors.cluster.testing.world import DIRECTORY, World
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.testing.machines.host import fits
 from kvactors.actors.cluster.testing.world import DIRECTORY, World
 
 __all__ = ["journal_of", "quiet"]
@@ -22,7 +23,7 @@ async def quiet(world: World, drained: set[str], forgotten: list[str]) -> None:
         broken.append(f"never quiet: {odd}")
     for agent in world.agents:
         world.oracle.ends(agent, world.ledgers(agent), world.aside(), _home(world, agent))
-        if nodes := world.misfits(agent):
+        if nodes := _misfits(world, agent):
             broken.append(f"{agent}: KV of other turns on {', '.join(nodes)}")
     world.letters.ends()
 
@@ -60,3 +61,14 @@ def _unsettled(world: World, drained: set[str], forgotten: list[str]) -> str:
         if agent not in registry.places and world.ledgers(agent):
             return f"{agent} is forgotten, and stored on {sorted(world.ledgers(agent))}"
     return ""
+
+
+def _misfits(world: World, agent: str) -> list[str]:
+    """Nodes that have KV of it which is not of their ledger."""
+    files = {name: world.machines[name].disk.files for name in world.nodes}
+    return [
+        name
+        for name, held in files.items()
+        for piece in held["pieces"].get(agent, ())
+        if not fits(piece, held["ledgers"].get(agent, []))
+    ]

@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 from kvactors.actors.cluster.protocol.errors import HostFailed, UnknownAgent
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.faults import early
-from kvactors.actors.cluster.testing.host import texts
+from kvactors.actors.cluster.testing.machines.host import texts
 from kvactors.actors.cluster.testing.world import DIRECTORY, World
 
 __all__ = ["FORGOTTEN", "Restored"]

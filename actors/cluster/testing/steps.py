@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.process import Process
 
 __all__ = ["Armed", "Steps"]
 

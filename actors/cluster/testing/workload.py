@@ -15,7 +15,7 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.faults import plan
-from kvactors.actors.cluster.testing.host import texts, withdrawn
+from kvactors.actors.cluster.testing.machines.host import texts, withdrawn
 from kvactors.actors.cluster.testing.oracle import Asked
 from kvactors.actors.cluster.testing.quiet import journal_of, quiet
 from kvactors.actors.cluster.testing.restored import Restored

@@ -14,14 +14,14 @@ from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.outbox import Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.behaviours import DrawnBehaviours
-from kvactors.actors.cluster.testing.disk import Disk, SimJournal
-from kvactors.actors.cluster.testing.host import ModelHost, fits, texts
-from kvactors.actors.cluster.testing.letters import LetterOracle
-from kvactors.actors.cluster.testing.network import Network, SimTransport
+from kvactors.actors.cluster.testing.machines.behaviours import DrawnBehaviours
+from kvactors.actors.cluster.testing.machines.disk import Disk, SimJournal
+from kvactors.actors.cluster.testing.machines.host import ModelHost, texts
+from kvactors.actors.cluster.testing.machines.letters import LetterOracle
+from kvactors.actors.cluster.testing.machines.network import Network, SimTransport
+from kvactors.actors.cluster.testing.machines.posting import Post
+from kvactors.actors.cluster.testing.machines.process import Process, SimClock, new_loop
 from kvactors.actors.cluster.testing.oracle import Oracle
-from kvactors.actors.cluster.testing.posting import Post
-from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
 from kvactors.actors.cluster.testing.steps import Steps
 
 __all__ = ["DIRECTORY", "World"]
@@ -126,12 +126,12 @@ class World:
         """Somebody who asks."""
         process = Process(name, self.loop)
         transport = SimTransport(self.network, process)
-        return Client(transport, SimClock(process, self._rate(), 0.0), self.settings)
+        return Client(transport, SimClock(process, _rate(self), 0.0), self.settings)
 
     def post(self, name: str) -> Post:
         """Somebody outside who sends messages."""
         process = Process(name, self.loop)
-        return self._post(process, SimClock(process, self._rate(), 0.0), anybody)
+        return self._post(process, SimClock(process, _rate(self), 0.0), anybody)
 
     def ledgers(self, agent: str) -> dict[str, list[str]]:
         """What each node's disk has of it."""
@@ -141,16 +141,6 @@ class World:
             if agent in held:
                 found[name] = texts(held[agent])
         return found
-
-    def misfits(self, agent: str) -> list[str]:
-        """Nodes that have KV of it which is not of their ledger."""
-        files = {name: self.machines[name].disk.files for name in self.nodes}
-        return [
-            name
-            for name, held in files.items()
-            for piece in held["pieces"].get(agent, ())
-            if not fits(piece, held["ledgers"].get(agent, []))
-        ]
 
     def aside(self) -> list[str]:
         """What was set aside anywhere, or was on a disk that is lost."""
@@ -165,13 +155,11 @@ class World:
         self.loop.run_until_complete(_nothing())
         self.loop.close()
 
-    def _rate(self) -> float:
-        skew = self.settings.skew
-        return self.rng.choice([1 - skew, 1 + skew, self.rng.uniform(1 - skew, 1 + skew)])
-
     def _add(self, name: str) -> None:
         disk = Disk(self.rng, self.step)
-        self.machines[name] = Machine(disk, Process(name, self.loop), self._rate())
+        self.machines[name] = Machine(
+            disk, Process(name, self.loop), _rate(self.rng, self.settings.skew)
+        )
         self._boot(name)
 
     def _boot(self, name: str) -> None:
@@ -264,3 +252,9 @@ def _heard(
 
 async def _nothing() -> None:
     pass
+
+
+def _rate(world: World) -> float:
+    """Of a clock: as far from the true one as it may be, or less."""
+    skew = world.settings.skew
+    return world.rng.choice([1 - skew, 1 + skew, world.rng.uniform(1 - skew, 1 + skew)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.host import texts
+from kvactors.actors.cluster.testing.machines.host import texts
 from kvactors.actors.cluster.testing.world import World
 
 __all__ = ["SETTINGS", "Cluster"]

@@ -13,10 +13,10 @@ from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.replica import Replica, digests
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.disk import Disk, SimJournal
-from kvactors.actors.cluster.testing.host import ModelHost, texts
-from kvactors.actors.cluster.testing.network import Network, SimTransport
-from kvactors.actors.cluster.testing.process import Process, SimClock, new_loop
+from kvactors.actors.cluster.testing.machines.disk import Disk, SimJournal
+from kvactors.actors.cluster.testing.machines.host import ModelHost, texts
+from kvactors.actors.cluster.testing.machines.network import Network, SimTransport
+from kvactors.actors.cluster.testing.machines.process import Process, SimClock, new_loop
 
 __all__ = ["SETTINGS", "Answering", "Machine", "record"]
 

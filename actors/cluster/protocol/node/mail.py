@@ -95,13 +95,15 @@ class Mail:
         agent = record["agent"]
         async with self._locks.of(agent):
             held = await self._forks.served(agent)
-            if ADOPTED in held.place.options:
-                # By now it may be known what it is spawned with: that is in another claim.
-                self._owner.drop(agent)
-                await self._serving.end(agent)
-                held = await self._forks.served(agent)
-            # It may behave for long before its first turn.
-            await self._owner.commit(held)
+            if ADOPTED not in held.place.options:
+                # It may behave for long before its first turn.
+                await self._owner.commit(held)
+                return {}
+        # By now it may be known what it is spawned with: that is in another claim.
+        async with self.shut(agent), self._locks.of(agent):
+            self._owner.drop(agent)
+            await self._serving.end(agent)
+            await self._owner.commit(await self._forks.served(agent))
         return {}
 
     async def waits(self, record: Record) -> Record:

@@ -7,8 +7,8 @@ from typing import Any
 from lives import Cluster
 from seeded import bug, seeded
 
-from kvactors.actors.cluster.testing import host
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines import host
+from kvactors.actors.cluster.testing.machines.process import Process
 from kvactors.actors.cluster.testing.steps import Armed
 
 Make = Callable[[int], Cluster]

@@ -17,7 +17,7 @@ from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.node.server import Node
 from kvactors.actors.cluster.protocol.node.sweep import BATCH, BATCHES, Sweep
 from kvactors.actors.cluster.protocol.records import Place
-from kvactors.actors.cluster.testing.host import ModelHost, texts
+from kvactors.actors.cluster.testing.machines.host import ModelHost, texts
 from kvactors.core.errors import InvalidConfig
 
 ALONE = replace(SETTINGS, durable="one")

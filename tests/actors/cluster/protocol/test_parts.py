@@ -22,7 +22,7 @@ from kvactors.actors.cluster.protocol.errors import (
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
-from kvactors.actors.cluster.testing.host import texts
+from kvactors.actors.cluster.testing.machines.host import texts
 
 A, B, C, D = map(record, "abcd")
 

@@ -8,7 +8,7 @@ import pytest
 from lives import SETTINGS, Cluster
 from seeded import bug, seeded
 
-from kvactors.actors.cluster.testing.host import ModelHost
+from kvactors.actors.cluster.testing.machines.host import ModelHost
 
 Make = Callable[[int], Cluster]
 

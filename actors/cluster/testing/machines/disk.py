@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.process import Process
 
 __all__ = ["Disk", "SimJournal"]
 

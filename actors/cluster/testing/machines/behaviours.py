@@ -11,9 +11,9 @@ import msgpack  # type: ignore[import-untyped]
 
 from kvactors.actors.cluster.protocol.behaviours import Behaviours
 from kvactors.actors.cluster.protocol.interfaces import Letter
-from kvactors.actors.cluster.testing.letters import LetterOracle, Life
-from kvactors.actors.cluster.testing.posting import Post
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.letters import LetterOracle, Life
+from kvactors.actors.cluster.testing.machines.posting import Post
+from kvactors.actors.cluster.testing.machines.process import Process
 from kvactors.core.errors import MailboxFull, Undelivered
 
 __all__ = ["DrawnBehaviours"]

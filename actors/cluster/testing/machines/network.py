@@ -8,7 +8,7 @@ from random import Random
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.wire import answered, pack, serve, serve_stream
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.process import Process
 
 __all__ = ["Network", "SimTransport"]
 

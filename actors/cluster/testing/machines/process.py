@@ -6,7 +6,7 @@ from contextvars import ContextVar, copy_context
 from random import Random
 from typing import Any
 
-from kvactors.actors.cluster.testing.loop import VirtualLoop
+from kvactors.actors.cluster.testing.machines.loop import VirtualLoop
 
 __all__ = ["Process", "SimClock", "new_loop"]
 

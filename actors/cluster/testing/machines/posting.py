@@ -11,8 +11,8 @@ from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.interfaces import Clock, Letter, Record, Transport
 from kvactors.actors.cluster.protocol.outbox import Outbox, Outgoing, Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.testing.letters import LetterOracle, Life, Sent
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.letters import LetterOracle, Life, Sent
+from kvactors.actors.cluster.testing.machines.process import Process
 
 __all__ = ["Post"]
 

@@ -10,8 +10,8 @@ import msgpack  # type: ignore[import-untyped]
 from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import LedgerGap
 from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.actors.cluster.testing.disk import Disk
-from kvactors.actors.cluster.testing.process import Process
+from kvactors.actors.cluster.testing.machines.disk import Disk
+from kvactors.actors.cluster.testing.machines.process import Process
 
 __all__ = ["ModelHost", "fits", "remembered", "texts", "think", "withdrawn"]
 
