@@ -157,9 +157,7 @@ class World:
 
     def _add(self, name: str) -> None:
         disk = Disk(self.rng, self.step)
-        self.machines[name] = Machine(
-            disk, Process(name, self.loop), _rate(self.rng, self.settings.skew)
-        )
+        self.machines[name] = Machine(disk, Process(name, self.loop), _rate(self))
         self._boot(name)
 
     def _boot(self, name: str) -> None:
