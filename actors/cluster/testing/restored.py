@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from kvactors.actors.cluster.protocol.errors import HostFailed, UnknownAgent
+from kvactors.actors.cluster.protocol.errors import ForkLost, HostFailed, UnknownAgent
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.faults import early
 from kvactors.actors.cluster.testing.machines.host import texts
@@ -55,7 +55,10 @@ class Restored:
             self._say(f"never adopted: {sorted(self._held)}")
         client = self._world.client("the last one")
         for agent in self._world.agents:
-            await client.turn(agent, {"id": f"last-{agent}", "text": f"last-{agent}"}, PATIENCE)
+            try:
+                await client.turn(agent, {"id": f"last-{agent}", "text": f"last-{agent}"}, PATIENCE)
+            except ForkLost as error:
+                self._world.oracle.never_began(agent, str(error))
         assert self._forgets is not None
         await self._forgets
         until = self._world.loop.time() + PATIENCE
