@@ -39,6 +39,8 @@ FIRST = [
     *("after join", "before spawn", "before claim", "after align", "before forget"),
 ]
 LONGEST = 9.0
+PATIENCE = 90.0
+"""Seconds for which the directory is tried to be told of a lost machine."""
 
 
 def plan(world: World, seconds: float) -> None:
@@ -128,9 +130,15 @@ def _lose_or_start(world: World, name: str) -> None:
         world.start(name)
         return
     owned = [place for place in registry.places.values() if place.node == name]
-    if all(place.fresh or place.replica in world.nodes for place in owned):
+    untold = name in registry.untold
+    last = untold and bool(world.machines[name].disk.files["ledgers"])
+    if not last and all(place.fresh or place.replica in world.nodes for place in owned):
         world.steps.struck["disk lost"] += 1
         world.lose(name)
+        if untold:
+            # Nobody else may say what it had: a person does.
+            asked = world.client("operator").ask("drain", {"node": name, "on": True}, PATIENCE)
+            world.loop.create_task(asked)
     else:
         world.start(name)
 
