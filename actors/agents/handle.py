@@ -10,6 +10,8 @@ from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import (
+    check_id,
+    check_known,
     check_observed,
     check_request_id,
     check_rewind,
@@ -25,7 +27,7 @@ from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["Agent", "TranscriptView"]
+__all__ = ["Agent", "TranscriptView", "agent_named"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Agent:
 
         Leaving the loop early, or `close()`, cancels the turn.
         """
-        turn = check_options(self.host.info, prompt, **options)
+        turn = _checked(self.host, prompt, options)
         ticket = self._send(turn, streamed=True)
         return ReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
 
@@ -169,7 +171,7 @@ class Agent:
     ) -> Reply:
         """Take a turn as `ask` does, with the same options, under asyncio. `await agent.ask(...)`
         does so too; here cancelling the task cancels the turn."""
-        ticket = self._send(check_options(self.host.info, prompt, **options))
+        ticket = self._send(_checked(self.host, prompt, options))
         try:
             reply: Reply = await ticket.reply
         except BaseException:
@@ -184,7 +186,7 @@ class Agent:
         """Take a turn as `stream` does, with the same options, and iterate over its pieces under
         asyncio; `.reply` at the end. Leaving the loop (`aclose()` the stream, or let it go) or
         cancelling the task cancels the turn."""
-        turn = check_options(self.host.info, prompt, **options)
+        turn = _checked(self.host, prompt, options)
         ticket = self._send(turn, streamed=True)
         return AsyncReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
 
@@ -257,3 +259,18 @@ class Agent:
             return Ask(ticket, turn)
 
         return self.host.send(self._actor, make, turn.timeout, streamed=streamed)
+
+
+def _checked(
+    host: AgentHost, prompt: str | Sequence[int] | None, options: AskOptions
+) -> TurnOptions:
+    check_known("ask", options, AskOptions.__annotations__)
+    return check_options(host.info, prompt, **options)
+
+
+def agent_named(agent: object) -> str:
+    """The id of an agent, given as it or as its handle, of this system or of a cluster. Raises
+    InvalidAgentId."""
+    agent_id = agent if isinstance(agent, str) else getattr(agent, "agent_id", agent)
+    check_id(agent_id)
+    return str(agent_id)

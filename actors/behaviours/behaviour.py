@@ -7,7 +7,7 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.context import Context, Scheduled
 from kvactors.actors.runtime.futures import ReplyFuture, resolved
 from kvactors.actors.turns.reply import Reply, Rewound
-from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["AgentBehaviour"]
@@ -71,6 +71,8 @@ class AgentBehaviour:
         With `choices` the reply is one of these texts, and `reply.scores` has the total
         log-probability of each.
         """
+        if not isinstance(choices, Iterable) or isinstance(choices, str):
+            raise InvalidInput(f"choices must be a list of texts, not {choices!r:.80}")
         return _bound(self).think(prompt, tuple(choices), sampling, timeout, options)
 
     def observe(self, text: str, role: str = "user") -> ReplyFuture[Reply]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from kvactors.actors.agents.handle import Agent
+from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import check_turn
+from kvactors.actors.turns.checks import check_callable, check_known, check_topic, check_turn
+from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.errors import InvalidInput
 from kvactors.core.numbers import number
@@ -81,6 +82,7 @@ class Context:
     ) -> ReplyFuture[Reply]:
         """A turn: `prompt`, `choices`, `sampling`, `timeout` and the other `options` of
         `Agent.ask`. Raises what that raises."""
+        check_known("think", options, AskOptions.__annotations__)
         sampling = with_choices(sampling, choices)
         future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
         journal, number = self.router.journal, self.turns
@@ -99,20 +101,22 @@ class Context:
 
     def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
         """A message to one agent."""
-        self._sending(_id(to), message)
-        return self.router.post(_id(to), message, self.agent)
+        name = agent_named(to)
+        self._sending(name, message)
+        return self.router.post(name, message, self.agent)
 
     def ask(self, to: str | Agent, message: Any, timeout: float | None) -> ReplyFuture[Any]:
         """A `message` `to` an agent, its answer within `timeout` seconds. Raises InvalidInput."""
         check_turn(None, timeout)
-        if _id(to) == self.agent.agent_id and timeout is None and not self.reentrant:
+        name = agent_named(to)
+        if name == self.agent.agent_id and timeout is None and not self.reentrant:
             raise InvalidInput(
-                f"{_id(to)!r} handles one message at a time and would wait for its own answer "
+                f"{name!r} handles one message at a time and would wait for its own answer "
                 "for ever: use send, a timeout, or a reentrant behaviour"
             )
-        self._sending(_id(to), message)
+        self._sending(name, message)
         self._asked += 1
-        future = self.router.ask(_id(to), message, self.agent, timeout, lambda: _place(self))
+        future = self.router.ask(name, message, self.agent, timeout, lambda: _place(self))
         journal, number = self.router.journal, self._asked
         if journal is not None:
             note = functools.partial(journal.answer, self.agent.agent_id, number)
@@ -120,8 +124,10 @@ class Context:
         return future
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None) -> ReplyFuture[None]:
-        """A message to several."""
-        named = None if to is None else [_id(one) for one in to]
+        """A message to several. Raises InvalidInput for one agent: its name has letters."""
+        if isinstance(to, str | bytes) or not (to is None or isinstance(to, Iterable)):
+            raise InvalidInput(f"broadcast sends to a list of agents, not {to!r:.80}")
+        named = None if to is None else [agent_named(one) for one in to]
         self._sending("*" if named is None else ",".join(named), message)
         if named is None:
             named = sorted(self.router.receivers().keys() - {self.agent.agent_id})
@@ -129,20 +135,23 @@ class Context:
 
     def subscribe(self, topic: str) -> None:
         """Follow a topic."""
+        check_topic(topic)
         self.router.subscribe(topic, self.agent.agent_id)
 
     def unsubscribe(self, topic: str) -> None:
         """Follow it no more."""
+        check_topic(topic)
         self.router.unsubscribe(topic, self.agent.agent_id)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """A message to a topic."""
+        check_topic(topic)
         self._sending(topic, message)
         return self.router.publish(topic, message, self.agent)
 
     def watch(self, agent: str | Agent) -> None:
         """A message when a behaviour ends."""
-        self.router.watch(_id(agent), self.agent.agent_id)
+        self.router.watch(agent_named(agent), self.agent.agent_id)
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
         """A child, `agent_id`, with its `system_prompt` and `options`."""
@@ -151,7 +160,7 @@ class Context:
 
     def stop(self, agent: str | Agent | None) -> None:
         """The end of a behaviour."""
-        self._services.stop(self.agent.agent_id if agent is None else _id(agent))
+        self._services.stop(self.agent.agent_id if agent is None else agent_named(agent))
 
     def later(self, seconds: float, message: Any) -> Scheduled:
         """One message to oneself."""
@@ -194,6 +203,7 @@ class Context:
 
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
         """Something on another thread."""
+        check_callable("function", function)
         return self._services.run_blocking(lambda: function(*args))
 
     def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
@@ -236,7 +246,3 @@ def _check_seconds(seconds: object, least: float) -> None:
     found = number(seconds)
     if found is None or not least <= found <= sys.float_info.max:
         raise InvalidInput(f"seconds must be at least {least:g} and finite, not {seconds!r}")
-
-
-def _id(agent: str | Agent) -> str:
-    return agent if isinstance(agent, str) else agent.agent_id

@@ -18,6 +18,7 @@ from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Scheduled, with_choices
 from kvactors.actors.behaviours.journal import pack, read_journal, unpack
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.checks import check_path
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
 
@@ -63,7 +64,12 @@ def replay(
     began them; the order between agents is not repeated, and messages that a reentrant behaviour
     handled at once come one after the other. Raises InvalidInput, and whatever a behaviour raises.
     """
-    kinds = tuple(types)
+    check_path("path", path)
+    if not isinstance(behaviours, Mapping):
+        raise InvalidInput(f"behaviours must be a mapping, not {type(behaviours).__name__}")
+    kinds = tuple(types) if isinstance(types, Iterable) else (types,)
+    if not all(isinstance(kind, type) for kind in kinds):
+        raise InvalidInput(f"types must be classes, not {types!r:.80}")
     records = [record for record in read_journal(path) if record["agent"] in behaviours]
     differences: list[str] = []
     messages = turns = 0

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pykka import Future, Timeout
 
 from kvactors.actors.runtime.blocking import check_may_block, drive, running_loop
-from kvactors.core.errors import KvactorsError, SystemStopped
+from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
+from kvactors.core.numbers import number
 
 if TYPE_CHECKING:
     import asyncio
@@ -68,7 +69,10 @@ class ReplyFuture(Future[T]):
         return None if self._result is None else self._result.error
 
     def get(self, *, timeout: float | None = None) -> Any:
-        """The value, or its error raised; WaitTimeout after `timeout` seconds."""
+        """The value, or its error raised; WaitTimeout after `timeout` seconds. Raises InvalidInput
+        for what is no number of seconds."""
+        if timeout is not None and number(timeout) is None:
+            raise InvalidInput(f"timeout must be seconds, not {timeout!r:.80}")
         if self._get_hook is not None:
             return self._from_hook(timeout)
         if self._result is None:

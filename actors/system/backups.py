@@ -7,7 +7,9 @@ from typing import Any
 
 from kvactors.actors.system.export import unwatched
 from kvactors.actors.system.lifecycle import Lifecycle
+from kvactors.actors.turns.checks import check_callable
 from kvactors.actors.turns.messages_store import WithStore
+from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.backup.backup import Backup, BackupReport
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.backup.snapshot import AgentEntry
@@ -74,6 +76,11 @@ class StoreBackups:
         `kvactors store restore` makes a store of it. Encrypted stores stay encrypted. Raises
         BackupFailed, InvalidConfig, SystemStopped, OSError.
         """
+        if not isinstance(url, str) or not url:
+            raise InvalidConfig(f"url must be that of an object store, not {url!r:.80}")
+        if options is not None and not isinstance(options, Mapping):
+            raise InvalidConfig(f"options must be a mapping, not {type(options).__name__}")
+        check_callable("on_step", on_step)
         self._lifecycle.require_running()
         store = self._lifecycle.require_store("a backup needs")
 

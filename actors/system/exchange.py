@@ -15,9 +15,10 @@ from kvactors.actors.system.export import export_stored, loadable_name, unwatche
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import check_flags
 from kvactors.actors.system.registry import AgentRegistry
-from kvactors.actors.turns.checks import check_id
+from kvactors.actors.turns.checks import check_callable, check_id, check_path
 from kvactors.actors.turns.messages_gpu import EncodeFloats
 from kvactors.actors.turns.messages_store import WithStore
+from kvactors.actors.turns.prompt import check_token_ids
 from kvactors.core.cache.segment import Segment
 from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.conversation.hashing import tokens_hash
@@ -70,7 +71,9 @@ class AgentExchange:
         LedgerUnreadable, SaveFailed, InvalidInput, OSError.
         """
         check_id(agent_id)
+        check_path("path", path)
         check_format(format)
+        check_callable("on_step", on_step)
         self._lifecycle.require_running()
         info, file = self._host.info, Path(path).expanduser()
 
@@ -113,9 +116,13 @@ class AgentExchange:
         TokensMissing), InvalidInput, OSError.
         """
         check_id(agent_id)
+        check_path("path", path)
         check_format(format)
         check_flags(of_this_model=of_this_model)
+        check_callable("on_step", on_step)
         self._lifecycle.require_running()
+        if tokens is not None:
+            tokens = check_token_ids(tokens, self._host.info.spec.vocab_size)
         file = Path(path).expanduser()
         work = self._import(file, agent_id, format, tokens, on_step, trusted=of_this_model)
         return self._agents.add(agent_id, lambda: self._with_store(work))
@@ -221,5 +228,5 @@ def _target(info: ModelInfo, layout: tuple[LayerLayout, ...], *, trusted: bool) 
 
 def check_format(form: str | None) -> None:
     """Raise InvalidInput for a name that is no format's."""
-    if form is not None and form not in FORMATS:
+    if form is not None and (not isinstance(form, str) or form not in FORMATS):
         raise InvalidInput(f"format must be one of {', '.join(FORMATS)}, not {form!r}")

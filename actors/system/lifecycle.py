@@ -14,6 +14,7 @@ from kvactors.actors.runtime.deterministic import SeededDispatcher, VirtualTimer
 from kvactors.actors.runtime.dispatcher import Dispatcher, send_stop
 from kvactors.actors.runtime.timer import Timer
 from kvactors.actors.runtime.waits import Waits
+from kvactors.actors.turns.checks import check_wait
 from kvactors.actors.turns.messages_gpu import LoadModel, Wire
 from kvactors.actors.turns.messages_store import OpenStore
 from kvactors.actors.turns.outstanding import Outstanding
@@ -141,9 +142,9 @@ class Lifecycle:
         """Wait until no turn or message runs or waits, no `later` is due, and every save is on
         disk. Messages of `every` count only while they are handled.
 
-        Returns False if `timeout` seconds pass first.
+        Returns False if `timeout` seconds pass first. Raises InvalidInput.
         """
-        return self.outstanding.wait(timeout)
+        return self.outstanding.wait(check_wait(timeout))
 
     def health(self) -> Health:
         """How the engine and the store are, without waiting for either. Any thread."""

@@ -1,6 +1,5 @@
 """What callers may pass to AgentSystem and `spawn`, checked before anything starts."""
 
-import difflib
 import functools
 import inspect
 import os
@@ -13,7 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
-from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.actors.turns.checks import check_known
+from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import number, whole
 from kvactors.core.schedule.speculation.speculation import DraftModel, SpeculationConfig
 from kvactors.persistence.files.encryption import KEY_BYTES
@@ -124,14 +124,11 @@ def check_spawn(prompt_lane: Any, behaviour: Any, supervision: Any, parent: Any)
 def naming_the_nearest(method: Callable[P, R]) -> Callable[P, R]:
     """The method, which names the parameter that was probably meant by one that it does not have.
     Raises InvalidInput."""
-    known = list(inspect.signature(method).parameters)
+    known = list(inspect.signature(method).parameters)[1:]
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        for name in options.keys() - set(known):
-            nearest = difflib.get_close_matches(name, known, 1)
-            meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known[1:])}"
-            raise InvalidInput(f"{method.__name__} has no parameter {name!r}: {meant}")
+        check_known(method.__name__, options, known)
         return method(*args, **options)
 
     return call

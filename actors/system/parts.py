@@ -25,6 +25,7 @@ from kvactors.actors.system.residency import Residency
 from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
+from kvactors.actors.turns.checks import check_wait
 from kvactors.actors.turns.messages_agent import CancelTurn
 from kvactors.actors.turns.ticket import next_serial
 from kvactors.core.engine.launch import Launch
@@ -147,7 +148,8 @@ class Parts:
 
     def stop(self, timeout: float | None, *, cancel: bool) -> None:
         """End each in its order: what is accepted first, or `cancel` it at once. After `timeout`
-        seconds what still runs is cancelled. Raises BlockingCall inside an actor."""
+        seconds what still runs is cancelled. Raises InvalidInput, BlockingCall inside an actor."""
+        timeout = check_wait(timeout)
         check_outside_of_actors()
         lifecycle = self.lifecycle
         with self._life:

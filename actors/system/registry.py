@@ -18,7 +18,7 @@ from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
 from kvactors.actors.system.spawned import Spawned, restored
-from kvactors.actors.turns.checks import check_id, check_system_prompt
+from kvactors.actors.turns.checks import check_flag, check_id, check_system_prompt
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause
 from kvactors.actors.turns.messages_gpu import Forget
 from kvactors.actors.turns.messages_store import ForgetStored, ReadLedger
@@ -135,6 +135,9 @@ class AgentRegistry:
         check_system_prompt(system_prompt)
         check_policy(context_policy or "refuse")
         check_spawn(prompt_lane, behaviour, supervision, parent)
+        check_flag("wait", wait)
+        if parent is not None and parent not in self._spawned:
+            raise InvalidConfig(f"parent {parent!r} is no agent of this system: spawn it first")
         if from_ is not None:
             if system_prompt is not None:
                 raise InvalidConfig("a fork has its parent's system prompt: leave it unset")
@@ -150,7 +153,8 @@ class AgentRegistry:
         return agent.handle
 
     def find(self, agent_id: str) -> Agent | None:
-        """The agent of this id, if it was spawned in this system."""
+        """The agent of this id, if it was spawned in this system. Raises InvalidAgentId."""
+        check_id(agent_id)
         spawned = self._spawned.get(agent_id)
         return None if spawned is None else spawned.handle
 

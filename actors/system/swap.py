@@ -21,7 +21,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import callable_name, check_model
 from kvactors.actors.system.registry import AgentRegistry
-from kvactors.actors.turns.checks import check_turn
+from kvactors.actors.turns.checks import check_known, check_turn
 from kvactors.actors.turns.messages_gpu import SwapModel, Swapped
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.cache.kv_bits import KVBits
@@ -94,7 +94,10 @@ class ModelSwap:
         self._lifecycle.require_running()
         check_model(model)
         check_turn(None, timeout)
+        check_known("swap_model", changes, ModelChanges.__annotations__)
         name = callable_name(model) if model_name is None else model_name
+        # Before anything is paused: what no model can have is refused here.
+        replace(self.launch.options, name=name, **changes)
         result: ReplyFuture[None] = ReplyFuture()
 
         def run() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from kvactors.actors.agents.handle import Agent
+from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.runtime.deterministic import CountingClock
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import DEFAULT_LANE, LanePolicy
@@ -42,7 +42,7 @@ from kvactors.actors.system.residency import Residency
 from kvactors.actors.system.roster import AgentRoster
 from kvactors.actors.system.swap import ModelSwap
 from kvactors.actors.system.watching import Watching
-from kvactors.actors.turns.checks import stays_here
+from kvactors.actors.turns.checks import check_topic, stays_here
 from kvactors.actors.turns.unsaved import MAX_UNSAVED
 from kvactors.actors.workers.gpu import OnProgress
 from kvactors.actors.workers.switching import SWITCH_INTERVAL
@@ -252,13 +252,14 @@ class AgentSystem:
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
         """Send to every behaviour that subscribed to a topic. Any thread."""
+        check_topic(topic)
         self.parts.lifecycle.require_running()
         return self.parts.router.publish(topic, message, None)
 
     def watch(self, agent: str | Agent) -> ReplyFuture[Terminated]:
         """A future that resolves when an agent's behaviour ends; at once if it has none."""
         future: ReplyFuture[Terminated] = ReplyFuture()
-        self.parts.router.on_end(getattr(agent, "agent_id", str(agent)), future.resolve)
+        self.parts.router.on_end(agent_named(agent), future.resolve)
         return future
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:

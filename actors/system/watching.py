@@ -16,7 +16,7 @@ from kvactors.actors.system.observe.monitor import Monitor, socket_path
 from kvactors.actors.system.observe.recorder import DEFAULT_CAPACITY, Recorder
 from kvactors.actors.system.observe.snapshot import take_snapshot
 from kvactors.actors.system.registry import AgentRegistry
-from kvactors.actors.turns.checks import check_count
+from kvactors.actors.turns.checks import check_count, check_path
 
 __all__ = ["Watching"]
 
@@ -65,7 +65,13 @@ class Watching:
         Raises InvalidInput, SystemStopped, OSError.
         """
         check_count("capacity", capacity, 1)
+        if path is not None:
+            check_path("path", path)
         self._lifecycle.require_running()
+        if path is not None:
+            # What cannot be written is seen now, and not when the recording would be lost.
+            with Path(path).open("ab"):
+                pass
         recorder = Recorder(capacity)
         self._lifecycle.tracer.listen(recorder)
         try:

@@ -1,30 +1,37 @@
 """What callers may pass to Agent, checked before anything starts."""
 
-import re
+import difflib
+import os
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
 from kvactors.core.numbers import number, whole
 from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.text import check_text
 
 __all__ = [
     "LONGEST_ID",
     "LONGEST_REQUEST_ID",
+    "check_callable",
     "check_count",
+    "check_flag",
     "check_id",
+    "check_known",
     "check_observed",
+    "check_path",
     "check_request_id",
     "check_rewind",
     "check_system_prompt",
-    "check_text",
+    "check_topic",
     "check_turn",
+    "check_wait",
     "stays_here",
 ]
 
 LONGEST_ID = 255
 LONGEST_REQUEST_ID = 200
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_id(agent_id: object) -> None:
@@ -46,16 +53,50 @@ def check_system_prompt(system_prompt: object) -> None:
     check_text("system_prompt", system_prompt, InvalidConfig)
 
 
-def check_text(name: str, text: str, error: type[InvalidInput] = InvalidInput) -> str:
-    """The `text`, called `name`. Raises `error` for a lone surrogate: it is half a character, and
-    has no UTF-8 to be tokenized or stored as."""
-    half = _LONE_SURROGATE.search(text)
-    if half is not None:
-        raise error(
-            f"{name} has a lone surrogate, {half[0]!a}, at character {half.start()}: decode what "
-            "it was read from as UTF-8, or replace it"
-        )
-    return text
+def check_flag(name: str, value: object) -> bool:
+    """The `value`, called `name`. Raises InvalidInput unless it is True or False: a text such as
+    "no" is true, too."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} must be True or False, not {value!r:.80}")
+    return value
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise InvalidInput for a `value`, called `name`, that cannot be called."""
+    if not callable(value):
+        raise InvalidInput(f"{name} must be callable, not {value!r:.80}")
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise InvalidInput for a `path`, called `name`, that no file has."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidInput(f"{name} must be the path of a file, not {path!r:.80}")
+
+
+def check_topic(topic: object) -> None:
+    """Raise InvalidInput for what names no topic."""
+    if not isinstance(topic, str):
+        raise InvalidInput(f"a topic is a string, not {type(topic).__name__}")
+
+
+def check_wait(timeout: Any) -> float | None:
+    """Seconds to wait, None without an end. Raises InvalidInput unless it is a number of at
+    least 0."""
+    seconds = number(timeout)
+    if timeout is not None and (seconds is None or not seconds >= 0):
+        raise InvalidInput(f"timeout must be at least 0 seconds, not {timeout!r:.80}")
+    return seconds
+
+
+def check_known(method: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InvalidInput for the first of these `names` that is not a `known` parameter of a
+    `method`; it names the one that was probably meant."""
+    offered = list(known)
+    for name in sorted(set(names) - set(offered)):
+        nearest = difflib.get_close_matches(name, offered, 1)
+        meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(offered)}"
+        raise InvalidInput(f"{method} has no parameter {name!r}: {meant}")
 
 
 def stays_here(handle: object, instead: str) -> NoReturn:

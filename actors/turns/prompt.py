@@ -6,11 +6,12 @@ Checked on the caller's thread, before anything is sent.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kvactors.actors.turns.checks import check_text
+from kvactors.actors.turns.checks import check_flag
 from kvactors.core.conversation.prefix_match import Message
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.numbers import number, whole
+from kvactors.core.text import check_text
 
 __all__ = [
     "Continuation",
@@ -95,6 +96,7 @@ def check_prompt(
     """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
     Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
     share = check_threshold(threshold)
+    check_flag("match", match)
     if messages is not None:
         if prompt is not None:
             raise InvalidInput("give a prompt or messages, not both")

@@ -13,6 +13,7 @@ from typing import Literal
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import number, whole
+from kvactors.core.text import check_text
 
 __all__ = ["ContextPolicy", "DropOldest", "Summarize", "check_policy", "turns_to_drop"]
 
@@ -67,6 +68,7 @@ class Summarize(DropOldest):
         object.__setattr__(self, "max_tokens", most)
         if not isinstance(self.prompt, str) or not self.prompt:
             raise InvalidConfig(f"prompt must be text to ask with, not {self.prompt!r}")
+        check_text("prompt", self.prompt, InvalidConfig)
 
 
 ContextPolicy = Literal["refuse"] | DropOldest

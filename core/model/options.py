@@ -9,6 +9,7 @@ from kvactors.core.cache.kv_bits import KVBits, check_bits
 from kvactors.core.cache.spec import choose_group_size
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import whole
+from kvactors.core.text import check_text, check_texts
 
 __all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "ModelOptions"]
 
@@ -46,8 +47,13 @@ class ModelOptions:
             choose_group_size(self.group_size, None, self.group_size)
         if self.template_kwargs is not None and not isinstance(self.template_kwargs, dict):
             raise InvalidConfig(f"template_kwargs must be a dict, not {self.template_kwargs!r}")
+        for name in self.template_kwargs or ():
+            if not isinstance(name, str):
+                raise InvalidConfig(f"template_kwargs are named by strings, not {name!r:.80}")
+        check_texts("template_kwargs", self.template_kwargs, InvalidConfig)
         if self.name is not None and not (isinstance(self.name, str) and self.name):
             raise InvalidConfig(f"model_name must be a non-empty string, not {self.name!r}")
+        check_text("model_name", self.name or "", InvalidConfig)
 
     def _tokens(self, name: str, least: int) -> None:
         value = getattr(self, name)

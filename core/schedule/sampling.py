@@ -74,6 +74,10 @@ class Sampling:
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
         for name, most in _NUMBERS.items():
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
+        if not isinstance(self.prompt_logprobs, bool):
+            raise InvalidSampling(
+                f"prompt_logprobs must be True or False, not {self.prompt_logprobs!r:.80}"
+            )
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
         if self.grammar is not None and self.choices:

@@ -11,12 +11,13 @@ ARROWS = """
 core/blas:
 core/errors:
 core/numbers:
+core/text: core/errors
 core/trace:
 persistence/errors: core/errors
 actors/runtime: core/errors core/numbers
 core/cache: core/errors core/numbers
 core/cache/family: core/cache core/errors core/numbers
-core/conversation: core/errors core/numbers
+core/conversation: core/errors core/numbers core/text
 actors/errors: core/errors persistence/errors
 persistence/files: core/cache core/errors persistence/errors
 actors/dispatcher: actors/runtime
@@ -32,13 +33,13 @@ persistence/kv: core/cache persistence/commit persistence/errors persistence/fil
 core/arena/compiled: core/arena
 core/batch: core/arena
 core/model: core/arena core/arena/compiled core/attention core/cache core/conversation core/errors
-    core/numbers core/quant
+    core/numbers core/quant core/text
 persistence/store: core/cache persistence/commit persistence/errors persistence/files persistence/kv
     persistence/ledger
 core/arena/sessions: core/arena core/attention core/cache core/cache/family core/errors core/model
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
-core/schedule/speculation: core/conversation core/schedule
+core/schedule/speculation: core/errors core/conversation core/schedule
 core/engine: core/arena core/arena/compiled core/blas core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
 persistence/backup: persistence/errors persistence/files persistence/store
@@ -54,6 +55,7 @@ actors/cluster/testing: actors/cluster/protocol actors/cluster/protocol/director
     actors/cluster/protocol/node actors/cluster/testing/machines
 actors/turns: actors/errors actors/runtime core/cache core/conversation core/engine core/errors
     core/model core/numbers core/schedule core/trace persistence/commit persistence/store
+    core/text
 core/testing: core/arena core/cache core/cache/family core/conversation core/engine core/model
     core/quant core/schedule
 actors/agents: actors/errors actors/runtime actors/turns core/cache core/conversation core/errors
@@ -68,7 +70,7 @@ actors/scenarios/results: actors/scenarios/journal
 actors/scenarios/files: core/errors
 actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/cluster/agents
     actors/errors actors/runtime actors/scenarios/files actors/scenarios/journal actors/system
-    actors/turns core/errors core/schedule
+    actors/turns core/errors core/schedule core/text
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
     actors/scenarios/running actors/system persistence/files
 actors/system: actors/agents actors/behaviours actors/errors actors/runtime actors/system/observe
@@ -81,7 +83,7 @@ actors/cluster/machine: actors/cluster/host actors/cluster/protocol
     persistence/ledger
 actors/cluster/agents: actors/agents actors/behaviours actors/cluster/host
     actors/cluster/machine actors/cluster/protocol actors/runtime actors/turns core/conversation
-    core/errors core/model core/schedule persistence/files
+    core/errors core/model core/schedule persistence/files core/text
 actors/cluster/member: actors/agents actors/behaviours actors/cluster/agents actors/cluster/host
     actors/cluster/machine actors/cluster/protocol actors/cluster/protocol/node actors/runtime
     actors/system actors/turns core/errors persistence/backup persistence/errors persistence/files
@@ -97,7 +99,7 @@ actors: actors/agents actors/behaviours actors/cluster actors/cluster/agents act
     core/schedule core/schedule/speculation
 actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/runtime
     actors/system actors/turns core/conversation core/errors core/model core/numbers core/schedule
-    persistence/errors persistence/files persistence/store
+    persistence/errors persistence/files persistence/store core/text
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing

@@ -9,17 +9,12 @@ from kvactors.actors.cluster.host.requests import (
     observe_request,
     rewind_request,
 )
-from kvactors.actors.turns.checks import (
-    check_observed,
-    check_request_id,
-    check_rewind,
-    check_text,
-    check_turn,
-)
+from kvactors.actors.turns.checks import check_observed, check_request_id, check_rewind, check_turn
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.prompt import check_messages, check_text_or_ids, check_threshold
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.errors import InvalidInput
+from kvactors.core.text import check_text
 
 __all__ = ["checked_ask", "checked_observe", "checked_rewind", "new_id"]
 

@@ -11,8 +11,9 @@ from kvactors.actors.cluster.host.requests import spawn_options
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.errors import UnknownAgent
 from kvactors.actors.runtime.supervision import Supervision
-from kvactors.actors.turns.checks import check_id, check_system_prompt, check_text
+from kvactors.actors.turns.checks import check_id, check_system_prompt
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.text import check_text
 
 __all__ = ["find", "id_of", "spawn"]
 

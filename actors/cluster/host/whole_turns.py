@@ -9,7 +9,7 @@ from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.actors.turns.checks import check_text, check_turn
+from kvactors.actors.turns.checks import check_turn
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import (
     Continuation,
@@ -21,6 +21,7 @@ from kvactors.core.errors import InvalidInput
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.numbers import whole
 from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.text import check_text
 
 __all__ = ["plain_turn", "read_turn"]
 

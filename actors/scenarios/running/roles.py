@@ -24,8 +24,8 @@ from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.scene import Answer, Awaited, Scene
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Step
-from kvactors.actors.turns.checks import check_text
 from kvactors.core.errors import InvalidInput
+from kvactors.core.text import check_text
 
 __all__ = ["Cue", "Roles", "behaviour_class", "check_behaviours"]
 

@@ -15,9 +15,10 @@ from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.records import Failure, Turn
 from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.steps import Call, Kind, Step
-from kvactors.actors.turns.checks import check_text, check_turn
+from kvactors.actors.turns.checks import check_turn
 from kvactors.core.errors import BlockingCall, InvalidInput
 from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.text import check_text
 
 __all__ = ["Answer", "Awaited", "Scene"]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from kvactors.core.errors import InvalidConfig
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.speculation.acceptance import (
     MODEL,
@@ -97,9 +98,16 @@ class Turn:
 class DraftModel:
     """A model that drafts what the agents' model says, for `AgentSystem(speculation=...)`: a
     directory, a hub name, or a callable that returns (model, tokenizer) and runs on the GPU thread.
-    Its tokenizer is that of the agents' model. "default" drafts for the default model."""
+    Its tokenizer is that of the agents' model. "default" drafts for the default model. Raises
+    InvalidConfig."""
 
     source: str | Path | Callable[[], Any] = "default"
+
+    def __post_init__(self) -> None:
+        if not callable(self.source) and not isinstance(self.source, str | Path):
+            raise InvalidConfig(
+                f"a draft model is a name, a directory or a callable: {type(self.source).__name__}"
+            )
 
     @property
     def name(self) -> str:
