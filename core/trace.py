@@ -101,7 +101,8 @@ class DecodeStep:
     """One step of `batch` rows; each of `agent_ids` got a token. Steps run one ahead, so that
     the first of a row gives none. Scoring a choice is a step of one row that gives none. Of the
     `drafted` tokens that it checked, so many were `accepted`: an agent has one token more for each
-    of its own."""
+    of its own. `sources` says for each source how many of both: "own" is what an agent said or was
+    told before, "others" replies of others, "model" a draft model."""
 
     began: float
     at: float
@@ -109,6 +110,7 @@ class DecodeStep:
     agent_ids: tuple[str, ...]
     drafted: int = 0
     accepted: int = 0
+    sources: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,11 @@ class Admission:
             return False
         return any(not self._transfer.reading(r.agent_id) for r in self._candidates(0))
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a turn waits for room."""
+        return self._blocked
+
     def retry(self) -> None:
         """Something changed that a turn may have waited for."""
         self._blocked = False

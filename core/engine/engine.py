@@ -100,6 +100,7 @@ class Engine:
                 self.execution.begin(admitted)
                 self._events += _begun(admitted)
         running.set_lean(lean=self.memory.tight)
+        self.execution.preemption.awaited = self._admission.blocked
         prefilling = [request for request in running.prefills if request.remaining]
         plan = self._scheduler.plan(prefilling, running.answering)
         for outcome in self.execution.run(plan):
@@ -187,7 +188,6 @@ class Engine:
             **status.count(self.memory, len(self._admission.waiting)),
             "preemptions": self.execution.preemption.preemptions,
             **self._metrics.counts,
-            **self.execution.drafted,
             **self._admission.counts,
             "shared_tokens": self._sharing.shared_tokens,
         }

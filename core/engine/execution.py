@@ -18,7 +18,7 @@ from kvactors.core.schedule.events import Progress, Tokens
 from kvactors.core.schedule.flight import Decoded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
-from kvactors.core.schedule.speculation.speculation import NO_DRAFTS, Speculation
+from kvactors.core.schedule.speculation.speculation import Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
 
@@ -69,11 +69,6 @@ class Execution:
         self._sharing = sharing
         self._metrics = metrics
         self._clock = clock
-
-    @property
-    def drafted(self) -> dict[str, int]:
-        """What a draft model drafted so far, and was right with."""
-        return NO_DRAFTS if self._speculation is None else self._speculation.counts
 
     def begin(self, request: Request) -> None:
         """Prefill from what is hot of it; its row is made when its first chunk runs."""
@@ -203,11 +198,15 @@ class Execution:
         speculation = self._speculation
         if speculation is None or not batch.in_flight or not batch.arena.spec.flat:
             return False
+        if not self.preemption.spares_drafts:
+            return False
         return speculation.worth_waiting(batch.requests)
 
     def _drafts(self, batch: DecodeBatch) -> Mapping[Request, Sequence[int]]:
         """What the next forward of a batch can check, if there is room for it as things are."""
         if self._speculation is None or batch.in_flight or not batch.arena.spec.flat:
+            return {}
+        if not self.preemption.spares_drafts:
             return {}
         drafts = self._speculation.drafts(batch.requests)
         return drafts if drafts and self.preemption.can_check(batch, drafts) else {}
@@ -220,7 +219,8 @@ class Execution:
         drafts = self._drafts(batch) if launch else {}
         launched = self._clock()
         try:
-            decoded = self._metrics.decode(batch, drafts, launch=launch)
+            sources = {} if self._speculation is None else self._speculation.sources
+            decoded = self._metrics.decode(batch, drafts, sources, launch=launch)
         except Exception as error:
             yield from self._blame(batch.requests, error)
             return []

@@ -1,4 +1,5 @@
-"""When memory is short: shorter chunks first, then idle agents leave, then a turn gives way.
+"""When memory is short: drafts go first, then chunks get shorter, then idle agents leave, then a
+turn gives way.
 
 A turn that gives way goes back into the queue and is resumed by itself; what it had decoded
 stays in its request, so its tokens are the same as if nothing had happened. GPU thread.
@@ -25,12 +26,18 @@ class Preemption:
     def __init__(self, memory: Memory) -> None:
         self.preemptions = 0
         self.gave_way: list[Request] = []
+        # Whether a turn waits for room; and work space of the last chunk as it was planned.
+        self.awaited = False
+        self._planned = 0
         self._memory = memory
         self._running = memory.running
 
     def within_memory(self, chunks: Sequence[Chunk], *, fixed: bool) -> Sequence[Chunk]:
         """The chunks that fit, at least a short one: others give way for that. None are left if
         their own turn gave way; `fixed` chunks are not shortened."""
+        self._planned = self._cost(chunks)
+        if not self._memory.fits(self._planned):
+            self._memory.drafts.clear()
         if len(chunks) > 1 and self._fits(lambda: self._cost(chunks)):
             self._memory.expect(self._cost(chunks))
             return chunks
@@ -95,8 +102,17 @@ class Preemption:
         batch.arena.floats = self._memory.plenty(batch.arena.float_bytes)
         return bool(batch.requests)
 
+    @property
+    def spares_drafts(self) -> bool:
+        """Whether memory is not short: nobody gave way or waits for room, and what cannot be
+        evicted leaves half of the budget. Drafts are the first to go."""
+        return not (self.awaited or self.gave_way or self._memory.short)
+
     def can_check(self, batch: DecodeBatch, drafts: Mapping[Request, Sequence[int]]) -> bool:
-        """Whether a forward that checks these `drafts` fits as things are: nobody leaves for it."""
+        """Whether a forward that checks these `drafts` fits as things are, beyond what others ask:
+        nobody leaves for it, and no chunk gets shorter."""
+        if not self.spares_drafts:
+            return False
         arena, memory = batch.arena, self._memory
         width = 1 + max(map(len, drafts.values()))
         space = memory.workspace[batch.requests[0].form.index].choice(
@@ -106,7 +122,10 @@ class Preemption:
         space += JOINED * arena.spec.joined_bytes * read
         blocks = memory.hot.blocks
         missing = sum(blocks.missing(r.agent_id, len(r.tokens) + 1 + width) for r in drafts)
-        if missing > blocks.free_blocks or not memory.fits(arena.step_bytes(width) + space):
+        # The next chunk of a prompt runs when this forward has ended, in rows that grew.
+        waits = any(request.remaining for request in self._running.prefills)
+        beside = max(space, self._planned if waits else 0)
+        if missing > blocks.free_blocks or not memory.fits(arena.step_bytes(width) + beside):
             return False
         for request in drafts:
             blocks.allocate(request.agent_id, len(request.tokens) + 1 + width)

@@ -28,6 +28,8 @@ PATIENCE = 10.0
 LONGEST_LINE = 1 << 20
 SHOWN_TURNS = 24
 BAR = 12
+# Sources of drafts, as they are shown.
+SOURCES = {"own": "own words", "others": "replies of others", "model": "draft model"}
 STATES = {"ok": "green", "rebuilding": "yellow", "stalled": "red", "dead": "red"}
 PHASES = {"decode": "green", "prefill": "blue", "restoring": "magenta", "waiting": "dim"}
 
@@ -152,10 +154,12 @@ def _work(now: Snapshot, before: Snapshot) -> Table:
     bar.add_row(_bar(used, stats["budget_bytes"], "cyan"), size)
     table.add_row("generated", f"{_rate('generated_tokens', now, before)} tokens/s")
     right, drafted = stats["accepted_tokens"], stats["drafted_tokens"]
-    of_model = stats["model_accepted_tokens"]
-    models = f", {of_model:,} of them the draft model's" if of_model else ""
-    said = f"{right:,} of {drafted:,} tokens right{models}" if drafted else "none yet"
+    said = f"{right:,} of {drafted:,} tokens right" if drafted else "none yet"
     table.add_row("drafts", said)
+    for source, name in SOURCES.items():
+        right, drafted = stats[f"{source}_accepted_tokens"], stats[f"{source}_drafted_tokens"]
+        if drafted:
+            table.add_row("", f"{name}: {right:,} of {drafted:,}")
     table.add_row("prefilled", f"{_rate('prefilled_tokens', now, before)} tokens/s")
     in_engine = stats["waiting"] + stats["active_agents"]
     mailboxes = max(0, now["outstanding_turns"] - in_engine)

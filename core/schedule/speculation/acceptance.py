@@ -13,15 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-__all__ = ["MODEL", "Acceptance", "Costs", "Draft", "share_out"]
+__all__ = [
+    "MODEL",
+    "MOST_DRAFTED",
+    "OTHERS",
+    "OWN",
+    "SOURCES",
+    "Acceptance",
+    "Costs",
+    "Draft",
+    "share_out",
+]
 
 # Lengths of a match that count as one, by their least, and how often the next token was right on
 # texts of several kinds, where nothing is known yet.
 _FROM = (1, 2, 3, 4, 6, 10, 18)
 _BEFORE = (0.25, 0.47, 0.52, 0.65, 0.75, 0.86, 0.92)
-# The source of a draft model's drafts, and how often it is right where nothing is known yet: so
-# often that it is tried.
-MODEL, _MODEL_BEFORE = "model", 0.95
+# Where drafts come from: what a turn itself said or was told, replies of others, a draft model.
+SOURCES = OWN, OTHERS, MODEL = "own", "others", "model"
+# How often a draft model is right where nothing is known yet: so often that it is tried.
+_MODEL_BEFORE = 0.95
 # What was known before counts as so many observations; beyond MOST the older ones fade.
 _WEIGHT, _MOST = 8.0, 512.0
 # A draft ends where the chance that it gets so far is less.

@@ -12,6 +12,8 @@ from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.speculation.acceptance import (
     MODEL,
     MOST_DRAFTED,
+    OTHERS,
+    OWN,
     Acceptance,
     Costs,
     Draft,
@@ -20,7 +22,7 @@ from kvactors.core.schedule.speculation.acceptance import (
 from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.texts import BORDER, Follower, Text
 
-__all__ = ["NOTHING", "NO_DRAFTS", "DraftModel", "Speculation", "SpeculationConfig", "Turn"]
+__all__ = ["NOTHING", "DraftModel", "Speculation", "SpeculationConfig", "Turn"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +36,7 @@ _TAIL = 16
 # Tokens of an answer where nothing is known yet; and what feeding a draft model may cost, of the
 # steps that the answer would take without.
 USUAL_ANSWER, MOST_FED = 32.0, 0.25
-NO_DRAFTS = {"model_drafted_tokens": 0, "model_accepted_tokens": 0}
-NOTHING = Draft((), (), "own")
+NOTHING = Draft((), (), OWN)
 
 
 class Turn:
@@ -45,20 +46,18 @@ class Turn:
     def __init__(self, request: Request, replies: Text | None) -> None:
         self.text = Text()
         self.text.add(request.tokens)
-        self.followers = {"own": Follower(self.text, own=True)}
+        self.followers = {OWN: Follower(self.text, own=True)}
         if replies is not None:
-            self.followers["others"] = Follower(replies, own=False)
+            self.followers[OTHERS] = Follower(replies, own=False)
         for follower in self.followers.values():
             follower.follow(request.tokens[-_TAIL:])
         # What the draft model said that is to come, how many it said right before, and in all.
         self.modelled: list[int] = []
         self.streak = self.right = 0
-        # Of those that are to come, how many a forward checks.
-        self.checked = 0
 
-    def hear(self, request: Request, acceptance: Acceptance) -> bool:
-        """The turn has one token more; whether the draft model said it, and that was checked. Every
-        follower says what it would have drafted, whether that was fed or not."""
+    def hear(self, request: Request, acceptance: Acceptance) -> None:
+        """The turn has one token more. Every follower says what it would have drafted, whether that
+        was fed or not."""
         tail = request.tokens[-_TAIL:]
         self.text.add(tail[-1:])
         for source, follower in self.followers.items():
@@ -66,16 +65,13 @@ class Turn:
             if right is not None:
                 acceptance.note(source, length, right=right)
         if not self.modelled:
-            return False
+            return
         right = self.modelled.pop(0) == tail[-1]
-        accepted = right and self.checked > 0
-        self.checked = max(0, self.checked - 1) if right else 0
         acceptance.note(MODEL, self.streak, right=right)
         self.right += right
         self.streak = self.streak + 1 if right else 0
         if not right:
             self.modelled.clear()
-        return accepted
 
     def draft(
         self, request: Request, acceptance: Acceptance, most: int, *, behind: int = 0
@@ -136,10 +132,8 @@ class Speculation:
         self._turns: dict[Request, Turn] = {}
         self._usual = USUAL_ANSWER
         self._chains = chains
-        # Whose drafts were the draft model's last.
-        self._asked: Mapping[Request, int] = {}
-        self.counts = dict(NO_DRAFTS)
-        """Tokens of the draft model that were checked, and those that were right."""
+        self.sources: Mapping[Request, str] = {}
+        """Whose drafts those are that were given last."""
 
     def worth_waiting(self, requests: Sequence[Request]) -> bool:
         """Whether drafts behind the tokens in flight are so good that these are better read before
@@ -155,7 +149,7 @@ class Speculation:
         shared = list(zip(requests, drafts, shares, strict=True))
         wanted = {request: n for request, draft, n in shared if n and draft.source == MODEL}
         found = {r: draft.tokens[:n] for r, draft, n in shared if n and r not in wanted}
-        self._asked = wanted
+        self.sources = {request: draft.source for request, draft, n in shared if n}
         found |= self._modelled(len(requests), wanted)
         allowed = {request: _allowed(request, tokens) for request, tokens in found.items()}
         return {request: tokens for request, tokens in allowed.items() if tokens}
@@ -163,15 +157,12 @@ class Speculation:
     def hear(self, request: Request) -> None:
         """A turn has one token more."""
         turn = self._turns.get(request)
-        if turn is not None and turn.hear(request, self._acceptance):
-            self.counts["model_accepted_tokens"] += 1
+        if turn is not None:
+            turn.hear(request, self._acceptance)
 
     def took(self, rows: int, drafts: Mapping[Request, Sequence[int]], seconds: float) -> None:
         """A forward of so many `rows`, which checked these `drafts`, if any, took `seconds`."""
         lengths = [len(draft) for draft in drafts.values()]
-        for request in self._asked.keys() & drafts.keys():
-            self._turns[request].checked = len(drafts[request])
-            self.counts["model_drafted_tokens"] += len(drafts[request])
         if lengths:
             self._costs.note(rows, sum(lengths), max(lengths), seconds)
         else:
@@ -210,8 +201,7 @@ class Speculation:
         if drafted:
             self._costs.note_draft(rows, fed, drafted, perf_counter() - begin)
         for request, draft in drafts.items():
-            turn = self._turns[request]
-            turn.modelled, turn.checked = list(draft), 0
+            self._turns[request].modelled = list(draft)
         return {request: _before_the_end(request, draft) for request, draft in drafts.items()}
 
     def _draft(self, request: Request, rows: int, *, behind: int = 0) -> Draft:

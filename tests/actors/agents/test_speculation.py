@@ -121,6 +121,8 @@ def test_who_copies_what_it_was_told_takes_several_tokens_a_step(open_system: Op
 
     assert stats["accepted_tokens"] > stats["generated_tokens"] / 2
     assert stats["accepted_tokens"] > 0.7 * stats["drafted_tokens"]
+    assert stats["own_accepted_tokens"] == stats["accepted_tokens"]
+    assert stats["own_drafted_tokens"] == stats["drafted_tokens"]
 
 
 @pytest.mark.slow

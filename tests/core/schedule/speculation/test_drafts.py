@@ -218,6 +218,7 @@ def test_what_others_said_is_drafted_unless_nothing_is_shared(share: bool) -> No
     (found,) = speculation.drafts([request]).values() or ([],)
 
     assert found[:3] == ([72, 73, 74] if share else [])
+    assert speculation.sources == ({request: "others"} if share else {})
 
 
 def test_a_draft_of_others_where_nothing_is_shared_is_seen() -> None:
