@@ -111,6 +111,7 @@ class EngineMetrics:
         self.counts["generated_tokens"] += len(requests)
         if began:
             agents = tuple(request.agent_id for request in requests)
-            drafted, accepted = (sum(counts[at] for counts in checked) for at in (1, 2))
+            drafted = sum(drafted for _, drafted, _ in checked)
+            accepted = sum(accepted for _, _, accepted in checked)
             step = DecodeStep(began, perf_counter(), rows, agents, drafted, accepted, checked)
             self._tracer.tell(step)
