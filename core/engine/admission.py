@@ -65,23 +65,19 @@ class Admission:
         self._sharing = sharing
         self._clock = clock
         self._ended = 0
-        self._blocked = False
+        self.blocked = False
+        """Whether a turn waits for room."""
 
     @property
     def ready(self) -> bool:
         """Whether some waiting turn could start if there is room."""
-        if self._backed_up or self._blocked:
+        if self._backed_up or self.blocked:
             return False
         return any(not self._transfer.reading(r.agent_id) for r in self._candidates(0))
 
-    @property
-    def blocked(self) -> bool:
-        """Whether a turn waits for room."""
-        return self._blocked
-
     def retry(self) -> None:
         """Something changed that a turn may have waited for."""
-        self._blocked = False
+        self.blocked = False
 
     def ended(self, request: Request) -> None:
         """A turn ended: it waits no more, or what it held is free."""
@@ -160,7 +156,7 @@ class Admission:
                 continue
             self._sharing.prepare(request)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
-                self._blocked = full = True
+                self.blocked = full = True
                 continue
             if not has_place:
                 held.append(request)
