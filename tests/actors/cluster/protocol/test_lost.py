@@ -2,25 +2,16 @@
 anywhere. With replication off it is lost, so that these tests would see it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from lives import SETTINGS, Cluster
-from seeded import bug, seeded
+from losing import the_replica_gets_nothing
+from seeded import seeded
 
 from kvactors.actors.cluster.protocol.errors import UnknownAgent
-from kvactors.actors.cluster.protocol.node.copier import Copier
 
 Make = Callable[[int], Cluster]
 TURNS = [f"turn {number}" for number in range(5)]
-
-
-@bug(Copier, "catch_up")
-def the_replica_gets_nothing(true: Any) -> Any:
-    async def catch_up(self: Copier, peer: Any) -> None:
-        return None
-
-    return catch_up
 
 
 def lose(three: Cluster, node: str) -> None:

@@ -1,19 +1,20 @@
 """Clusters under seeds: whatever fails, the oracle finds nothing, and with a bug it finds it."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
-from samples import sample_of
-from seeded import bug, seeded
+from losing import the_replica_gets_nothing
+from samples import FULL, sample_of
+from seeded import seeded
 
-from kvactors.actors.cluster.protocol.node.copier import Copier, Peer
 from kvactors.actors.cluster.testing.faults import FAULTS, STEPS
 from kvactors.actors.cluster.testing.workload import run_seed
 
 # The same in each run, for the mutants; then those of the day, of the 10,000 of the long form.
 FIXED = [range(start, start + 100) for start in range(1, 601, 100)]
 OF_THE_DAY = sample_of(range(601, 10_001), 200, "clusters")
+# All of them take longer than one test may.
+PARTS = [OF_THE_DAY[start : start + 200] for start in range(0, len(OF_THE_DAY), 200)]
 
 
 def broken(seeds: range | list[int], durable: str = "two") -> list[str]:
@@ -31,8 +32,9 @@ def test_nothing_acknowledged_is_lost_taken_twice_or_owned_by_two(seeds: range) 
 
 
 @pytest.mark.slow
-def test_nor_in_the_seeds_of_the_day() -> None:
-    assert broken(OF_THE_DAY) == []
+@pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"from {seeds[0]}" if FULL else "few")
+def test_nor_in_the_seeds_of_the_day(seeds: list[int]) -> None:
+    assert broken(seeds) == []
 
 
 @pytest.mark.slow
@@ -60,14 +62,6 @@ def test_whatever_may_happen_does_in_these_worlds() -> None:
     assert [what for what in happen if not letters[what]] == []
     assert [step for step in STEPS if not reached[step]] == []
     assert [fault for fault in FAULTS if not struck[fault]] == []
-
-
-@bug(Copier, "catch_up")
-def the_replica_gets_nothing(true: Any) -> Any:
-    async def catch_up(self: Copier, peer: Peer) -> None:
-        return None
-
-    return catch_up
 
 
 def test_with_replication_off_turns_are_lost_and_the_oracle_says_so() -> None:
