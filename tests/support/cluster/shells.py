@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ class LateShell(Shell):
         (self._folder / str(os.getpid())).touch()
         if len(list(self._folder.iterdir())) < 3:
             raise OSError("the disk is not there yet")
+        return Echo()
+
+
+class SlowShell(Shell):
+    """One whose process takes long to make it: a file of its id in `folder` says that it began."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+        # Ray says meanwhile that its actor is about to be there again.
+        time.sleep(2)
+
+    async def begin(self) -> Any:
+        (self._folder / str(os.getpid())).touch()
         return Echo()
 
 

@@ -1,6 +1,8 @@
 """Calls over Ray's actors: what comes back, and what becomes of one whose actor dies."""
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 from nodes import Nodes
-from shells import EchoShell, LateShell
+from shells import EchoShell, LateShell, SlowShell
 from waiting import eventually
 
 from kvactors.actors.cluster.protocol.errors import (
@@ -85,6 +87,16 @@ def test_one_that_cannot_begin_is_begun_again(three: Nodes, tmp_path: Path) -> N
     with pytest.raises(HostFailed, match="OSError: the disk is not there yet"):
         answered(ray.get(actor.ready.remote()))
     eventually(lambda: answers("late"))
+
+
+def test_one_that_is_made_again_begins_though_nobody_asks_it(three: Nodes, tmp_path: Path) -> None:
+    options = {"name": "slow", "namespace": NAMESPACE, "num_cpus": 0, "max_restarts": -1}
+    actor = ray.remote(SlowShell).options(**options).remote(str(tmp_path))
+    first = answered(ray.get(actor.ready.remote()))["pid"]
+
+    os.kill(first, signal.SIGKILL)
+
+    eventually(lambda: len(list(tmp_path.iterdir())) == 2)
 
 
 def answers(to: str, but: int = 0) -> bool:
