@@ -7,6 +7,7 @@ it. What is not a positive number was not measured, and meets nothing.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 
 from kvactors.bench.report import Origin, origin
 from kvactors.bench.setup import Setup
+from kvactors.core.errors import InvalidConfig
 
 __all__ = [
     "ANYWHERE",
@@ -28,6 +30,7 @@ __all__ = [
     "Regime",
     "Side",
     "Sides",
+    "checked_patterns",
     "run",
 ]
 
@@ -241,3 +244,14 @@ def _wrong(regime: Regime, ours: Side, theirs: Side) -> str:
     if not ours.tokens:
         return "no tokens were compared"
     return "" if list(ours.tokens) == list(theirs.tokens) else "the tokens of both sides differ"
+
+
+def checked_patterns(only: Sequence[str]) -> Sequence[str]:
+    """These names of what is to be measured: regular expressions. Raises InvalidConfig for
+    one that is none."""
+    for pattern in only:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidConfig(f"--only: {pattern!r} is no regular expression: {error}") from error
+    return only

@@ -13,6 +13,7 @@ from kvactors.bench.check.device import arithmetic, products
 from kvactors.bench.check.figures import LINES, SMALL, figure, line
 from kvactors.bench.check.finding import Answer, Finding, look
 from kvactors.bench.check.kinds import KINDS, Kind
+from kvactors.bench.regime import checked_patterns
 from kvactors.bench.setup import Setup
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.quant.device import on_cpu
@@ -31,7 +32,7 @@ def run_checks(only: Sequence[str] = ()) -> Iterator[Finding]:
     """What is found of the device's products, of each kind of layer and of the speed, one after the
     other; where names are given, of what matches one of `only` (regular expressions). What is not
     begun in time is skipped, and says so. Raises InvalidConfig where no name matches."""
-    names = [PRODUCTS, *(kind.name for kind in KINDS), *LINES]
+    names, only = [PRODUCTS, *(kind.name for kind in KINDS), *LINES], checked_patterns(only)
     chosen = {
         name for name in names if not only or any(re.search(pattern, name) for pattern in only)
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvactors.bench.cluster import crossing, directory, joining, several
 from kvactors.bench.random_model import DESCRIPTION, random_llama
-from kvactors.bench.regime import Outcome, Regime, run
+from kvactors.bench.regime import Outcome, Regime, checked_patterns, run
 from kvactors.bench.report import print_table
 from kvactors.bench.serve import speed, traces
 from kvactors.bench.setup import Scale, Setup, endless
@@ -95,8 +95,8 @@ def run_suite(
 
 def choose(only: Sequence[str]) -> list[Regime]:
     """The regimes whose names match one of these patterns; all where there is none. Raises
-    InvalidConfig where a pattern matches no name."""
-    for pattern in only:
+    InvalidConfig where a pattern matches no name, or is none."""
+    for pattern in checked_patterns(only):
         if not any(re.search(pattern, regime.name) for regime in REGIMES):
             names = ", ".join(regime.name for regime in REGIMES)
             raise InvalidConfig(f"no regime is called {pattern}; there are {names}")

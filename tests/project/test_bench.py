@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
+from kvactors.bench.check.suite import run_checks
 from kvactors.bench.regime import CannotRun, Regime, Side, Sides, run
 from kvactors.bench.report import origin
 from kvactors.bench.setup import QUICK, TABLE, Setup
@@ -222,6 +223,10 @@ def test_the_command_measures_plots_and_writes_figures(tmp_path: Path) -> None:
 
 
 def test_a_name_that_matches_no_regime_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="is no regular expression"):
+        run_suite(QUICK, only=["("], json=tmp_path / "found.json")
+    with pytest.raises(InvalidConfig, match="is no regular expression"):
+        run_checks(["("])
     with pytest.raises(InvalidConfig, match="no regime is called nonsense; there are prefill-4k, "):
         run_suite(QUICK, only=["tell-rate", "nonsense"], json=tmp_path / "found.json")
 

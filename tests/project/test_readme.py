@@ -20,6 +20,7 @@ from kvactors.core import errors
 PAGES = (
     "README.md",
     *(f"{folder}/README.md" for folder in (*FOLDERS, "tests")),
+    "actors/cluster/README.md",
     "actors/frontends/server/README.md",
     "actors/scenarios/README.md",
     "actors/scenarios/results/README.md",

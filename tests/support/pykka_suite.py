@@ -9,6 +9,7 @@ that allow it. A test that runs over other actors fails, and so does a run in wh
 ours. Where the source cannot be fetched it says so, and that is no failure.
 """
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -74,7 +75,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         sdist = Path(arguments[0]) if arguments else _fetch(Path(folder))
         if sdist is None:
-            return 0
+            # Where all must hold, what did not run does not.
+            return int(bool(os.environ.get("CI")))
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
         suite = next(path for path in Path(folder).glob("pykka-*") if path.is_dir())

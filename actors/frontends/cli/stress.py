@@ -205,13 +205,14 @@ def _say(state: dict[str, Any]) -> None:
 def explore(seeds: str, store: Path | None = None) -> bool:
     """Deterministic runs of many seeds, which have no `store`; names the first that fails. Raises
     InvalidConfig."""
-    first, _, last = seeds.partition("..")
-    if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+    first, dots, last = seeds.partition("..")
+    ends = (first, last if dots else first)
+    if not all(end.isdecimal() for end in ends) or int(ends[1]) < int(first):
         raise InvalidConfig(f"seeds are a number, or two such as 1..200, not {seeds!r}")
     if store is not None:
         raise InvalidConfig("--seeds keeps nothing: each seed has a store of its own")
     begin = time.monotonic()
-    for seed in range(int(first), int(last or first) + 1):
+    for seed in range(int(first), int(ends[1]) + 1):
         try:
             wrong = _interleaving(seed)
         except Exception as error:

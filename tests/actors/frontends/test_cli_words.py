@@ -150,6 +150,7 @@ def test_the_care_of_no_store_is_an_error(tmp_path: Path, command: list[str]) ->
 
 def test_a_range_of_no_seeds_is_an_error(tmp_path: Path) -> None:
     assert "such as 1..200, not '5..1'" in one_line(*run("stress", "--seeds", "5..1")[::2])
+    assert "such as 1..200, not '1..'" in one_line(*run("stress", "--seeds", "1..")[::2])
     with pytest.raises(InvalidConfig, match="a store of its own"):
         explore("1", tmp_path)
 
