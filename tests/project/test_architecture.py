@@ -103,8 +103,8 @@ actors/cluster/host: actors/agents actors/cluster/protocol actors/errors actors/
 actors/testing: actors/agents actors/runtime actors/system actors/turns actors/workers
     core/conversation core/errors core/model core/schedule core/testing persistence/files
     persistence/store persistence/testing
-bench: actors core/arena/compiled core/blas core/engine core/errors core/model core/quant core/schedule
-    core/testing persistence persistence/testing
+bench: actors core/arena/compiled core/blas core/engine core/errors core/model core/quant
+    core/schedule core/testing persistence persistence/testing
 actors/frontends/stress: actors/agents actors/errors actors/runtime actors/system actors/testing
     core/conversation core/errors core/schedule
 bench/quality: actors bench core/blas core/conversation core/engine core/errors core/model
