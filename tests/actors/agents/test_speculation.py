@@ -136,5 +136,5 @@ def test_it_is_off_where_it_is_turned_off_and_where_runs_repeat(
 def test_other_words_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="speculation is"):
         AgentSystem(speculation="always")
-    with pytest.raises(InvalidConfig, match="model must be a name"):
+    with pytest.raises(InvalidConfig, match="a draft model is a name"):
         AgentSystem(speculation=DraftModel(7))  # type: ignore[arg-type]
