@@ -122,7 +122,8 @@ class AgentExchange:
         check_callable("on_step", on_step)
         self._lifecycle.require_running()
         if tokens is not None:
-            tokens = check_token_ids(tokens, self._host.info.spec.vocab_size)
+            # Which of them the vocabulary lacks is said with the file's other faults.
+            tokens = check_token_ids(tokens, 1 << 31)
         file = Path(path).expanduser()
         work = self._import(file, agent_id, format, tokens, on_step, trusted=of_this_model)
         return self._agents.add(agent_id, lambda: self._with_store(work))

@@ -82,8 +82,8 @@ class Others:
     def __init__(self, *said: list[tuple[str, str]]) -> None:
         self.said = list(said)
 
-    async def owner(self, agent: str) -> str:
-        return agent
+    async def find(self, agent: str) -> tuple[str, int]:
+        return agent, 1
 
     async def call(self, to: str, method: str, record: Any, *, within: float) -> Any:
         return {"waits": self.said.pop(0)}

@@ -36,7 +36,8 @@ def talked(cluster: Cluster) -> list[ClusterAgent]:
     assert bob is not None
     assert bob.ask("Number 2.").get(timeout=WAIT).durable.get(timeout=WAIT)
     scribe = cluster.spawn("scribe", group="together", behaviour="talking:Scribe")
-    cluster.migrate(scribe, cluster.place("ada").node)
+    for agent in (bob, scribe):
+        cluster.migrate(agent, cluster.place("ada").node)
     assert scribe.request(0, timeout=WAIT).get(timeout=WAIT) == 0
     return [ada, bob, scribe]
 
