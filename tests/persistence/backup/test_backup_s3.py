@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import certifi
 import obstore
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -47,9 +48,12 @@ def objects(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
         "AWS_ACCESS_KEY_ID": "who",
         "AWS_SECRET_ACCESS_KEY": "what",
         "AWS_REGION": "us-east-1",
+        # It wants some, though it speaks HTTP; tests of the server take the system's away.
+        "SSL_CERT_FILE": certifi.where(),
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
     return open_objects(URL)
 
 
