@@ -23,7 +23,13 @@ from swap_models import (
 
 from kvactors.actors import AgentSystem, BlockingCall, EngineDied, SwapFailed, SystemStopped
 from kvactors.actors.runtime.blocking import mark_pool_thread
-from kvactors.core.errors import InvalidConfig, KvactorsError, ModelNotFound, TemplateError
+from kvactors.core.errors import (
+    InvalidConfig,
+    InvalidInput,
+    KvactorsError,
+    ModelNotFound,
+    TemplateError,
+)
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
 # -- when it fails -------------------------------------------------------------------------
@@ -146,7 +152,7 @@ def test_what_cannot_be_a_swap_is_refused_and_changes_nothing(open_grid: OpenSys
     for wrong, options in [(3, {}), (lambda: None, {}), (SECOND, {"kv_bits": 5})]:
         with pytest.raises(InvalidConfig):
             system.swap_model(wrong, **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="max_batch"):
+    with pytest.raises(InvalidInput, match="no parameter 'max_batch'"):
         system.swap_model(SECOND, max_batch=2)  # type: ignore[call-arg]
     with pytest.raises(SystemStopped):
         AgentSystem(FIRST, store=False).swap_model(SECOND)
