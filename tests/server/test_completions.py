@@ -1,6 +1,7 @@
 """Text completions through the openai package, against mlx-lm and NumPy."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,20 @@ def test_several_of_each_prompt_come_in_order(texts: openai.OpenAI) -> None:
     assert len({choice.text for choice in answer.choices[:3]}) > 1
 
 
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """Says the same to the bit, whatever is computed beside it: a prompt's scores are."""
+    folder = tmp_path_factory.mktemp("repeated")
+    with (
+        AgentSystem(store=folder, kv_bits=None, reproducible=True) as system,
+        serve(system, index=folder / "clients.db", port=0) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_stream_adds_up_to_the_whole(texts: openai.OpenAI, echo: bool) -> None:
+def test_a_stream_adds_up_to_the_whole(repeated: openai.OpenAI, echo: bool) -> None:
     asked: dict[str, Any] = {
         "model": "default",
         "prompt": TEXT,
@@ -134,10 +147,10 @@ def test_a_stream_adds_up_to_the_whole(texts: openai.OpenAI, echo: bool) -> None
         "logprobs": 2,
         "echo": echo,
     }
-    whole = texts.completions.create(**asked)
+    whole = repeated.completions.create(**asked)
 
     chunks = list(
-        texts.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        repeated.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     )
 
     parts = [chunk.choices[0] for chunk in chunks if chunk.choices]
