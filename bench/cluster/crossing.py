@@ -20,6 +20,8 @@ QUESTION = list(range(1, 9))
 SHORT = 200
 TURN = 0.05
 TURNS = 16
+# Tokens of turns by which it is measured how many take that long.
+FEW, MORE = 1, 9
 STREAMS = 16
 LOCAL = "the same turns in process"
 OTHER_SUMS = "sums of other chunks and batches have another order"
@@ -35,23 +37,30 @@ def _prompt(setup: Setup, tokens: int, seed: int = 0) -> list[int]:
 def _asks(setup: Setup, *names: str, durable: str) -> Iterator[Sides]:
     with a_cluster(setup, *names, durable=durable) as nodes, nodes.local() as system:
         far, near = nodes.cluster.spawn("asked"), system.spawn("asked")
-        prompt = _prompt(setup, SHORT)
+        prompt, turns = _prompt(setup, SHORT), setup.scale.number(TURNS)
         for agent in (far, near):
             _kept(agent, prompt, 2)
-        timing = _kept(near, QUESTION, 9).timing
-        _kept(far, QUESTION, 9)
-        step = (timing.total - timing.first_token) / 8
-        tokens = max(2, 1 + round((TURN - timing.first_token) / step))
+        # Both live through the same.
+        _, tokens = (_tokens(agent, turns) for agent in (far, near))
+        yield lambda: _turns(far, turns, tokens), lambda: _turns(near, turns, tokens)
 
-        def turns(agent: Any) -> Side:
-            said, seconds = list[int](), list[float]()
-            for _ in range(setup.scale.number(TURNS)):
-                begin = perf_counter()
-                said += _kept(agent, QUESTION, tokens).token_ids
-                seconds.append(perf_counter() - begin)
-            return Side(median(seconds), said)
 
-        yield lambda: turns(far), lambda: turns(near)
+def _tokens(agent: Any, turns: int) -> int:
+    """So many that a turn of `agent` takes about TURN, by the medians of `turns` of few and of more
+    tokens."""
+    few, more = (_turns(agent, turns, tokens).value for tokens in (FEW, MORE))
+    step = max(1e-6, (more - few) / (MORE - FEW))
+    return max(1, FEW + round((TURN - few) / step))
+
+
+def _turns(agent: Any, turns: int, tokens: int) -> Side:
+    """The median of the seconds of so many `turns` of `agent`, each of so many `tokens`."""
+    said, seconds = list[int](), list[float]()
+    for _ in range(turns):
+        begin = perf_counter()
+        said += _kept(agent, QUESTION, tokens).token_ids
+        seconds.append(perf_counter() - begin)
+    return Side(median(seconds), said)
 
 
 def _kept(agent: Any, prompt: list[int], tokens: int) -> Any:
