@@ -12,6 +12,7 @@ from kvactors.actors.cluster.agents.spawning import find, id_of, spawn
 from kvactors.actors.cluster.backup import back_up_cluster
 from kvactors.actors.cluster.front import ClusterFront
 from kvactors.actors.cluster.machine.link import PATIENCE, Link
+from kvactors.actors.cluster.protocol.client import forget
 from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.runtime.supervision import Supervision
@@ -163,7 +164,7 @@ class Cluster:
     def forget(self, agent: str | ClusterAgent) -> None:
         """Delete an agent on all nodes, behind its turn that runs; once more is nothing. Raises
         UnknownAgent for one that never was."""
-        self._link.run(self._link.client.forget(id_of(agent), self._link.seconds))
+        self._link.run(forget(self._link.client, id_of(agent), self._link.seconds))
 
     def migrate(self, agent: str | ClusterAgent, to: str | None = None) -> Place:
         """Bring an agent with its memory to the node `to`, or to the least loaded other one; its

@@ -8,6 +8,7 @@ from typing import Literal
 from kvactors.actors.cluster.agents.front import FrontAgent
 from kvactors.actors.cluster.agents.spawning import spawn
 from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.cluster.protocol.client import forget
 from kvactors.actors.cluster.protocol.errors import ClusterError, UnknownAgent
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -70,7 +71,7 @@ class ClusterFront:
         """Delete an agent on all nodes."""
         with self._lock:
             self._agents.pop(agent_id, None)
-        self._link.run(self._link.client.forget(agent_id, self._link.seconds))
+        self._link.run(forget(self._link.client, agent_id, self._link.seconds))
 
     def health(self) -> ClusterHealth:
         """How it is: asks the directory."""

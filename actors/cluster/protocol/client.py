@@ -23,7 +23,7 @@ from kvactors.actors.cluster.protocol.interfaces import Clock, Record, Transport
 from kvactors.actors.cluster.protocol.records import Place, Settings
 from kvactors.actors.cluster.protocol.waiting import Tries, done_soon
 
-__all__ = ["PASSING", "Client"]
+__all__ = ["PASSING", "Client", "forget"]
 
 PASSING = (
     AgentBusy,
@@ -126,15 +126,6 @@ class Client:
         is missing that was called durable to anyone before this. Unanswered after `seconds`."""
         return await self._of_owner(agent, "read", {"agent": agent, "start": start}, seconds)
 
-    async def forget(self, agent: str, seconds: float) -> None:
-        """Let `agent` be no more, on any node; one that was forgotten already is. Another that has
-        its name by then stays. Raises UnknownAgent, Unanswered after `seconds`."""
-        known = (await self.ask("whose", {"agents": [agent]}, seconds)).get(agent)
-        if known is None:
-            raise UnknownAgent(agent=agent)
-        if known["node"] is not None:
-            await self.ask("forget", {"agent": agent, "born": known["born"]}, seconds)
-
     async def model(self, seconds: float) -> dict[str, Any]:
         """What a node that lives says of its model: the "name" of that, its "tokenizer",
         "vocabulary" and "context". Unanswered after `seconds`."""
@@ -206,6 +197,17 @@ class Client:
     async def _directory(self, method: str, record: Record) -> dict[str, Any]:
         answer = await self.transport.call("directory", method, record, within=self._settings.call)
         return dict(answer)
+
+
+async def forget(client: Client, agent: str, seconds: float) -> None:
+    """Let `agent` be no more, on any node that `client` knows of; one that was forgotten already is
+    none. Another that has its name by then stays. Raises UnknownAgent, Unanswered after `seconds`.
+    """
+    known = (await client.ask("whose", {"agents": [agent]}, seconds)).get(agent)
+    if known is None:
+        raise UnknownAgent(agent=agent)
+    if known["node"] is not None:
+        await client.ask("forget", {"agent": agent, "born": known["born"]}, seconds)
 
 
 def _alive(stats: Record) -> str:

@@ -64,7 +64,10 @@ class NodeActor(Shell):
         return self._member.node
 
     async def leave(self) -> None:
-        """End what runs, and write what is not written."""
+        """End what runs, and write what is not written. Whose replicas are elsewhere goes on there
+        at once."""
+        self.stop()
+        await self._member.node.leave()
         await self._member.close()
 
 

@@ -1,11 +1,14 @@
 """`kvactors node`: this machine as a part of a cluster, until a signal."""
 
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -13,9 +16,10 @@ from kvactors.actors.cluster.machine.seals import key_name
 from kvactors.actors.cluster.member.member import FOLDER, MemberOptions, check_key
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.ray.boot import read_settings, start_directory, start_node
-from kvactors.actors.cluster.ray.errors import RayletFailed
+from kvactors.actors.cluster.ray.drained import ANSWERS, drained
+from kvactors.actors.cluster.ray.errors import ClusterUnreachable, RayletFailed
 from kvactors.actors.cluster.ray.raylet import Raylet, Started
-from kvactors.actors.cluster.ray.session import check_reachable, connect
+from kvactors.actors.cluster.ray.session import check_reachable, connect, open_link
 from kvactors.actors.cluster.ray.token import require_token, token_file
 
 HEAD_STARTS = 60.0
@@ -36,29 +40,31 @@ class NodeCommand:
     settings: Settings
 
 
-def run_node(command: NodeCommand, until: Callable[[], bool], say: Callable[[str], None]) -> None:
+def run_node(command: NodeCommand, told: Callable[[], int], say: Callable[[str], None]) -> None:
     """Start Ray's processes and the node of `command`, `say` that they run, and end them when
-    `until` is so. Raises InvalidConfig, RayletFailed, ClusterUnreachable, WrongToken, ClusterError.
+    `told` to: once, and its agents go to other nodes first; twice, and at once. Raises
+    InvalidConfig, RayletFailed, ClusterUnreachable, WrongToken, ClusterError.
     """
     if require_token(make=command.joins is None):
         say(f"A token was made: copy {token_file()} to the same place on the other machines.")
     # A path of Ray's sockets has about a hundred characters at most.
     folder = Path(tempfile.mkdtemp(prefix="kvactors-ray-", dir="/tmp"))
     try:
-        _run(command, folder, until, say)
+        _run(command, folder, told, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(
-    command: NodeCommand, folder: Path, until: Callable[[], bool], say: Callable[[str], None]
+    command: NodeCommand, folder: Path, told: Callable[[], int], say: Callable[[str], None]
 ) -> None:
     name, address = command.member.name, command.joins or f"{command.host}:{command.port}"
     port = None if command.joins else command.port
     if command.joins:
         check_reachable(command.joins)
     with Raylet(Started(name, command.host, folder, port, command.joins)) as raylet:
-        connect(address)
+        with _own_signals():
+            connect(address)
         try:
             # Kept: Ray ends an actor that nobody refers to.
             directory = None
@@ -70,11 +76,45 @@ def _run(
             check_key(command.member.key, settings)
             node = start_node(command.member, settings)
             say(f"{name} is a node of the cluster at {address}.")
-            while not until():
-                if not raylet.running:
-                    raise RayletFailed(f"Ray's processes on this machine have ended: {raylet.log}")
+            while not told():
+                _refuse_ended(raylet)
                 time.sleep(0.2)
-            ray.get(node.leave.remote())
+            if directory is None:
+                _leave(name, address, node, told, say)
+            else:
+                # Without it there is no directory, so that nobody could take its agents.
+                ray.get(node.leave.remote())
             del directory
         finally:
             ray.shutdown()
+
+
+def _leave(
+    name: str, address: str, node: Any, told: Callable[[], int], say: Callable[[str], None]
+) -> None:
+    say(f"{name} leaves: others take its agents. Once more, and it leaves at once.")
+    try:
+        link, leave = open_link(address, ANSWERS)
+    except ClusterUnreachable:
+        # The head has ended, too.
+        ray.get(node.leave.remote())
+        return
+    try:
+        with drained(link, name, lambda: told() > 1):
+            ray.get(node.leave.remote())
+    finally:
+        leave()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray ends a process at SIGTERM as it likes: whoever set what that does sets it again."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def _refuse_ended(raylet: Raylet) -> None:
+    if not raylet.running:
+        raise RayletFailed(f"Ray's processes on this machine have ended: {raylet.log}")

@@ -46,6 +46,11 @@ class Shell(ABC):
         self._kept = asyncio.get_running_loop().create_task(running)
         self._kept.add_done_callback(_end_if_failed)
 
+    def stop(self) -> None:
+        """Keep nothing running beside any more."""
+        if self._kept is not None:
+            self._kept.cancel()
+
     async def ready(self) -> bytes:
         """Return when it answers: its process. An error, packed, where it never will."""
 

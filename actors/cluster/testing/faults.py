@@ -14,7 +14,7 @@ __all__ = ["FAULTS", "STEPS", "early", "plan"]
 # made, before and after each write. What is streamed has no end that is seen here.
 _NODE = "turn read cached confirm mend prepare release retire prefix align replicate digests piece"
 _NODE += " cancel running fork begin serve"
-_DIRECTORY = "join renew find whose told claim spawn offer name outdate move moved forget drain"
+_DIRECTORY = "join renew leave find whose told claim spawn offer name outdate move moved forget drain"
 _METHODS = f"{_NODE} {_DIRECTORY}".split()
 _WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget", "store fork"]
 # Those that nobody but clients calls.
@@ -143,6 +143,15 @@ def _lose_or_start(world: World, name: str) -> None:
         world.start(name)
 
 
+def _leave(world: World) -> None:
+    """In good order: it says so, and ends a little later."""
+    name = _node(world)
+    world.say(f"leave {name}")
+    machine = world.machines[name]
+    machine.process.start(machine.server.leave())
+    world.loop.call_later(world.rng.uniform(0.0, 0.1), _kill_here, world, machine.process)
+
+
 def _lose(world: World) -> None:
     _lose_here(world, world.machines[_node(world)].process)
 
@@ -241,6 +250,7 @@ _FAULTS: list[Callable[[World], None]] = [
     _lossy,
     _bad_disk,
     _lose,
+    _leave,
 ]
 _HERE: list[Callable[[World, Process], None]] = [
     _kill_here,

@@ -35,6 +35,17 @@ def journal_of(world: World) -> list[Record]:
     return journal
 
 
+def _misfits(world: World, agent: str) -> list[str]:
+    """Nodes that have KV of it which is not of their ledger."""
+    files = {name: world.machines[name].disk.files for name in world.nodes}
+    return [
+        name
+        for name, held in files.items()
+        for piece in held["pieces"].get(agent, ())
+        if not fits(piece, held["ledgers"].get(agent, []))
+    ]
+
+
 def _home(world: World, agent: str) -> set[str]:
     place = world.machines[DIRECTORY].server.registry.places[agent]
     return {node for node in (place.node, place.replica) if node is not None}

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from kvactors.actors.cluster.protocol.client import Client
+from kvactors.actors.cluster.protocol.client import Client, forget
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
     ForkLost,
@@ -207,7 +207,7 @@ class _Story:
         await self._until_done(lambda: client.spawn(agent, {}, None, PATIENCE))
         if self._rng.random() < 0.7:
             await self._turn(client, agent, f"{agent}.0", None)
-        await self._until_done(lambda: client.forget(agent, PATIENCE))
+        await self._until_done(lambda: forget(client, agent, PATIENCE))
         self._world.say(f"{agent} is forgotten")
         self._forgotten.append(agent)
 

@@ -168,7 +168,7 @@ class World:
         journal = SimJournal(process, machine.disk)
         if name == DIRECTORY:
             server: Any = Directory(transport, clock, journal, self.settings)
-            self.network.serve(process, self._watched(name, server))
+            self.network.serve(process, _watched(self, name, server))
         else:
             post = self._post(process, clock, lambda *said: server.speaking.permit(*said))
             behaviours = DrawnBehaviours(process, post, self.letters, self.agents, self.mail_rng)
@@ -183,7 +183,7 @@ class World:
                 behaviours=behaviours,
             )
             self.network.serve(
-                process, self._watched(name, server), _heard(self.letters, name, server)
+                process, _watched(self, name, server), _heard(self.letters, name, server)
             )
         machine.server = server
         process.start(self._run(name, process, server))
@@ -204,23 +204,6 @@ class World:
         place = self.machines[DIRECTORY].server.registry.places.get(agent)
         return "nowhere" if place is None else str(place.node)
 
-    def _watched(self, name: str, server: Any) -> Callable[[str, Record], Awaitable[Record]]:
-        """Its `handle`: what is neither a refusal nor a disk's fault is a bug."""
-
-        async def handle(method: str, record: Record) -> Record:
-            try:
-                answer = dict(await server.handle(method, record))
-                if method in ("renew", "join"):
-                    self.letters.renewed(record["node"])
-                return answer
-            except (ClusterError, OSError):
-                raise
-            except Exception as error:
-                self.oracle.broken.append(f"{name} met {error!r} in {method}")
-                raise
-
-        return handle
-
     async def _run(self, name: str, process: Process, server: Any) -> None:
         try:
             await server.run()
@@ -230,6 +213,25 @@ class World:
             self.kill(name)
         except Exception as error:
             self.oracle.broken.append(f"{name} ended with {error!r}")
+
+
+def _watched(world: World, name: str, server: Any) -> Callable[[str, Record], Awaitable[Record]]:
+    """The `handle` of `server`, called `name` in `world`: what is neither a refusal nor a disk's
+    fault is a bug."""
+
+    async def handle(method: str, record: Record) -> Record:
+        try:
+            answer = dict(await server.handle(method, record))
+            if method in ("renew", "join"):
+                world.letters.renewed(record["node"])
+            return answer
+        except (ClusterError, OSError):
+            raise
+        except Exception as error:
+            world.oracle.broken.append(f"{name} met {error!r} in {method}")
+            raise
+
+    return handle
 
 
 def _heard(

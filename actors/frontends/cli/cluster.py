@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ def serve_node(
     key = None if (file := key_file()) is None else str(file.absolute())
     options = MemberOptions(name or socket.gethostname(), str(store.absolute()), model, engine, key)
     command = NodeCommand(options, *address, join, Settings(**settings, model=model))
-    run_node(command, _told_to_end().is_set, err.print)
+    signals = _signals()
+    run_node(command, lambda: len(signals), err.print)
 
 
 def show_status(address: str | None, *, as_json: bool) -> None:
@@ -93,8 +93,9 @@ def _state(node: dict[str, Any]) -> str:
     return "drained" if node["draining"] else "alive"
 
 
-def _told_to_end() -> threading.Event:
-    told = threading.Event()
+def _signals() -> list[int]:
+    """Those to end that have come, as they come."""
+    told: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda number, _: told.append(number))
     return told

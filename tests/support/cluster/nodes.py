@@ -20,7 +20,7 @@ from kvactors.actors.cluster.protocol.wire import answered
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable
 from kvactors.actors.cluster.ray.transport import NAMESPACE
 
-__all__ = ["LEASE", "Nodes"]
+__all__ = ["LEASE", "Nodes", "descendants"]
 
 LEASE = 2.0
 # Seconds after which Ray's processes end whose head is gone, in place of its sixty.
@@ -66,7 +66,7 @@ class Nodes:
 
     def kill_head(self) -> None:
         """Every process of the head, at once; and this process leaves."""
-        for pid in [*_descendants(self.running[self.head].pid), self.running[self.head].pid]:
+        for pid in [*descendants(self.running[self.head].pid), self.running[self.head].pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.running.pop(self.head).wait()
@@ -162,7 +162,7 @@ class Nodes:
                 time.sleep(0.2)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """The process's children, theirs, and so on."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
     pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]

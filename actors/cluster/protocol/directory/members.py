@@ -57,6 +57,15 @@ class Members:
             self.loads[node] = Load(**record["load"])
         return {}
 
+    async def leave(self, record: Record) -> Record:
+        """An incarnation is over: its node says so, and answers for nothing any more."""
+        node = record["node"]
+        async with self._locks.of(node):
+            member = self.last(node, record["incarnation"])
+            await self._registry.note(members=[replace(member, fenced=True)])
+        self._changed()
+        return {}
+
     async def drain(self, record: Record) -> Record:
         """All agents of a node go elsewhere, and none comes; or (not `on`) they may come again."""
         node = record["node"]

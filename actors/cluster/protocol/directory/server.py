@@ -54,6 +54,7 @@ class Directory:
         self._methods: dict[str, Callable[[Record], Awaitable[Record]]] = {
             "join": self._members.join,
             "renew": self._members.renew,
+            "leave": self._members.leave,
             "drain": self._members.drain,
             "nodes": self._members.nodes,
             "find": places.find,

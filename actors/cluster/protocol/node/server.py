@@ -173,6 +173,15 @@ class Node:
         beats, sweeps = self._often(self._beat, 1 / 4), self._often(self._sweep.round, 3 / 2)
         await asyncio.gather(beats, self._telling.run(), sweeps)
 
+    async def leave(self) -> None:
+        """Own nothing any more, and say so: nobody waits for the end of the lease. Not running."""
+        if (lease := self._owner.lease) is not None:
+            lease.over = True
+            with suppress(ClusterError):
+                await self._directory(
+                    "leave", {"node": self.name, "incarnation": lease.incarnation}
+                )
+
     async def _often(self, round: Callable[[], Awaitable[None]], leases: float) -> None:
         while True:
             with suppress(ClusterError, OSError):

@@ -177,6 +177,24 @@ def test_whom_a_person_has_moved_stays_there_until_it_is_forced_away(cluster: Ma
     assert 24 / 3 * 0.75 <= len(lives_on_n1()) <= 24 / 3 * 1.25
 
 
+def test_who_says_that_it_leaves_is_taken_over_at_once(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    place = three.asks("find", agent="alice")
+    owner = three.says("alice", "one")["node"]
+    replica = three.asks("find", agent="alice")["replica"]
+    machine = three.world.machines[owner]
+
+    began = three.world.loop.time()
+    three.does(machine.process.start(machine.server.leave()))
+    after = three.says("alice", "two")
+
+    assert place["node"] == owner
+    assert (after["node"], after["answer"]["index"]) == (replica, 1)
+    # Else it is that of a lease.
+    assert three.world.loop.time() - began < SETTINGS.lease / 4
+
+
 def test_a_drained_node_gives_all_away_and_may_come_back(cluster: Make) -> None:
     three = cluster(3)
     agents = [f"a{index}" for index in range(9)]

@@ -8,6 +8,7 @@ from lives import SETTINGS, Cluster
 from losing import the_replica_gets_nothing
 from seeded import seeded
 
+from kvactors.actors.cluster.protocol.client import forget
 from kvactors.actors.cluster.protocol.errors import UnknownAgent
 
 Make = Callable[[int], Cluster]
@@ -70,16 +71,16 @@ def test_a_call_to_forget_an_agent_that_comes_late_leaves_the_next_of_its_name_a
     two.spawns("alice")
     two.says("alice", "in the first life")
     born = two.asks("whose", agents=["alice"])["alice"]["born"]
-    two.does(two.client.forget("alice", 30))
+    two.does(forget(two.client, "alice", 30))
     two.spawns("alice")
     two.says("alice", "in the second")
 
     two.asks("forget", agent="alice", born=born)
     assert two.shows("alice") == ["in the second"]
 
-    two.does(two.client.forget("alice", 30))
-    two.does(two.client.forget("alice", 30))
+    two.does(forget(two.client, "alice", 30))
+    two.does(forget(two.client, "alice", 30))
     with pytest.raises(UnknownAgent):
         two.says("alice", "to nobody")
     with pytest.raises(UnknownAgent):
-        two.does(two.client.forget("nobody", 30))
+        two.does(forget(two.client, "nobody", 30))

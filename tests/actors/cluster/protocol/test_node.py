@@ -72,6 +72,19 @@ def test_a_name_that_is_used_again_is_served_where_the_last_is_still_in_memory(
     assert texts(machine.disk.files["aside"]) == ["in the first life"]
 
 
+def test_a_node_that_has_left_answers_for_nothing(machine: Machine) -> None:
+    others = Others()
+    node = Node("n1", others, machine.clock, machine.journal, machine.host, settings=ALONE)
+    machine.does(node.begin())
+    machine.does(node.handle("turn", turn("one")))
+
+    machine.does(node.leave())
+
+    assert others.asked["leave"] == 1
+    with pytest.raises(LeaseLost):
+        machine.does(node.handle("turn", turn("two")))
+
+
 def test_a_name_that_comes_back_under_another_lease_gives_nothing(machine: Machine) -> None:
     others = Others()
     node = Node("n1", others, machine.clock, machine.journal, machine.host, settings=SETTINGS)

@@ -1,5 +1,5 @@
-"""Real clusters of Ray on this host. A process is in one at a time: that of the control ends with
-its module, which is the first."""
+"""Real clusters of Ray on this host. A process is in one at a time: that of a module ends with it,
+before the one of all others begins."""
 
 import os
 import secrets

@@ -12,15 +12,24 @@ QUESTION = "What is my cat called?"
 
 
 def test_a_node_that_is_lost_takes_its_agents_along(carefree: Nodes) -> None:
-    agent = carefree.cluster.spawn("alone", system_prompt="You answer from memory.")
+    cluster = carefree.cluster
+    agent = cluster.spawn("alone", system_prompt="You answer from memory.")
+    scribe = cluster.spawn("scribe", behaviour="talking:Scribe")
     for node in ("one", "two"):
-        carefree.cluster.migrate(agent, node)
+        cluster.migrate(agent, node)
+        cluster.migrate(scribe, node)
     assert agent.ask(FACT).get(timeout=60).durable.get(timeout=60)
+    child = cluster.spawn("child", from_=agent)
+    cluster.migrate(child, "two")
+    assert scribe.request(0, timeout=60).get(timeout=60) == 0
 
     carefree.lose("two")
 
-    with pytest.raises(Unanswered, match="stored on two, which are away"):
-        agent.ask(QUESTION, timeout=10).get(timeout=60)
+    # Those of which `three` keeps all: in test_three_nodes.py, test_reach.py and test_talking.py.
+    asked = [one.ask(QUESTION, timeout=10) for one in (agent, child, scribe)]
+    for one in asked:
+        with pytest.raises(Unanswered, match="stored on two, which are away"):
+            one.get(timeout=60)
 
 
 def test_a_client_that_counts_on_two_copies_is_told_that_there_is_one(carefree: Nodes) -> None:

@@ -176,6 +176,23 @@ def test_a_drained_node_has_no_agents_and_gets_none(three: Nodes) -> None:
     assert three.cluster.migrate(agent, "two").node == "two"
 
 
+def test_a_node_that_is_told_to_end_gives_its_agents_away_first(three: Nodes) -> None:
+    agent = told(three, "handed over", "three")
+    process = three.running.pop("three")
+
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: three.cluster.place("handed over").node != "three")
+    status = process.wait(60)
+
+    assert status == 0
+    reply = agent.ask(QUESTION).get(timeout=60)
+    assert (reply.text, reply.cache) == ("Your cat is called Biscuit.", "warm")
+    assert three.cluster.stats()["nodes"]["three"]["agents"] == 0
+    three.join("three")
+    eventually(lambda: "three" in three.alive())
+    assert not three.cluster.stats()["nodes"]["three"]["draining"]
+
+
 def test_the_commands_show_and_move(three: Nodes) -> None:
     told(three, "shown", "one")
 
@@ -210,6 +227,9 @@ def test_a_node_that_is_lost_takes_no_durable_turn_with_it(three: Nodes) -> None
     followed = [agent.agent_id for agent in agents]
     eventually(lambda: all(_kv_followed(three, agent_id) for agent_id in followed))
 
+    copied = [name for name, place in three.cluster.places().items() if place.replica == "three"]
+    assert copied
+
     three.lose("three")
 
     for agent in agents:
@@ -218,6 +238,11 @@ def test_a_node_that_is_lost_takes_no_durable_turn_with_it(three: Nodes) -> None
         assert reply.cache == "warm"
         assert turns(agent) == [*FACTS, QUESTION]
         assert three.cluster.place(agent.agent_id).node != "three"
+    # Those of which it had the copy have another.
+    eventually(lambda: all(three.cluster.place(n).replica in ("one", "two") for n in copied))
+    kept = three.cluster.find(copied[0])
+    assert kept is not None
+    assert kept.ask(QUESTION).get(timeout=60).durable.get(timeout=60)
     # Another disk has nothing of what was kept there, and is not taken for it.
     three.join("three")
     assert three.running.pop("three").wait(60) == 2
