@@ -129,10 +129,15 @@ def _lose_or_start(world: World, name: str) -> None:
     if not lives or registry.alive(name) or name not in world.nodes:
         world.start(name)
         return
-    owned = [place for place in registry.places.values() if place.node == name]
+    others = [
+        place.replica if place.node == name else place.node
+        for place in registry.places.values()
+        if name in (place.node, place.replica) and not place.fresh
+    ]
     untold = name in registry.untold
     last = untold and bool(world.machines[name].disk.files["ledgers"])
-    if not last and all(place.fresh or place.replica in world.nodes for place in owned):
+    # Both at once would be the agent.
+    if not last and all(other in world.nodes for other in others):
         world.steps.struck["disk lost"] += 1
         world.lose(name)
         if untold:
