@@ -1,5 +1,6 @@
 """The simulated cluster as a whole: machines that are started, killed, paused and healed."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -151,8 +152,10 @@ class World:
         """All of it ends."""
         for machine in self.machines.values():
             machine.process.kill()
-        self.loop.run_until_complete(_nothing())
-        self.loop.run_until_complete(_nothing())
+        # Who is cancelled tells those that wait for it, and they others.
+        for _ in range(9):
+            self.loop.run_until_complete(_cancel_all())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
     def _add(self, name: str) -> None:
@@ -250,8 +253,9 @@ def _heard(
     return stream
 
 
-async def _nothing() -> None:
-    pass
+async def _cancel_all() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
 
 
 def _rate(world: World) -> float:
