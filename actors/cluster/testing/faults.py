@@ -14,7 +14,8 @@ __all__ = ["FAULTS", "STEPS", "early", "plan"]
 # made, before and after each write. What is streamed has no end that is seen here.
 _NODE = "turn read cached confirm mend prepare release retire prefix align replicate digests piece"
 _NODE += " cancel running fork begin serve"
-_DIRECTORY = "join renew leave find whose told claim spawn offer name outdate move moved forget drain"
+_DIRECTORY = "join renew leave find whose told claim spawn offer name outdate move moved forget"
+_DIRECTORY += " drain"
 _METHODS = f"{_NODE} {_DIRECTORY}".split()
 _WRITES = ["journal", "turn", "store", "set aside", "store piece", "forget", "store fork"]
 # Those that nobody but clients calls.

@@ -72,14 +72,3 @@ def _unsettled(world: World, drained: set[str], forgotten: list[str]) -> str:
         if agent not in registry.places and world.ledgers(agent):
             return f"{agent} is forgotten, and stored on {sorted(world.ledgers(agent))}"
     return ""
-
-
-def _misfits(world: World, agent: str) -> list[str]:
-    """Nodes that have KV of it which is not of their ledger."""
-    files = {name: world.machines[name].disk.files for name in world.nodes}
-    return [
-        name
-        for name, held in files.items()
-        for piece in held["pieces"].get(agent, ())
-        if not fits(piece, held["ledgers"].get(agent, []))
-    ]

@@ -9,17 +9,14 @@ from kvactors.actors.cluster.protocol.backups import Backups, NoBackups
 from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
-    Fenced,
     NotOwner,
-    OtherDisk,
-    UnknownNode,
     WrongRecord,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Journal, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.cancels import Cancels
 from kvactors.actors.cluster.protocol.node.forks import Forks
-from kvactors.actors.cluster.protocol.node.lease import Lease
+from kvactors.actors.cluster.protocol.node.lease import Lease, Membership
 from kvactors.actors.cluster.protocol.node.leaving import Leaving
 from kvactors.actors.cluster.protocol.node.mail import Mail
 from kvactors.actors.cluster.protocol.node.notes import Notes
@@ -58,7 +55,7 @@ class Node:
     ) -> None:
         behaviours, backups = behaviours or NoBehaviours(), backups or NoBackups()
         self.name = name
-        self._transport, self._clock, self._host = transport, clock, host
+        self._clock, self._host = clock, host
         self._settings = settings
         self._notes = Notes(journal)
         self._locks = Locks()
@@ -68,6 +65,15 @@ class Node:
         )
         self._telling = Telling(
             name, transport, clock, host, self._notes, settings=settings, spawned=backups.spawned
+        )
+        self._membership = Membership(
+            name,
+            transport,
+            clock,
+            host,
+            self._notes,
+            settings=settings,
+            joined=self._joined,
         )
         self._replica = Replica(host, self._notes, self._locks, self._give_up)
         self._sweep = Sweep(
@@ -158,74 +164,32 @@ class Node:
 
     async def begin(self) -> None:
         """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""
-        try:
-            await self._join()
-        except OtherDisk:
-            raise
-        except (ClusterError, OSError):
-            return
+        await self._membership.begin()
 
     async def run(self) -> None:
         """Join, tell, renew, sweep, until cancelled."""
         with suppress(OSError):
             await self._notes.compact()
         # Apart: a lease does not wait for a sweep, which waits for agents.
-        beats, sweeps = self._often(self._beat, 1 / 4), self._often(self._sweep.round, 3 / 2)
+        beats, sweeps = (
+            self._often(self._membership.beat, 1 / 4),
+            self._often(self._sweep.round, 3 / 2),
+        )
         await asyncio.gather(beats, self._telling.run(), sweeps)
 
     async def leave(self) -> None:
         """Own nothing any more, and say so: nobody waits for the end of the lease. Not running."""
-        if (lease := self._owner.lease) is not None:
-            lease.over = True
-            with suppress(ClusterError):
-                await self._directory(
-                    "leave", {"node": self.name, "incarnation": lease.incarnation}
-                )
+        await self._membership.leave()
+
+    def _joined(self, lease: Lease) -> None:
+        self._owner.begin(lease)
+        self._telling.begin(lease)
 
     async def _often(self, round: Callable[[], Awaitable[None]], leases: float) -> None:
         while True:
             with suppress(ClusterError, OSError):
                 await round()
             await self._clock.sleep(leases * self._settings.lease)
-
-    # The lease
-
-    async def _beat(self) -> None:
-        if self._owner.lease is None or self._owner.lease.over:
-            await self._join()
-        lease = self._owner.lease
-        assert lease is not None
-        sent = self._clock.now()
-        load = self._host.load()
-        record = {
-            "node": self.name,
-            "incarnation": lease.incarnation,
-            "load": {"bytes": load["bytes"], "waiting": load["waiting"]},
-        }
-        try:
-            await self._directory("renew", record)
-            lease.renewed(sent)
-        except (Fenced, UnknownNode):
-            lease.over = True
-            raise
-
-    async def _join(self) -> None:
-        """A new incarnation; what was claimed under the last is let go of first."""
-        await self._notes.incarnate(self._notes.incarnation)
-        while True:
-            notes = self._notes
-            record = {"node": self.name, "incarnation": notes.incarnation, "disk": notes.disk}
-            lease = Lease(self.name, self._notes.incarnation, self._clock, self._settings)
-            sent = self._clock.now()
-            try:
-                await self._directory("join", record)
-            except Fenced as error:
-                await self._notes.incarnate(error.fields["held"])
-                continue
-            lease.renewed(sent)
-            self._owner.begin(lease)
-            self._telling.begin(lease)
-            return
 
     # As owner
 
@@ -303,6 +267,3 @@ class Node:
             held = self._owner.current(agent)
             if held is not None and held.peer is not None and held.peer.have is not None:
                 await self._owner.copier.send_pieces(held.peer)
-
-    async def _directory(self, method: str, record: Record) -> Record:
-        return await self._transport.call("directory", method, record, within=self._settings.call)

@@ -11,7 +11,7 @@ from kvactors.actors.cluster.protocol.errors import (
     HostFailed,
     UnknownAgent,
 )
-from kvactors.actors.cluster.testing.process import Armed
+from kvactors.actors.cluster.testing.steps import Armed
 from kvactors.actors.cluster.testing.world import DIRECTORY
 
 Make = Callable[[int], Cluster]
