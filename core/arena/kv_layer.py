@@ -201,7 +201,7 @@ class KVLayer:
         dtype = getattr(mx, self.layer.dtype)
         if side.dim == 0:
             return mx.zeros((rows, self.layer.kv_heads, extent, 0), dtype)
-        return to_float(stored, side)[0].astype(dtype)
+        return to_float(stored, side).squeeze(0).astype(dtype)
 
     # -- what an Arena calls -----------------------------------------------------------
 

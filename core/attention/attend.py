@@ -15,6 +15,10 @@ padding, or on how many queries are asked at once. Rows that begin alike may ask
 share as one row does, with few queries each, on the second path. GPU thread only.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import mlx.core as mx
 
 from kvactors.core.attention.blockwise_cpu import attend_in_blocks
@@ -90,7 +94,7 @@ def attend_together(
     if plan.packed:
         own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0]
     else:
-        own = folded @ to_float(rest.keys, own_side, plan.precision)[0].swapaxes(-1, -2)
+        own = folded @ to_float(rest.keys, own_side, plan.precision).squeeze(0).swapaxes(-1, -2)
     assert isinstance(plan.mask, mx.array)
     own = masked(own[None], plan.mask[..., shared:], tokens)[0]
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
@@ -101,19 +105,23 @@ def attend_together(
     if plan.packed:
         out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0]
     else:
-        out += own @ to_float(rest.values, value_side, plan.precision)[0]
+        out += own @ to_float(rest.values, value_side, plan.precision).squeeze(0)
     return (out / total).reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)
 
 
 def _dequantized(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
-    attention = attend_in_blocks if on_cpu() else mx.fast.scaled_dot_product_attention
-    keys, values = stored.floats(plan.precision)
+    attention = attend_in_blocks if on_cpu() else _fused
     out = attention(
         queries.astype(plan.precision),
-        keys,
-        values,
+        partial(stored.floats, plan.precision),
         scale=plan.scale,
         mask=plan.mask,
         sinks=None if plan.sinks is None else plan.sinks.astype(plan.precision),
     )
     return out.astype(plan.out_dtype or queries.dtype)
+
+
+def _fused(
+    queries: mx.array, floats: Callable[[], tuple[mx.array, mx.array]], **how: Any
+) -> mx.array:
+    return mx.fast.scaled_dot_product_attention(queries, *floats(), **how)

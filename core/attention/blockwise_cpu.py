@@ -3,12 +3,13 @@
 On x86 an exponential costs MLX 16 ns, NumPy less than 1, and a prefill over thousands of keys is
 little else. So the scores of some queries at a time are computed by MLX, become weights in place,
 through the view of its buffer that MLX gives NumPy, and are summed by MLX again. While NumPy has
-one block MLX computes the next, and the sums of the last: few are there at a time. A block is small
-enough to stay in memory that the process has already: fresh pages cost as much as a product. Keys
-that no query of a block sees are left out of it.
+one block MLX computes the next, and the sums of the last: few are there at a time, and the keys no
+longer than scores are left to compute. A block is small enough to stay in memory that the process
+has already: fresh pages cost as much as a product. Keys that no query of a block sees are left out
+of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -28,45 +29,71 @@ _HALVED_BYTES = 2**18
 class _Block:
     """`scores` float32 [rows, heads of keys, repeats * T, keys], which MLX is computing; `hidden`
     [rows, 1, T, keys] is true where a query does not see a key, None where it sees all; the
-    `values` of these keys, and the `sinks` of these heads, if any."""
+    `values` of these keys, the `sinks` of these heads, if any, and `repeats` of heads."""
 
     scores: mx.array
     hidden: np.ndarray | None
     values: mx.array
     sinks: mx.array | None
+    repeats: int
 
-    def attended(self, repeats: int) -> mx.array:
-        """The sums of values, [rows, heads, T, value_dim], which MLX computes from now on."""
-        total = _exponentiate(self.scores, self.hidden, repeats, self.sinks)
+    def attended(self, following: "_Block | None") -> mx.array:
+        """The sums of values, [rows, heads, T, value_dim], which MLX computes from now on, or when
+        it has the scores of the `following` block: who needed keys last lets go of them first."""
+        total = _exponentiate(self.scores, self.hidden, self.repeats, self.sinks)
+        if following is not None:
+            mx.eval(following.scores)
         out = (self.scores @ self.values) / total
         rows, heads, asked, dim = out.shape
-        out = out.reshape(rows, heads * repeats, asked // repeats, dim)
+        out = out.reshape(rows, heads * self.repeats, asked // self.repeats, dim)
         mx.async_eval(out)  # type: ignore[no-untyped-call]
         return out
 
 
 def attend_in_blocks(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    floats: Callable[[], tuple[mx.array, mx.array]],
     scale: float,
     mask: Mask = None,
     sinks: mx.array | None = None,
     *,
     block_bytes: int = BLOCK_BYTES,
 ) -> mx.array:
-    """Attention of float32 [rows, heads, T, dim] queries over [rows, kv_heads, E, dim] `keys` and
-    `values`; scores are products times `scale`.
+    """Attention of float32 [rows, heads, T, dim] queries over keys and values, [rows, kv_heads, E,
+    dim] each, which `floats` makes: who holds them too keeps them for longer than is needed. Scores
+    are products times `scale`.
 
     `mask` is boolean and broadcasts to [rows, 1, T, E], or "causal"; `sinks` [heads] are scores
     that take weight and have no value; `block_bytes` of scores are a block. Returns
     [rows, heads, T, value_dim]; what it needs is evaluated, or about to be.
     """
+    heads = queries.shape[1]
+    ahead = _blocks(queries * scale, *floats(), mask, sinks, block_bytes)
+    parts: list[mx.array] = []
+    block: _Block | None = next(ahead)
+    while block is not None:
+        following = next(ahead, None)
+        parts.append(block.attended(following))
+        block = following
+    axis = 2 if parts[0].shape[1] == heads else 1
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
+
+
+def _blocks(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    sinks: mx.array | None,
+    block_bytes: int,
+) -> Iterator[_Block]:
+    """Scores that MLX has begun: of some queries after others, or of one half of the heads after
+    the other. Parameters are as above, and `queries` have their scale."""
     rows, heads, tokens, dim = queries.shape
     kv_heads, extent = keys.shape[1:3]
     repeats, size = heads // kv_heads, 4 * rows * heads * extent
     # Query heads that share a KV head become rows of one product, not copies of the keys.
-    folded = (queries * scale).reshape(rows, kv_heads, repeats, tokens, dim)
+    folded = queries.reshape(rows, kv_heads, repeats, tokens, dim)
     width = max(1, block_bytes // size)
     # One block is made two: of some heads, then of the others.
     split = 2 if width >= tokens and kv_heads > 1 and tokens * size >= _HALVED_BYTES else 1
@@ -75,27 +102,18 @@ def attend_in_blocks(
     sees: np.ndarray | str | None = None if mask is None else "causal"
     if isinstance(mask, mx.array):
         sees = np.asarray(mx.broadcast_to(mask, (rows, 1, tokens, extent)))
-
-    def blocks() -> Iterator[_Block]:
-        for begin in range(0, tokens, width):
-            asked = folded[:, :, :, begin : begin + width]
-            first, last, hidden = _seen(sees, begin, asked.shape[3], (tokens, extent))
-            for some in groups:
-                scores = asked[:, some].flatten(2, 3) @ keys[:, some, first:last].swapaxes(-1, -2)
-                mx.async_eval(scores)  # type: ignore[no-untyped-call]
-                own = None if sinks is None else sinks.reshape(kv_heads, repeats)[some]
-                yield _Block(scores, hidden, values[:, some, first:last], own)
-
-    parts: list[mx.array] = []
-    ahead = blocks()
-    block: _Block | None = next(ahead)
-    while block is not None:
-        following = next(ahead, None)
-        parts.append(block.attended(repeats))
-        block = following
-    if len(groups) > 1:
-        return mx.concatenate(parts, axis=1)
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    begins = range(0, tokens, width)
+    for begin in begins:
+        asked = folded[:, :, :, begin : begin + width]
+        first, last, hidden = _seen(sees, begin, asked.shape[3], (tokens, extent))
+        for some in groups:
+            scores = asked[:, some].flatten(2, 3) @ keys[:, some, first:last].swapaxes(-1, -2)
+            mx.async_eval(scores)  # type: ignore[no-untyped-call]
+            own = None if sinks is None else sinks.reshape(kv_heads, repeats)[some]
+            if begin == begins[-1] and some is groups[-1]:
+                # The values become floats next.
+                del keys
+            yield _Block(scores, hidden, values[:, some, first:last], own, repeats)
 
 
 def _seen(

@@ -61,7 +61,11 @@ class StoredKV:
     def floats(self, dtype: Any = PRECISION) -> tuple[mx.array, mx.array]:
         """Keys and values as floats, [rows, kv_heads, tokens, dim]."""
         keys, values = self.sides
-        return to_float(self.keys, keys, dtype)[0], to_float(self.values, values, dtype)[0]
+        # An index would copy them.
+        return (
+            to_float(self.keys, keys, dtype).squeeze(0),
+            to_float(self.values, values, dtype).squeeze(0),
+        )
 
 
 def array_widths(layer: LayerSpec) -> dict[str, tuple[int, int, Any]]:

@@ -27,8 +27,8 @@ def main() -> int:
     for outcome in _run(seeds, args.jobs, partial(run_seed, restored=args.restored)):
         answers += outcome.answers
         letters += outcome.letters
-        struck += outcome.steps.struck
-        reached += outcome.steps.reached
+        struck += outcome.struck
+        reached += outcome.reached
         if outcome.broken:
             broken += 1
             print(*(outcome.log if args.log else ()), sep="\n")

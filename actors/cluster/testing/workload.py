@@ -19,7 +19,6 @@ from kvactors.actors.cluster.testing.machines.host import texts, withdrawn
 from kvactors.actors.cluster.testing.oracle import Asked
 from kvactors.actors.cluster.testing.quiet import journal_of, quiet
 from kvactors.actors.cluster.testing.restored import Restored
-from kvactors.actors.cluster.testing.steps import Steps
 from kvactors.actors.cluster.testing.world import World
 
 __all__ = ["Outcome", "run_seed"]
@@ -41,8 +40,10 @@ class Outcome:
     log: list[str]
     letters: Counter[str]
     """What became of messages."""
-    steps: Steps
-    """Where faults struck."""
+    reached: Counter[str]
+    """How often processes came to each step."""
+    struck: Counter[str]
+    """How often each fault struck, and at which steps."""
 
 
 def run_seed(seed: int, durable: str = "two", *, restored: bool = False) -> Outcome:
@@ -59,8 +60,15 @@ def run_seed(seed: int, durable: str = "two", *, restored: bool = False) -> Outc
         world.oracle.broken.append(str(error))
     finally:
         world.close()
-    oracle, letters = world.oracle, world.letters.counts
-    return Outcome(seed, oracle.broken, oracle.answers, world.log, letters, world.steps)
+    return Outcome(
+        seed,
+        world.oracle.broken,
+        world.oracle.answers,
+        world.log,
+        world.letters.counts,
+        world.steps.reached,
+        world.steps.struck,
+    )
 
 
 async def _over(story: "_Story", restored: Restored) -> None:
@@ -84,14 +92,14 @@ class _Story:
 
     async def told(self) -> None:
         """From the first spawn to the last check."""
-        self._world.loop.call_later(FAULTS, self._world.heal)
+        healed = self._world.loop.time() + FAULTS
+        self._world.loop.call_at(healed, self._world.heal)
         self._world.loop.call_later(0.5, plan, self._world, FAULTS - 1.5)
         clients = [self._client(f"c{index}") for index in range(self._rng.randint(2, 4))]
         writers = [self._writer(f"w{index}") for index in range(WRITERS)]
         operator = self._operator(self._world.client("operator"))
         await asyncio.gather(*clients, operator, *writers)
-        left = FAULTS - self._world.loop.time()
-        await asyncio.sleep(max(0.0, left))
+        await asyncio.sleep(max(0.0, healed - self._world.loop.time()))
         await quiet(self._world, self._drained, self._forgotten)
         for agent, target, written in self._moves:
             self._oracle.moved(agent, target, journal_of(self._world)[written:])

@@ -59,7 +59,7 @@ def test_many_causal_queries_are_taken_block_by_block() -> None:
     every = mx.arange(KEYS)[:, None] >= mx.arange(KEYS)
 
     found, expected = (
-        attend_in_blocks(queries, keys, values, 0.125, mask, block_bytes=50_000)
+        attend_in_blocks(queries, lambda: (keys, values), 0.125, mask, block_bytes=50_000)
         for mask in ("causal", every[None, None])
     )
 

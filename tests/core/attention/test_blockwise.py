@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from kvactors.core.attention.blockwise_cpu import attend_in_blocks
+from kvactors.core.cache.spec import Side
+from kvactors.core.quant.codec import StoredKV
 from kvactors.core.quant.device import on_cpu
 
 SCALE = 0.3
@@ -70,8 +72,7 @@ def test_blocks_of_any_size_are_one_attention(
 
     found = attend_in_blocks(
         mx.array(queries),
-        mx.array(keys),
-        mx.array(values),
+        lambda: (mx.array(keys), mx.array(values)),
         SCALE,
         None if mask is None else mx.array(mask),
         None if sinks is None else mx.array(sinks),
@@ -90,10 +91,25 @@ def test_three_blocks_or_four_are_there_at_a_time_however_many_there_are() -> No
     before = mx.get_active_memory()
     mx.reset_peak_memory()
 
-    mx.eval(attend_in_blocks(queries, keys, keys, SCALE, block_bytes=block))
+    mx.eval(attend_in_blocks(queries, lambda: (keys, keys), SCALE, block_bytes=block))
 
     # All scores are 32 blocks. Beside these: the queries times the scale, what is returned, twice.
     assert mx.get_peak_memory() - before <= 4 * block + 3 * queries.nbytes
+
+
+def test_keys_are_gone_before_values_become_floats_and_neither_is_copied() -> None:
+    side = Side(64, 4, 64)
+    codes = mx.quantize(mx.random.normal((1, 1, 4, 2048, 64)), side.group_size, side.bits)
+    stored, queries = StoredKV(codes, codes, (side, side)), mx.ones((1, 4, 8, 64))
+    mx.eval(queries, codes)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    mx.eval(attend_in_blocks(queries, stored.floats, SCALE, "causal"))
+
+    keys, scores = 4 * 4 * 2048 * 64, 4 * 4 * 8 * 2048
+    assert mx.get_peak_memory() - before <= 1.05 * keys + 2 * scores
 
 
 def test_in_float64_it_is_exact_to_float64() -> None:
@@ -102,7 +118,7 @@ def test_in_float64_it_is_exact_to_float64() -> None:
     queries, keys, values = (rng.normal(size=(1, 2, n, 8)) for n in (2, 30, 30))
     q, k, v = (mx.array(array, mx.float64) for array in (queries, keys, values))
 
-    out = np.array(attend_in_blocks(q, k, v, SCALE))
+    out = np.array(attend_in_blocks(q, lambda: (k, v), SCALE))
 
     assert np.abs(out - attention(queries, keys, values, None, None)).max() < 1e-14
 
@@ -112,7 +128,7 @@ def test_large_scores_do_not_overflow() -> None:
     keys = mx.concatenate([mx.full((1, 1, 1, 4), 100.0), mx.full((1, 1, 1, 4), -100.0)], axis=2)
     values = mx.array([[[[1.0], [2.0]]]])
 
-    assert attend_in_blocks(queries, keys, values, 1.0).tolist() == [[[[1.0], [1.0]]]]
+    assert attend_in_blocks(queries, lambda: (keys, values), 1.0).tolist() == [[[[1.0], [1.0]]]]
 
 
 def test_a_query_that_sees_no_key_is_not_a_number_and_its_neighbours_are_as_alone() -> None:
@@ -120,7 +136,9 @@ def test_a_query_that_sees_no_key_is_not_a_number_and_its_neighbours_are_as_alon
     values = mx.array([[[[1.0], [2.0], [6.0]]]])
     mask = mx.array([[[[False, False, False], [True, True, False]]]])
 
-    blind, seeing = np.array(attend_in_blocks(queries, keys, values, 1.0, mask))[0, 0, :, 0]
+    blind, seeing = np.array(attend_in_blocks(queries, lambda: (keys, values), 1.0, mask))[
+        0, 0, :, 0
+    ]
 
     assert np.isnan(blind)
     assert seeing == 1.5

@@ -39,9 +39,9 @@ class Lease:
 
 
 class Membership:
-    """Of the node `name` in its cluster: it joins through `transport`, says how `host` is loaded as
-    often as `settings` want, and leaves. `notes` have its incarnation; `joined` gets the lease of
-    each."""
+    """Of the node `name` in its cluster: it joins through `transport`, says how `host` is loaded,
+    and leaves. `clock` and `settings` are those of its leases; `notes` have its incarnation;
+    `joined` gets the lease of each."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """Clusters under seeds: whatever fails, the oracle finds nothing, and with a bug it finds it."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -54,8 +56,8 @@ def test_whatever_may_happen_does_in_these_worlds() -> None:
     for seed in range(1, 81):
         outcome = run_seed(seed)
         letters += outcome.letters
-        reached += outcome.steps.reached
-        struck += outcome.steps.struck
+        reached += outcome.reached
+        struck += outcome.struck
 
     happen = ["taken", "answered", "Undelivered in flight", "Undelivered", "Unanswered"]
     happen += ["MailboxFull", "followed", "taken over"]
@@ -69,3 +71,19 @@ def test_with_replication_off_turns_are_lost_and_the_oracle_says_so() -> None:
         found = broken(range(1, 20))
 
     assert any("is lost on" in what for what in found), found
+
+
+def test_the_command_tells_of_its_seeds_however_many_processes_tell_them() -> None:
+    command = [sys.executable, "-m", "kvactors.actors.cluster.testing", "--seeds", "1..6"]
+    alone, beside = (
+        subprocess.run([*command, "--jobs", jobs], capture_output=True, text=True, timeout=120)
+        for jobs in ("1", "2")
+    )
+
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert (beside.returncode, beside.stderr) == (0, "")
+    first, others = (told.stdout.partition("\n") for told in (alone, beside))
+    assert first[0].startswith("6 seeds, ")
+    assert "0 broken" in first[0]
+    # Seconds are their own.
+    assert first[2] == others[2]
