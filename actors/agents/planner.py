@@ -76,7 +76,7 @@ class Planner:
 
     def first(self, ask: Ask) -> tuple[Running, Request]:
         """The turn, or the summary that makes room for it. Raises InvalidInput, TemplateError."""
-        check_length(self.transcript.chat, ask.turn.prompt, self.spec.context)
+        check_length(self.transcript, ask.turn, self.spec.context)
         draft = make_draft(self.transcript, ask)
         gap = self._gap(draft, ask)
         if gap is None:

@@ -4,10 +4,11 @@ import logging
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
+from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import (
     Continuation,
     NewText,
-    PromptInput,
+    NewTokenIds,
     WholeConversation,
     WholeText,
     characters,
@@ -47,10 +48,13 @@ __all__ = [
 ]
 
 
-def check_length(chat: ChatFormat, given: PromptInput, context: int) -> None:
-    """Raise ContextExceeded where what was `given` has more characters than a whole `context` of
-    the longest tokens of `chat`, before it is tokenized."""
-    length = characters(given)
+def check_length(transcript: Transcript, asked: TurnOptions, context: int) -> None:
+    """Raise ContextExceeded where a text that is `asked`, or what the `transcript` begins with, has
+    more characters than a whole `context` of the longest tokens, before it is tokenized."""
+    chat, given = transcript.chat, asked.prompt
+    begins = not transcript.turns and isinstance(given, NewText | NewTokenIds)
+    system = (transcript.system_prompt or "") if begins else ""
+    length = max(len(system) + characters(given), *map(len, asked.sampling.choices), 0)
     if length <= context or chat.longest_token is None:
         return
     if length > context * chat.longest_token:

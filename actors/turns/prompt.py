@@ -86,7 +86,8 @@ PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuati
 def characters(given: PromptInput) -> int:
     """How much text is to be tokenized, at most."""
     if isinstance(given, WholeConversation | Continuation):
-        return sum(len(text) for _, text in given.messages)
+        system = given.system if isinstance(given, Continuation) else None
+        return len(system or "") + sum(len(text) for _, text in given.messages)
     return 0 if isinstance(given, NewTokenIds) else len(given.text)
 
 

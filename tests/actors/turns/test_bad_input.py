@@ -251,3 +251,39 @@ def test_a_bad_sampling_parameter_is_refused(parameters: dict[str, Any]) -> None
 def test_a_bad_timeout_is_refused(shared: AgentSystem, timeout: float) -> None:
     with pytest.raises(InvalidInput, match="above 0"):
         shared.spawn("a").ask([1], timeout=timeout)
+
+
+class Counting(PlainTokenizer):
+    """`longest`: characters of the longest text that was tokenized."""
+
+    longest = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        self.longest = max(self.longest, len(text))
+        return super().encode(text, **options)
+
+
+@pytest.mark.parametrize(
+    ("spawn", "ask"),
+    [
+        ({}, {"prompt": "x" * 100_000}),
+        ({"system_prompt": "x" * 100_000}, {"prompt": "Hello."}),
+        ({}, {"prompt": "Hello.", "sampling": Sampling(choices=["Yes", "x" * 100_000])}),
+        ({}, {"messages": [{"role": "user", "content": "x" * 100_000}]}),
+    ],
+    ids=["a prompt", "a system prompt", "a choice", "a conversation"],
+)
+def test_a_text_that_no_context_holds_is_refused_before_it_is_tokenized(
+    open_system: OpenSystem, spawn: dict[str, Any], ask: dict[str, Any]
+) -> None:
+    tokenizer = Counting()
+
+    def counted() -> tuple[Any, PlainTokenizer]:
+        return tiny_model(), tokenizer
+
+    agent = open_system(counted, context=400).spawn("a", **spawn)
+
+    with pytest.raises(ContextExceeded, match=r"\d{6} characters exceed the context of 400"):
+        agent.ask(**ask).get(timeout=WAIT)
+
+    assert tokenizer.longest < 1000
