@@ -258,9 +258,13 @@ class Counting(PlainTokenizer):
 
     longest = 0
 
-    def encode(self, text: str, **options: Any) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = False,  # noqa: FBT001, FBT002 - transformers' signature
+    ) -> list[int]:
         self.longest = max(self.longest, len(text))
-        return super().encode(text, **options)
+        return super().encode(text, add_special_tokens)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ class Counting(PlainTokenizer):
     [
         ({}, {"prompt": "x" * 100_000}),
         ({"system_prompt": "x" * 100_000}, {"prompt": "Hello."}),
-        ({}, {"prompt": "Hello.", "sampling": Sampling(choices=["Yes", "x" * 100_000])}),
+        ({}, {"prompt": "Hello.", "sampling": Sampling(choices=("Yes", "x" * 100_000))}),
         ({}, {"messages": [{"role": "user", "content": "x" * 100_000}]}),
     ],
     ids=["a prompt", "a system prompt", "a choice", "a conversation"],
