@@ -261,7 +261,7 @@ class Counting(PlainTokenizer):
     def encode(
         self,
         text: str,
-        add_special_tokens: bool = False,  # noqa: FBT001, FBT002 - transformers' signature
+        add_special_tokens: bool = False,
     ) -> list[int]:
         self.longest = max(self.longest, len(text))
         return super().encode(text, add_special_tokens)
