@@ -19,9 +19,9 @@ from kvactors.actors.behaviours.context import Context, Services
 from kvactors.actors.behaviours.mail import Deliver, GiveUp
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
-from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.futures import ReplyFuture, next_awaited
 from kvactors.actors.runtime.supervision import Restarts, Supervision
-from kvactors.actors.runtime.waits import Answer
+from kvactors.actors.runtime.waits import Answer, Waiter, run_as
 from kvactors.core.errors import BehaviourFailed, InvalidConfig, SystemStopped
 from kvactors.core.trace import Fault, Tracer
 
@@ -171,9 +171,8 @@ class BehaviourActor(SystemActor):
         run.turns_before = self._context.turns
         if run.deliver is None or not self._behaviour.reentrant:
             self.actor_inbox.open_to_prompts = False
-        self._context.handling = run.deliver
         try:
-            outcome = call()
+            outcome = self._acting(run, call)
         except BaseException as error:
             self._fail(run, error)
             return
@@ -185,17 +184,10 @@ class BehaviourActor(SystemActor):
 
     def _advance(self, run: Run) -> None:
         """Run until it awaits a future that is not done, or ends."""
-        assert run.work is not None
-        self._context.handling = run.deliver
+        work = run.work
+        assert work is not None
         try:
-            awaited = run.work.send(None)
-            while not isinstance(awaited, ReplyFuture):
-                awaited = run.work.throw(
-                    TypeError(
-                        "a behaviour awaits the futures of its own methods, of agents and of "
-                        "run_blocking(), nothing of asyncio"
-                    )
-                )
+            awaited = self._acting(run, lambda: next_awaited(work))
         except StopIteration as stop:
             self._end(run, stop.value)
         except BaseException as error:
@@ -203,6 +195,12 @@ class BehaviourActor(SystemActor):
         else:
             run.awaited = awaited
             awaited.on_done(lambda _: send(self.actor_ref, Resume(run)))
+
+    def _acting(self, run: Run, call: Callable[[], Any]) -> Any:
+        """What `call` gives: whatever answer it awaits, this run of the behaviour waits for it."""
+        name = self._agent.agent_id
+        alone = run.deliver is None or not self._behaviour.reentrant
+        return run_as(Waiter(name, name if alone else run.deliver), call)
 
     @handles(Resume)
     def _resume(self, message: Resume) -> None:

@@ -3,7 +3,7 @@
 import functools
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -60,12 +60,11 @@ class Services(Protocol):
 class Context:
     """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
     besides. `turns` counts the turns that its behaviour took; `reentrant` is what the behaviour
-    says of itself; `handling` is the message that is being handled, None for its own start."""
+    says of itself."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
         self.reentrant = False
-        self.handling: Hashable = None
         self.turns = 0
         self.router = router
         self._services = services
@@ -116,7 +115,7 @@ class Context:
             )
         self._sending(name, message)
         self._asked += 1
-        future = self.router.ask(name, message, self.agent, timeout, lambda: _place(self))
+        future = self.router.ask(name, message, self.agent, timeout)
         journal, number = self.router.journal, self._asked
         if journal is not None:
             note = functools.partial(journal.answer, self.agent.agent_id, number)
@@ -234,12 +233,6 @@ class Context:
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
     """The sampling, and that the answer is one of these."""
     return replace(sampling or Sampling(), choices=choices) if choices else sampling
-
-
-def _place(context: Context) -> Hashable:
-    """In which place it waits for an answer (`kvactors.actors.runtime.waits`)."""
-    alone = context.handling is None or not context.reentrant
-    return context.agent.agent_id if alone else context.handling
 
 
 def _check_seconds(seconds: object, least: float) -> None:

@@ -8,7 +8,7 @@ it is accepted until it was handled: `wait_idle` waits for these.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvactors.actors.agents.handle import Agent
@@ -143,12 +143,10 @@ class MessageRouter:
         message: Any,
         sender: Agent | None,
         timeout: float | None,
-        waiter: Callable[[], Hashable] | None = None,
     ) -> ReplyFuture[Any]:
         """Send a `message` of `sender` `to` an agent and wait for what it answers, `timeout`
-        seconds at most; then it is given up. `waiter` says who waits, if that is an agent."""
-        asker = "" if sender is None else sender.agent_id
-        reply = Answer(self.waits, asker, to, waiter, timeout)
+        seconds at most; then it is given up."""
+        reply = Answer(self.waits, to, timeout)
         reply.message = deliver = Deliver(message, sender, to, reply, self)
         self._post(deliver)
         if timeout is not None:

@@ -4,7 +4,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ __all__ = [
     "ReplyFuture",
     "WaitTimeout",
     "all_of",
+    "next_awaited",
     "resolved",
 ]
 
@@ -246,3 +247,17 @@ def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
     for future in futures:
         future.on_done(one_done)
     return whole if futures else resolved()
+
+
+def next_awaited(work: Coroutine[Any, Any, Any]) -> ReplyFuture[Any]:
+    """Let the coroutine of a behaviour go on until it awaits a future, which is the result, or
+    ends. Raises what it raises."""
+    awaited = work.send(None)
+    while not isinstance(awaited, ReplyFuture):
+        awaited = work.throw(
+            TypeError(
+                "a behaviour awaits the futures of its own methods, of agents and of "
+                "run_blocking(), nothing of asyncio"
+            )
+        )
+    return awaited

@@ -5,66 +5,87 @@ A waits for the answer to a message that B handles, B for one that waits in A's 
     a -> answer of b -> b handles it, and waits -> answer of a -> a is busy: it waits -> ...
 
 Whoever handles messages one at a time is one waiter, named by itself; who handles several at once
-is a waiter for each message. The wait that would close such a circle raises AskCycle. Any thread.
+is a waiter for each message. Which of them runs on a thread, that thread knows: whatever answer it
+awaits there is its wait. The wait that would close such a circle raises AskCycle. Any thread.
 """
 
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import AskCycle
 
-__all__ = ["Answer", "Waits", "ask_cycle"]
+__all__ = ["Answer", "Waiter", "Waits", "ask_cycle", "run_as"]
+
+T = TypeVar("T")
+
+
+class Waiter(NamedTuple):
+    """Who waits: an agent of this `name`, in a `place` of its own."""
+
+    name: str
+    place: Hashable
+
+
+class ThisThread(threading.local):
+    """Who runs on it: None where no behaviour does."""
+
+    waiter: Waiter | None = None
+
+
+_this_thread = ThisThread()
+
+
+def run_as(waiter: Waiter, call: Callable[[], T]) -> T:
+    """What `call` gives: whatever answer it awaits on this thread, `waiter` waits for it."""
+    before, _this_thread.waiter = _this_thread.waiter, waiter
+    try:
+        return call()
+    finally:
+        _this_thread.waiter = before
 
 
 class Answer(ReplyFuture[Any]):
-    """What `receiver` is to answer to `asker`. `waits` is told while somebody waits for it;
-    `waiter` says, at that time, in which place, and is None for those that nobody waits for;
-    `seconds`: its time limit, if it has one.
+    """What `receiver` is to answer. `waits` is told while a behaviour waits for it; `seconds`: its
+    time limit, if it has one.
 
     `message` is what is to be answered, once it is sent; `source` another future that this one
     will settle as, if there is one. `ticket` names it to other systems, where it goes to one.
     """
 
-    def __init__(
-        self,
-        waits: "Waits",
-        asker: str,
-        receiver: str,
-        waiter: Callable[[], Hashable] | None,
-        seconds: float | None,
-    ) -> None:
+    def __init__(self, waits: "Waits", receiver: str, seconds: float | None) -> None:
         super().__init__()
-        self.asker = asker
         self.receiver = receiver
         self.seconds = seconds
         self.message: Any = None
         self.source: ReplyFuture[Any] | None = None
         self.ticket = ""
         self._waits = waits
-        self._waiter = waiter
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
-        if self.done or self._waiter is None:
+        waiter = _this_thread.waiter
+        if self.done or waiter is None:
             return super().get(timeout=timeout)
-        with self._waits.waiting(self._waiter(), self, forever=timeout is None):
+        with self._waits.waiting(waiter, self, forever=timeout is None):
             return super().get(timeout=timeout)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        if not self.done and self._waiter is not None:
-            with self._waits.waiting(self._waiter(), self):
+        waiter = _this_thread.waiter
+        if not self.done and waiter is not None:
+            with self._waits.waiting(waiter, self):
                 yield self
         return (yield from super().__await__())
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """Somebody waits for an answer since that moment."""
+    """Somebody of this name waits for an answer since that moment."""
 
+    name: str
     answer: Answer
     forever: bool
     since: float
@@ -80,15 +101,15 @@ class Waits:
         self._waiting: dict[Hashable, Wait] = {}
 
     @contextmanager
-    def waiting(self, waiter: Hashable, answer: Answer, *, forever: bool = True) -> Iterator[None]:
+    def waiting(self, waiter: Waiter, answer: Answer, *, forever: bool = True) -> Iterator[None]:
         """`waiter` waits for an `answer` meanwhile, `forever` if the answer has no limit either.
         Raises AskCycle instead of waiting for itself."""
-        wait = Wait(answer, forever and answer.seconds is None, self._now())
+        wait = Wait(waiter.name, answer, forever and answer.seconds is None, self._now())
         with self._lock:
-            self._waiting[waiter] = wait
+            self._waiting[waiter.place] = wait
             circle = self._circle(answer)
             if circle:
-                del self._waiting[waiter]
+                del self._waiting[waiter.place]
         if circle:
             error = ask_cycle(circle)
             answer.reject(error)
@@ -97,8 +118,8 @@ class Waits:
             yield
         finally:
             with self._lock:
-                if self._waiting.get(waiter) is wait:
-                    del self._waiting[waiter]
+                if self._waiting.get(waiter.place) is wait:
+                    del self._waiting[waiter.place]
 
     def follow(self, answer: ReplyFuture[Any], source: ReplyFuture[Any]) -> None:
         """Let an answer settle as another future does, or fail if that waits for it."""
@@ -139,8 +160,8 @@ class Waits:
         return [wait for wait in self._waiting.values() if now - wait.since > seconds]
 
     def _words(self, wait: Wait) -> str:
-        answer, seconds = wait.answer, self._now() - wait.since
-        return f"{answer.asker!r} has waited {seconds:.0f} s for the answer of {answer.receiver!r}"
+        seconds, receiver = self._now() - wait.since, wait.answer.receiver
+        return f"{wait.name!r} has waited {seconds:.0f} s for the answer of {receiver!r}"
 
     def _circle(self, answer: ReplyFuture[Any]) -> list[str]:
         """Who is to answer what an answer depends on, if that is itself. With the lock held."""

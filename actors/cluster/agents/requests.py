@@ -9,7 +9,13 @@ from kvactors.actors.cluster.host.requests import (
     observe_request,
     rewind_request,
 )
-from kvactors.actors.turns.checks import check_observed, check_request_id, check_rewind, check_turn
+from kvactors.actors.turns.checks import (
+    check_known,
+    check_observed,
+    check_request_id,
+    check_rewind,
+    check_turn,
+)
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.prompt import check_messages, check_text_or_ids, check_threshold
 from kvactors.core.conversation.prefix_match import THRESHOLD
@@ -27,6 +33,7 @@ def checked_ask(
 ) -> dict[str, Any]:
     """The request of what `ClusterAgent.ask` was given. What only the model can tell, its node
     checks. Raises InvalidInput, EmptyPrompt."""
+    check_known("ask", options, AskOptions.__annotations__)
     check_turn(options.get("sampling"), options.get("timeout"), options.get("priority", 0))
     check_threshold(options.get("threshold", THRESHOLD))
     messages = options.get("messages")

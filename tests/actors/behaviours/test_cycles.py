@@ -114,6 +114,36 @@ def test_a_thread_of_its_own_waits_in_circles_no_more_than_others(system: AgentS
     assert system.wait_idle(WAIT)
 
 
+@pytest.mark.parametrize("kind", [Does, DoesBlocking])
+def test_requests_by_handle_wait_in_circles_no_more_than_asks(
+    system: AgentSystem, kind: type[AgentBehaviour]
+) -> None:
+    a, b = spawn(system, a=Does(), b=kind())
+
+    async def back(_: AgentBehaviour) -> Any:
+        return await a.request(seven)
+
+    asked_back = back if kind is Does else (lambda _: a.request(seven).get())
+
+    async def ask(_: AgentBehaviour) -> Any:
+        return await b.request(asked_back)
+
+    with pytest.raises(AskCycle, match=r"'a' -> 'b' -> 'a'|'b' -> 'a' -> 'b'"):
+        a.request(ask).get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+
+
+def test_one_that_waits_for_its_own_answer_by_its_handle_is_a_circle(system: AgentSystem) -> None:
+    (a,) = spawn(system, a=Does())
+
+    async def ask(_: AgentBehaviour) -> Any:
+        return await a.request(seven)
+
+    with pytest.raises(AskCycle, match="'a' -> 'a'"):
+        a.request(ask).get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+
+
 def test_what_is_asked_and_not_waited_for_is_no_circle(system: AgentSystem) -> None:
     a, _ = spawn(system, a=Does(), b=Does())
     later: list[Any] = []
@@ -203,20 +233,24 @@ def test_what_was_given_up_before_it_began_never_begins(open_system: OpenSystem)
     assert begun == []
 
 
+@pytest.mark.parametrize("how", ["ask", "request"])
 def test_whoever_waits_longer_than_the_watchdog_is_in_health_and_in_the_log_once(
-    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
+    open_system: OpenSystem, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     timer = VirtualTimer()
     system = open_system(store=False, timer=timer, watchdog=40)
-    a, _ = spawn(system, a=Does(), b=Does())
+    a, b = spawn(system, a=Does(), b=Does())
     gate, begun = threading.Event(), threading.Event()
+
+    async def by_handle(_: AgentBehaviour) -> Any:
+        return await b.request(slow)
 
     async def slow(me: AgentBehaviour) -> None:
         future = me.run_blocking(gate.wait)
         begun.set()
         await future
 
-    answer = a.request(asks("b", slow))
+    answer = a.request(asks("b", slow) if how == "ask" else by_handle)
     assert begun.wait(WAIT)
     assert system.health().waiting == ()
     timer.let_pass(60)

@@ -11,7 +11,7 @@ from together import Together
 from kvactors import AskCycle, Supervision
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.member.circles import LOOK, Circles, new_ticket
-from kvactors.actors.runtime.waits import Answer, Waits
+from kvactors.actors.runtime.waits import Answer, Waiter, Waits
 
 WAIT = 60
 GOES_ON = Supervision("restart", backoff=0)
@@ -95,13 +95,13 @@ class Watched:
     def __init__(self) -> None:
         self.now = 0.0
         self.waits = Waits(lambda: self.now)
-        self.answer = Answer(self.waits, "a", "b", lambda: "a", None)
+        self.answer = Answer(self.waits, "b", None)
         self.answer.ticket = new_ticket()
 
     async def looks(self, others: Others) -> bool:
         """Whether it was told that it is in a circle."""
         circles = Circles(self.waits, others, others, 1.0)  # type: ignore[arg-type]
-        with self.waits.waiting("a", self.answer):
+        with self.waits.waiting(Waiter("a", "a"), self.answer):
             self.now += 2 * LOOK
             looking = asyncio.create_task(circles.run())
             while others.said and not self.answer.done:

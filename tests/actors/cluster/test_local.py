@@ -111,6 +111,8 @@ def test_bad_input_is_refused_before_anything_is_sent(open_cluster: Open) -> Non
         agent.ask("a", messages=[{"role": "user", "content": "a"}])
     with pytest.raises(InvalidInput, match="timeout"):
         agent.stream("a", timeout=-1)
+    with pytest.raises(InvalidInput, match="ask has no parameter 'sample': did you mean 'samp"):
+        agent.ask("a", sample=Sampling())  # type: ignore[call-arg]
     with pytest.raises(InvalidAgentId):
         cluster.spawn("")
     with pytest.raises(InvalidInput, match="group"):

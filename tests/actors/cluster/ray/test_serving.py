@@ -1,6 +1,5 @@
 """`kvactors serve` on three nodes, of which one is killed."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -21,7 +20,7 @@ def test_a_clients_conversation_goes_on_where_its_agent_does(three: Nodes, tmp_p
         eventually(lambda: three.cluster.place(agent).replica is not None)
         owner = three.cluster.place(agent).node
 
-        os.kill(three.pid(owner), signal.SIGKILL)
+        three.kill_past_lease(owner)
         said = {"role": "assistant", "content": first.json()["choices"][0]["message"]["content"]}
         second = ask(url, [TOLD, said, ASKED])
 
