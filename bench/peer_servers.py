@@ -49,15 +49,17 @@ def arrivals(
 
 def rounds_by_hand(model: Any, rounds: Sequence[Round], decoded: int) -> Callable[[], Found]:
     """mlx-lm's BatchGenerator of `model` with every agent's float prompt cache carried by hand,
-    through all `rounds` of `decoded` tokens an answer."""
-    return lambda: _Carried(model, decoded, len(rounds[0])).run(rounds)
+    through all `rounds` of `decoded` tokens an answer, in the chunks that the `model` is fastest
+    with."""
+    chunk = _chunk(model, rounds)
+    return lambda: _Carried(model, decoded, len(rounds[0]), chunk).run(rounds)
 
 
 def rounds_served(
     model: Any, rounds: Sequence[Round], decoded: int, nbytes: int
 ) -> Callable[[], Found]:
-    """The same through the prompt cache of mlx-lm's server, bounded to `nbytes`, in the chunks that
-    the `model` is fastest with; `rounds` and `decoded` as above."""
+    """The same through the prompt cache of mlx-lm's server, bounded to `nbytes`; `model`, `rounds`
+    and `decoded` as above."""
     chunk = _chunk(model, rounds)
     return lambda: _Served(model, decoded, len(rounds[0]), chunk, nbytes=nbytes).run(rounds)
 
@@ -88,7 +90,7 @@ class _Carried:
     model: Any
     decoded: int
     few: int
-    chunk: int = peers.DEFAULT_CHUNK
+    chunk: int
     _histories: dict[int, list[int]] = field(default_factory=dict)
     _answers: dict[int, list[int]] = field(default_factory=dict)
     _caches: dict[int, Any] = field(default_factory=dict)

@@ -90,7 +90,6 @@ REGIMES = (
         messages,
         "higher",
         "messages/s",
-        holds_on=ANYWHERE,
         differ=NOTHING_DECODED,
     ),
 )

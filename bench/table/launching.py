@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from kvactors.actors import Sampling
 from kvactors.bench.busy_threads import busy_threads
-from kvactors.bench.regime import ANYWHERE, FLOAT_THERE, Regime, Side, Sides
+from kvactors.bench.regime import FLOAT_THERE, Regime, Side, Sides
 from kvactors.bench.setup import Setup
 from kvactors.bench.table.decoding import BUSY_THREADS, against_one, deep_llama
 from kvactors.bench.turns import hot_agents, step
@@ -117,6 +117,6 @@ def building(setup: Setup) -> Iterator[Sides]:
 REGIMES = (
     Regime("decode-one-deep", "mlx-lm generate_step, float", 1.0, one_deep, differ=FLOAT_THERE),
     # 2.5 ms where 5.9 were found.
-    Regime("decode-building", "steps built anew", 0.42, building, holds_on=ANYWHERE),
+    Regime("decode-building", "steps built anew", 0.42, building),
     Regime("decode-busy-8", "no busy thread", 1.4, busy_eight),
 )

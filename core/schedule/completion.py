@@ -122,10 +122,9 @@ def _walk(
         allowed = matcher.compute_logit_bias()
         visit = tried[allowed] = tried.get(allowed, -1) + 1
         token = _candidate(tokens, allowed, visit)
-        if token is None:
+        if token is None or not matcher.consume_token(token):
             return None
         way.append(token)
-        matcher.consume_token(token)
     return tuple(way) if len(way) <= most else None
 
 

@@ -48,7 +48,9 @@ class Guide:
         self._most = max_tokens
         way, kind = _first_way(tokens, grammar), grammar.kind.replace("_", " ")
         if way is None:
-            raise InvalidGrammar(f"no answer was found that this {kind} allows")
+            raise InvalidGrammar(
+                f"no answer was found that this {kind} allows and the model's tokens can say"
+            )
         if len(way) > max_tokens:
             raise InvalidGrammar(
                 f"the shortest answer that was found for this {kind} takes {len(way)} tokens, more "

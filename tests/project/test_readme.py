@@ -35,6 +35,22 @@ MOST_LINES = 250
 STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
+@pytest.mark.slow
+def test_the_demo_prints_what_the_page_shows_but_for_times() -> None:
+    shown = re.search(r"kvactors demo\n```\n\n```\n(.*?)```", README, re.DOTALL)
+    assert shown is not None
+
+    demo = [sys.executable, "-P", "-m", "kvactors.actors.cli", "demo"]
+    printed = subprocess.run(demo, capture_output=True, text=True, check=True).stdout
+
+    assert _without_times(printed) == _without_times(shown[1])
+
+
+def _without_times(text: str) -> list[list[str]]:
+    lines = re.sub(r"\d+\.\d+", "?", text).strip().splitlines()
+    return [line.split() for line in lines]
+
+
 def test_the_ten_line_program_remembers_when_it_is_run_again(tmp_path: Path) -> None:
     found = re.search(r"## Ten lines\n\n```python\n(.*?)```", README, re.DOTALL)
     assert found is not None

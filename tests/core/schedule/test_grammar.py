@@ -45,6 +45,29 @@ def say(guide: Guide, wanted: str) -> str:
     return taken
 
 
+class Counted:
+    """Tokens of somebody's, and how often they were asked for a text's."""
+
+    def __init__(self, tokens: GrammarTokens) -> None:
+        self._tokens = tokens
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokens, name)
+
+    def encode(self, text: bytes) -> list[int]:
+        self.asked += 1
+        return self._tokens.encode(text)
+
+
+def test_what_no_token_says_is_refused_without_a_long_search(tokens: GrammarTokens) -> None:
+    counted = Counted(tokens)
+
+    with pytest.raises(InvalidGrammar, match="and the model's tokens can say"):
+        Guide(counted, Grammar.json_schema({"const": "a \u2603"}), 4000)
+    assert 0 < counted.asked < 1000
+
+
 def test_a_grammar_is_a_value() -> None:
     one, other = Grammar.json_schema(PERSON), Grammar.json_schema(json.dumps(PERSON))
 
