@@ -200,7 +200,7 @@ class BehaviourActor(SystemActor):
         """What `call` gives: whatever answer it awaits, this run of the behaviour waits for it."""
         name = self._agent.agent_id
         alone = run.deliver is None or not self._behaviour.reentrant
-        return run_as(Waiter(name, name if alone else run.deliver), call)
+        return run_as(Waiter(self._router.waits, name, name if alone else run.deliver), call)
 
     @handles(Resume)
     def _resume(self, message: Resume) -> None:

@@ -24,8 +24,9 @@ T = TypeVar("T")
 
 
 class Waiter(NamedTuple):
-    """Who waits: an agent of this `name`, in a `place` of its own."""
+    """Who waits: an agent of this `name`, in a `place` of its own among `waits`."""
 
+    waits: "Waits"
     name: str
     place: Hashable
 
@@ -67,18 +68,23 @@ class Answer(ReplyFuture[Any]):
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
-        waiter = _this_thread.waiter
+        waiter = self._waiter()
         if self.done or waiter is None:
             return super().get(timeout=timeout)
         with self._waits.waiting(waiter, self, forever=timeout is None):
             return super().get(timeout=timeout)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        waiter = _this_thread.waiter
+        waiter = self._waiter()
         if not self.done and waiter is not None:
             with self._waits.waiting(waiter, self):
                 yield self
         return (yield from super().__await__())
+
+    def _waiter(self) -> Waiter | None:
+        """Who runs on this thread, if that is of the same system."""
+        waiter = _this_thread.waiter
+        return None if waiter is None or waiter.waits is not self._waits else waiter
 
 
 @dataclass(slots=True, eq=False)

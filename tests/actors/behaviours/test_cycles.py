@@ -133,6 +133,19 @@ def test_requests_by_handle_wait_in_circles_no_more_than_asks(
     assert system.wait_idle(WAIT)
 
 
+def test_a_namesake_in_another_system_is_somebody_else(
+    system: AgentSystem, open_system: OpenSystem
+) -> None:
+    (a,) = spawn(system, a=DoesBlocking())
+    other = open_system(store=False)
+    _, b = spawn(other, a=Does(), b=Does())
+
+    found = a.request(lambda _: b.request(asks("a")).get())
+
+    assert found.get(timeout=WAIT) == 7
+    assert system.health().waiting == other.health().waiting == ()
+
+
 def test_one_that_waits_for_its_own_answer_by_its_handle_is_a_circle(system: AgentSystem) -> None:
     (a,) = spawn(system, a=Does())
 

@@ -101,7 +101,7 @@ class Watched:
     async def looks(self, others: Others) -> bool:
         """Whether it was told that it is in a circle."""
         circles = Circles(self.waits, others, others, 1.0)  # type: ignore[arg-type]
-        with self.waits.waiting(Waiter("a", "a"), self.answer):
+        with self.waits.waiting(Waiter(self.waits, "a", "a"), self.answer):
             self.now += 2 * LOOK
             looking = asyncio.create_task(circles.run())
             while others.said and not self.answer.done:
