@@ -132,7 +132,8 @@ class ModelCacheSpec:
     for one that it makes and never fills.
     `masks` is the form of mask that attention in float asks for. Unless `batched`, rows run one
     by one: the model is wrong with rows at different positions, or their sums must not depend
-    on the neighbours' lengths.
+    on the neighbours' lengths. `even` says why rows must take as many tokens each in a forward
+    though no layer asks for it; empty: they need not.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -141,6 +142,7 @@ class ModelCacheSpec:
     nesting: tuple[int, ...] = ()
     masks: str = "rows"
     batched: bool = True
+    even: str = ""
 
     # Steps ask for these.
     @cached_property
@@ -181,7 +183,7 @@ class ModelCacheSpec:
     def flat(self) -> bool:
         """Whether rows may take different numbers of tokens in one forward: every layer attends
         through the seam to keys and values of its own."""
-        return self.batched and not any(layer.why_even for layer in self.layers)
+        return self.batched and not self.even and not any(layer.why_even for layer in self.layers)
 
     @property
     def trunks(self) -> bool:

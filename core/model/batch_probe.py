@@ -4,11 +4,12 @@ Some families are silently wrong when the rows of a batch stand at different pos
 take only one form of mask. So ragged rows are run together over some steps, with everything
 in float, and compared with mlx-lm's own caches, one row at a time. The first plan that agrees
 is used: in a batch, else row by row. A model that agrees with none is refused, and so is one
-that mlx-lm itself cannot run. GPU thread.
+that mlx-lm itself cannot run. One that is another where rows take several tokens in one step than
+with one at a time takes as many in each row, and nothing is drafted for it. GPU thread.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,8 @@ TOLERANCE = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.3}
 _PROMPTS = ([1, 2, 3, 2, 1], [2, 3, 1, 1, 2, 3, 3, 2, 1])
 # Two steps of decoding, and a chunk of a prompt.
 _STEPS = ([1], [2], [3, 1, 2])
+# Logits by prompt and step.
+Found = list[list[mx.array]]
 
 
 def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> ModelCacheSpec:
@@ -41,7 +44,7 @@ def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> Mod
     expected = [_alone(model, prompt) for prompt in _PROMPTS]
     failures = []
     for plan in _plans(spec, exact=exact):
-        failure = _compare(model, plan, expected)
+        failure = _compare(_together, model, plan, expected)
         if failure is None:
             break
         failures.append(failure)
@@ -53,6 +56,9 @@ def choose_plan(model: Any, spec: ModelCacheSpec, *, exact: bool = False) -> Mod
         )
     if not plan.batched and failures:
         logger.warning("the model is wrong in a batch, and runs row by row: %s", failures[0])
+    if plan.flat:
+        failure = _compare(_flat, model, plan, [steps[-1:] for steps in expected])
+        plan = replace(plan, even="" if failure is None else f"in a flat step {failure}")
     try:
         _together(model, plan)
     except Exception as error:
@@ -92,10 +98,12 @@ def _describe(plan: ModelCacheSpec) -> str:
     return f"{'batched' if plan.batched else 'row by row'}, masks by {plan.masks}"
 
 
-def _compare(model: Any, plan: ModelCacheSpec, expected: list[list[mx.array]]) -> str | None:
-    """What is wrong with a plan, if anything."""
+def _compare(
+    run: Callable[[Any, ModelCacheSpec], Found], model: Any, plan: ModelCacheSpec, expected: Found
+) -> str | None:
+    """What is wrong with how a plan is run, if anything."""
     try:
-        found = _together(model, plan.in_float())
+        found = run(model, plan.in_float())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     tolerance = max(TOLERANCE.get(layer.dtype, 0.0) for layer in plan.layers)
@@ -124,14 +132,28 @@ def _alone(model: Any, prompt: list[int]) -> list[mx.array]:
     return [row[0] for row in logits]
 
 
-def _together(model: Any, spec: ModelCacheSpec) -> list[list[mx.array]]:
+def _together(model: Any, spec: ModelCacheSpec) -> Found:
     """Prefill each prompt alone, join them, take the steps: last logits by prompt and step."""
     arena, order = join_rows(model, spec, AttentionPolicy("packed"))
-    found: list[list[mx.array]] = [[] for _ in _PROMPTS]
+    found: Found = [[] for _ in _PROMPTS]
     for step in _STEPS:
         logits = _last(arena.forward(model, mx.array([step] * len(order))))
         for row, index in enumerate(order):
             found[index].append(logits[row])
+    return found
+
+
+def _flat(model: Any, spec: ModelCacheSpec) -> Found:
+    """The same, of the last step alone, whose tokens are drafts of the one before as it were."""
+    arena, order = join_rows(model, spec, AttentionPolicy("packed"))
+    for step in _STEPS[:-1]:
+        mx.eval(arena.forward(model, mx.array([step] * len(order))))
+    last = _STEPS[-1]
+    tokens, counts = mx.array(list(last) * len(order)), [len(last)] * len(order)
+    logits = arena.forward_flat(model, tokens, counts).reshape(len(order), len(last), -1)
+    found: Found = [[] for _ in _PROMPTS]
+    for index, row in zip(order, _last(logits), strict=True):
+        found[index].append(row)
     return found
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from house import ROOT
 
+from kvactors.bench.regime import ANYWHERE
+from kvactors.bench.setup import TABLE as SCALE
 from kvactors.bench.table.pages import filled
 from kvactors.bench.table.suite import REGIMES
 
@@ -53,3 +55,17 @@ def test_a_row_says_of_what_it_was_measured_and_when(row: dict[str, Any]) -> Non
     assert (row["target"], row["target_gpu"]) == (regime.target, regime.gpu)
     assert (row["against"], row["compared"]) == (regime.against, regime.described)
     assert row["holds_on"] == regime.holds_on
+
+
+@pytest.mark.parametrize("row", TABLE["rows"], ids=[row["name"] for row in TABLE["rows"]])
+def test_a_row_is_met_where_its_worse_quartile_is_of_as_many_runs_as_the_command_makes(
+    row: dict[str, Any],
+) -> None:
+    low, high = row["spread"]
+    met = low >= row["target"] if row["better"] == "higher" else high <= row["target"]
+
+    assert row["runs"] == (BY_NAME[row["name"]].runs or SCALE.runs)
+    assert low <= row["ratio"] <= high
+    assert row["met"] is met
+    assert (row["verdict"] == "yes") is met
+    assert met or row["holds_on"] != ANYWHERE, "it does not hold here"

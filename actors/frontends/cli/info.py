@@ -13,7 +13,7 @@ from kvactors.core import blas
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec, Side
 from kvactors.core.model.info import ModelInfo
 
-__all__ = ["show_info"]
+__all__ = ["show_info", "step_tokens"]
 
 
 def show_info(model: str) -> None:
@@ -47,7 +47,7 @@ def _facts(info: ModelInfo) -> list[tuple[str, str]]:
         ("context", f"{spec.context:,} tokens"),
         ("rows", "in one batch" if spec.batched else "one by one"),
         ("beginnings of forks", "read where they are" if spec.trunks else "copied while they run"),
-        *_step_tokens(spec),
+        *step_tokens(spec),
         ("decode steps", f"built anew: {info.eager}" if info.eager else "replayed"),
         ("KV per token, float", f"{plain:,} bytes"),
         ("KV per token, kept", f"{packed:,} bytes{ratio}"),
@@ -62,12 +62,13 @@ def _tokens(budget: int, packed: int) -> str:
     return f", {budget // packed:,} tokens" if packed else ""
 
 
-def _step_tokens(spec: ModelCacheSpec) -> list[tuple[str, str]]:
+def step_tokens(spec: ModelCacheSpec) -> list[tuple[str, str]]:
     """Whether rows take as many tokens each in a forward, and which layers want it so, and why."""
     if spec.flat:
         return [("tokens of a step", "as each row asks")]
     alone = "" if spec.batched else ": rows run one by one"
     found = [("tokens of a step", f"as many in each row{alone}")]
+    found += [("", spec.even)] * bool(spec.even)
     reasons = dict.fromkeys((layer.kind, layer.why_even) for layer in spec.layers)
     for kind, why in reasons:
         alike = [n for n, one in enumerate(spec.layers) if (one.kind, one.why_even) == (kind, why)]

@@ -1,6 +1,7 @@
 """Speculation as users have it: the same answers, sooner where agents repeat what they know."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,11 +107,16 @@ def test_a_system_says_what_drafts_for_it(open_system: OpenSystem) -> None:
     assert open_system("default", **shipped, reproducible=True).info.draft == ""
 
 
-def copied(open_system: OpenSystem, **options: object) -> AgentSystem:
-    """A system in which a puppet has said its prompt again."""
+def says_file(open_system: OpenSystem, **options: object) -> AgentSystem:
+    """A system of a puppet that says one answer."""
     puppet = PuppetModel([FILE])
     prepare = partial(use_puppet, puppet=puppet)
-    system = open_system(puppet, store=False, prepare=prepare, **options)
+    return open_system(puppet, store=False, prepare=prepare, **options)
+
+
+def copied(open_system: OpenSystem, **options: object) -> AgentSystem:
+    """One in which it has said its prompt again."""
+    system = says_file(open_system, **options)
     reply = system.spawn("a").ask(FILE, sampling=Sampling(max_tokens=900)).get(timeout=WAIT)
     assert reply.text == FILE
     return system
@@ -123,6 +129,28 @@ def test_who_copies_what_it_was_told_takes_several_tokens_a_step(open_system: Op
     assert stats["accepted_tokens"] > 0.7 * stats["drafted_tokens"]
     assert stats["own_accepted_tokens"] == stats["accepted_tokens"]
     assert stats["own_drafted_tokens"] == stats["drafted_tokens"]
+
+
+@pytest.mark.parametrize("stop", ["part_6", "value_17 = comp", "\n    value_9", "8)"])
+def test_a_stop_string_within_a_draft_ends_the_answer_where_it_ends_without(
+    open_system: OpenSystem, stop: str
+) -> None:
+    def ended(speculation: str) -> tuple[Any, dict[str, int]]:
+        system = says_file(open_system, speculation=speculation)
+        agent = system.spawn("a")
+        sampling = Sampling(max_tokens=900, stop=(stop,))
+        reply = agent.ask(FILE, sampling=sampling).get(timeout=WAIT)
+        left = agent.transcript().token_ids
+        return (reply.text, reply.token_ids, reply.finish_reason, left), system.stats()
+
+    plain, _ = ended("off")
+    found, stats = ended("auto")
+
+    assert found == plain
+    assert (found[0], found[2]) == (FILE.partition(stop)[0], "stop")
+    assert stats["accepted_tokens"] > stats["generated_tokens"] / 2
+    # Some was right behind it, in the same draft, and is in no answer.
+    assert stats["generated_tokens"] > len(found[1])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from children import run_child
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core.errors import ProbeFailed, UnsupportedLayer
+from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.testing.families import build
@@ -128,57 +128,6 @@ class PlainModel:
 
     def set_dtype(self, _dtype: Any) -> None:
         pass
-
-
-def test_a_model_that_is_wrong_with_per_row_offsets_runs_row_by_row() -> None:
-    from mlx_lm.models import llama
-
-    class OffByRow(llama.Model):  # type: ignore[misc]
-        """Uses the first row's position for all, as some families do."""
-
-        def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
-            firsts = cache and [FirstOffset(c) for c in cache]
-            logits: mx.array = super().__call__(inputs, firsts, **kwargs)
-            return logits
-
-    class FirstOffset:
-        def __init__(self, cache: Any) -> None:
-            self.inner = cache
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.inner, name)
-
-        @property
-        def offset(self) -> Any:
-            offset = self.inner.offset
-            return offset if isinstance(offset, int) else mx.broadcast_to(offset[:1], offset.shape)
-
-    model = tiny_model(rope_theta=100.0)
-    model.__class__ = OffByRow
-
-    loaded = load(model)
-
-    assert not loaded.spec.batched
-
-
-def test_a_model_that_agrees_with_no_cache_is_refused() -> None:
-    from mlx_lm.models import llama
-    from mlx_lm.models.cache import KVCache
-
-    class Rewriting(llama.Model):  # type: ignore[misc]
-        """Reads more of its cache than any but mlx-lm's own has."""
-
-        def __call__(self, inputs: mx.array, cache: Any = None, **kwargs: Any) -> mx.array:
-            if cache is not None and not isinstance(cache[0], KVCache):
-                raise TypeError("it reads step")
-            logits: mx.array = super().__call__(inputs, cache, **kwargs)
-            return logits
-
-    model = tiny_model()
-    model.__class__ = Rewriting
-
-    with pytest.raises(ProbeFailed, match="not even row by row: TypeError: it reads step"):
-        load(model)
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
