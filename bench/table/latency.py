@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +21,12 @@ QUESTION = list(range(1, 9))
 LONG = 16_384
 
 
+def questions(setup: Setup) -> Iterator[list[int]]:
+    """As long as QUESTION, and another one each time: the KV of what was asked before may be there
+    though it was taken back, and then nothing of it is prefilled."""
+    return (setup.prompt(len(QUESTION), seed) for seed in count(1))
+
+
 class Memories:
     """One agent of `tokens` tokens of the model of `setup` in a store at `folder`, and its time to
     a first token in each state.
@@ -31,6 +38,8 @@ class Memories:
     def __init__(self, setup: Setup, folder: Path, tokens: int) -> None:
         self._setup, self._folder = setup, folder
         self.prompt = setup.prompt(tokens - 1)
+        # Of each state the same ones, in order.
+        self._questions = {state: questions(setup) for state in ("hot", "warm", "cold")}
         with self._system("store") as system:
             self._remember(system)
 
@@ -38,7 +47,7 @@ class Memories:
     def hot(self) -> Iterator[AgentSystem]:
         """A system in which the agent is hot."""
         with self._system("store") as system:
-            self.ask(system, "warm")
+            self.reply(system, "warm", question=QUESTION)
             yield system
 
     def ask(self, system: AgentSystem, state: str = "hot") -> Side:
@@ -46,15 +55,22 @@ class Memories:
         reply = self.reply(system, state)
         return Side(reply.timing.first_token, reply.token_ids)
 
-    def reply(self, system: AgentSystem, state: str = "hot", tokens: int = 1) -> Reply:
-        """The answer of so many `tokens` of the agent of `system`, which is in this `state`; taken
-        back."""
+    def reply(
+        self,
+        system: AgentSystem,
+        state: str = "hot",
+        tokens: int = 1,
+        question: list[int] | None = None,
+    ) -> Reply:
+        """The answer of so many `tokens` of the agent of `system`, which is in this `state`, to a
+        `question`, or to the next one; taken back."""
         agent = system.spawn("reader")
-        reply = answer(agent, QUESTION, tokens)
+        reply = answer(agent, question or next(self._questions[state]), tokens)
         reply.cached.get()
         # Who copies the ledger is not to find this turn in it.
         agent.rewind().get().durable.get()
         assert reply.cache == state, f"the agent is {reply.cache}, not {state}"
+        assert reply.usage.prefilled_tokens >= len(QUESTION), "the question was there already"
         return reply
 
     def cold(self) -> Side:
@@ -117,8 +133,8 @@ def hot(setup: Setup) -> Iterator[Sides]:
     """Time to the first token of a question of 8 tokens to an agent of 16,384 in memory, through
     AgentSystem, against one bare forward of as many new tokens over the same cache."""
     with _memories(setup) as memories, memories.hot() as system:
-        bare = peers.Bare(setup.loaded, memories.prompt)
-        yield lambda: memories.ask(system), lambda: Side(*bare.forward(QUESTION))
+        bare, asked = peers.Bare(setup.loaded, memories.prompt), questions(setup)
+        yield lambda: memories.ask(system), lambda: Side(*bare.forward(next(asked)))
 
 
 @contextmanager
@@ -127,13 +143,13 @@ def warm(setup: Setup) -> Iterator[Sides]:
     system can drop it, against that bare forward and a raw read of as many bytes as its KV, out of
     the page cache too."""
     with _memories(setup) as memories, TemporaryDirectory(prefix="kvactors-bench-") as folder:
-        bare = peers.Bare(setup.loaded, memories.prompt)
+        bare, asked = peers.Bare(setup.loaded, memories.prompt), questions(setup)
         path = Path(folder) / "file"
         raw_write(path, len(memories.prompt) * setup.loaded.spec.bytes_per_token)
 
         def theirs() -> Side:
             read = raw_read(path)
-            seconds, tokens = bare.forward(QUESTION)
+            seconds, tokens = bare.forward(next(asked))
             return Side(read + seconds, tokens)
 
         yield memories.warm, theirs

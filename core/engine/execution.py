@@ -22,6 +22,9 @@ from kvactors.core.schedule.speculation.speculation import Speculation
 
 __all__ = ["Ended", "Execution", "Failed", "Outcome"]
 
+# Tokens of a forward of a prompt whose logits may all be computed, for the last one's.
+LOGITS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -126,22 +129,36 @@ class Execution:
         if not chunks:
             return
         requests = [chunk.request for chunk in chunks]
+        draw = all(map(self._may_draw, chunks)) and preemption.can_draw(chunks)
         spare = preemption.can_spare(requests)
         batch = self._running.prefill_batch(requests, spare=spare)
         begin, self.forward = self._clock(), batch.requests
         try:
-            computed = self._metrics.prefill(batch, chunks)
+            decoded = self._metrics.prefill(batch, chunks, draw=draw)
         except Exception as error:
             yield from self._blame(batch.requests, error)
             return
         seconds = self._clock() - begin
+        computed = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._scheduler.record_prefill(computed, seconds, decoding=decoding)
         for request in batch.requests:
-            done, total = request.cached - request.kept, request.target - request.kept
-            yield Progress(request.agent_id, done, total)
+            done, total = min(request.cached, request.target), request.target
+            yield Progress(request.agent_id, done - request.kept, total - request.kept)
             if request.cached == request.shared:
                 self._offer_beginning(request, batch)
             preemption.keep_closed(request)
+        for item in decoded:
+            item.request.prefilled_at = item.request.prefilled_at or self._clock()
+            if item.request in self._running.prefills:
+                yield from self._received(item)
+
+    def _may_draw(self, chunk: Chunk) -> bool:
+        """Whether the first token of a turn may come of the forward of its last chunk: one decode
+        step less. Not where steps of one token have bits of their own that must stay."""
+        request, spec = chunk.request, chunk.request.form.spec
+        plain = request.generate and not (request.choices or request.scoring or request.suspect)
+        free = not (self._scheduler.config.reproducible or spec.fixed_chunks)
+        return plain and free and chunk.tokens == request.remaining < LOGITS
 
     def _hand_over(self) -> Iterator[Outcome]:
         """Turns whose prompt is cached go on to decode, or end if no answer is wanted."""
@@ -232,12 +249,15 @@ class Execution:
             if item.request not in batch.requests:
                 # It ended with a token before this one.
                 continue
-            try:
-                yield from self._receive(item)
-            except Exception as error:
-                # Its own tokenizer or stop strings; the step itself went well.
-                yield Failed(item.request, turn_failed(item.request, error))
+            yield from self._received(item)
         return seconds
+
+    def _received(self, item: Decoded) -> Iterator[Outcome]:
+        try:
+            yield from self._receive(item)
+        except Exception as error:
+            # Its own tokenizer or stop strings; the step itself went well.
+            yield Failed(item.request, turn_failed(item.request, error))
 
     def _receive(self, item: Decoded) -> Iterator[Outcome]:
         request = item.request

@@ -31,17 +31,22 @@ class EngineMetrics:
         self.counts = dict.fromkeys((*_COUNTED, *_DRAFTS), 0)
         self._tracer = tracer
 
-    def prefill(self, batch: "PrefillBatch", chunks: Sequence[Chunk]) -> int:
-        """Cache the next tokens of every request; returns the tokens computed, padded."""
+    def prefill(
+        self, batch: "PrefillBatch", chunks: Sequence[Chunk], *, draw: bool
+    ) -> "list[Decoded]":
+        """Cache the next tokens of every request of a `batch`, as its `chunks` say, and `draw` what
+        follows if that is asked for: the tokens."""
         began = perf_counter() if self._tracer.steps else 0.0
-        computed = batch.run(chunks)
+        decoded = batch.run(chunks, draw=draw)
         self.counts["prefilled_tokens"] += sum(chunk.tokens for chunk in chunks)
+        self.counts["generated_tokens"] += sum(item.error is None for item in decoded)
         if began:
             parts = tuple(
-                (c.request.agent_id, c.request.cached - c.tokens, c.request.cached) for c in chunks
+                (c.request.agent_id, c.request.cached - c.tokens - draw, c.request.cached)
+                for c in chunks
             )
             self._tracer.tell(PrefillStep(began, perf_counter(), parts))
-        return computed
+        return decoded
 
     def decode(
         self,

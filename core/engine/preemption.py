@@ -57,13 +57,28 @@ class Preemption:
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         """Bytes of a forward that begins several rows of a common width: of its work space,
         and of what the rows are wider than was promised to each alone."""
-        form, targets = chunks[0].request.form, [chunk.request.target for chunk in chunks]
-        widest = form.bytes_of(max(targets))
-        wider = sum(widest - form.bytes_of(target) for target in targets)
-        width = max(chunk.tokens for chunk in chunks)
-        space = self._memory.workspace[form.index]
-        joined = JOINED * self._memory.rows.joined_bytes([chunk.request for chunk in chunks])
-        return wider + space.chunk(width, len(chunks), max(targets)) + joined
+        requests = [chunk.request for chunk in chunks]
+        width, keys = max(chunk.tokens for chunk in chunks), max(r.target for r in requests)
+        space = self._memory.workspace[requests[0].form.index].chunk(width, len(chunks), keys)
+        return space + self._wider(requests) + JOINED * self._memory.rows.joined_bytes(requests)
+
+    def _wider(self, requests: Sequence[Request]) -> int:
+        """Bytes that rows which begin together are wider than was promised to each alone."""
+        form, targets = requests[0].form, [request.target for request in requests]
+        return sum(form.bytes_of(max(targets)) - form.bytes_of(target) for target in targets)
+
+    def can_draw(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the forward of `chunks` fits with the logits of all of its tokens, and of one
+        more in each row: nobody leaves for it."""
+        requests = [chunk.request for chunk in chunks]
+        width = 1 + max(chunk.tokens for chunk in chunks)
+        keys = 1 + max(request.target for request in requests)
+        need = self._memory.workspace[requests[0].form.index].choice(width, len(chunks), keys)
+        need += self._wider(requests) + JOINED * self._memory.rows.joined_bytes(requests)
+        if not self._memory.fits(need):
+            return False
+        self._memory.expect(need)
+        return True
 
     def can_spare(self, requests: Sequence[Request]) -> bool:
         """Whether the chunk that is about to run leaves enough for rows with room to decode."""

@@ -16,8 +16,8 @@ from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule import scoring
-from kvactors.core.schedule.drawing import Draws, Place, draw_places, told
-from kvactors.core.schedule.flight import Decoded, Flight, read_drafts, read_flight
+from kvactors.core.schedule.drawing import Draws, Place
+from kvactors.core.schedule.flight import Decoded, Flight, draw_flight, read_drafts, read_flight
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw_choice, draw_key
 from kvactors.core.schedule.scheduler import Chunk
@@ -70,22 +70,31 @@ class PrefillBatch:
         """The request's row in the arena."""
         return self.requests.index(request)
 
-    def run(self, chunks: Sequence[Chunk]) -> int:
-        """Cache the next tokens of every request; returns the tokens computed, padded."""
-        sizes = {id(chunk.request): chunk.tokens for chunk in chunks}
+    def run(self, chunks: Sequence[Chunk], *, draw: bool = False) -> list[Decoded]:
+        """Cache the next tokens of every request, padded to the longest chunk. Where these are the
+        rest of all prompts they can `draw`: the last tokens are fed too, and the next ones are
+        returned."""
+        sizes = {id(chunk.request): chunk.tokens + draw for chunk in chunks}
         width = max(sizes.values())
         rows = []
         for request in self.requests:
             new = request.tokens[request.cached : request.cached + sizes[id(request)]]
             rows.append(new + [new[-1]] * (width - len(new)))
-        scoring.score_prompts(self.requests, self.arena.forward(self._model, mx.array(rows)))
+        fed = mx.array(rows)
+        logits = self.arena.forward(self._model, fed)
+        scoring.score_prompts(self.requests, logits)
+        flight = None
+        if draw:
+            last = mx.array([sizes[id(request)] - 1 for request in self.requests])
+            each, places = mx.arange(len(rows)), list(map(Place, self.requests))
+            flight = draw_flight(places, self.requests, logits[each, last], fed[each, last])
         self.arena.evaluate()
         for row, request in enumerate(self.requests):
             request.cached += sizes[id(request)]
             self.arena.cut(row, request.cached)
             request.check()
         mlx_limit.relieve_cache()
-        return width * len(rows)
+        return read_flight(flight)
 
     def score_choice(self, request: Request) -> None:
         """Total log-probability of the request's next choice; its row stays as it is."""
@@ -214,9 +223,7 @@ class DecodeBatch:
         if any(request.guide for request in self.requests):
             # Their masks are made while it runs.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        own = scoring.own_logprobs([place.request for place in places], logits)
-        tokens, errors = draw_places(places, logits, fed)
-        flight = Flight(tokens, [], errors, scoring.look_up(own, tokens))
+        flight = draw_flight(places, (), logits, fed)
         decoded: list[Decoded] = []
         for row, accepted in enumerate(read_drafts(flight, rows)):
             self.arena.cut(row, lengths[row] + len(accepted))
@@ -255,16 +262,9 @@ class DecodeBatch:
         logits: mx.array,
         drawn: mx.array | None = None,
     ) -> None:
-        """Draw the tokens of `places` in a step that was `fed` these [rows] and gave `logits`
-        [rows, vocab], unless they were `drawn` with it."""
-        own = scoring.own_logprobs(self.requests, logits)
-        if drawn is None:
-            tokens, errors = draw_places(places, logits, fed)
-        else:
-            tokens, errors = told(places, drawn), {}
-        looked = scoring.look_up(own, tokens)
-        self._flight = Flight(tokens, list(self.requests), errors, looked)
-        mx.async_eval(tokens, [places.arrays for places in looked.values()])  # type: ignore[no-untyped-call]
+        """Launch the step of `places`; see `draw_flight`."""
+        self._flight = flight = draw_flight(places, self.requests, logits, fed, drawn)
+        mx.async_eval(flight.tokens, [looked.arrays for looked in flight.looked.values()])  # type: ignore[no-untyped-call]
 
     def _take_back(self, request: Request) -> None:
         """The row was fed a token that its turn did not take: it is fed another one next."""

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvactors.core.schedule import scoring
+from kvactors.core.schedule.drawing import Place, draw_places, told
 from kvactors.core.schedule.logprobs import TokenLogprob
 from kvactors.core.schedule.request import Request
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Decoded", "Flight", "read_drafts", "read_flight"]
+__all__ = ["Decoded", "Flight", "draw_flight", "read_drafts", "read_flight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,23 @@ class Flight:
     requests: list[Request | None]
     errors: dict[int, Exception]
     looked: dict[int, scoring.Looked]
+
+
+def draw_flight(
+    places: Sequence[Place],
+    requests: Sequence[Request],
+    logits: "mx.array",
+    fed: "mx.array",
+    drawn: "mx.array | None" = None,
+) -> Flight:
+    """Draw the tokens of `places`, those of `requests`, in a step that was `fed` these [places] and
+    gave `logits` [places, vocab], unless they were `drawn` with it. Lazily."""
+    own = scoring.own_logprobs([place.request for place in places], logits)
+    if drawn is None:
+        tokens, errors = draw_places(places, logits, fed)
+    else:
+        tokens, errors = told(places, drawn), {}
+    return Flight(tokens, list(requests), errors, scoring.look_up(own, tokens))
 
 
 def read_flight(flight: Flight | None) -> list[Decoded]:

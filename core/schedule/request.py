@@ -122,8 +122,8 @@ class Request:
     def target(self) -> int:
         """Tokens that must be cached before decoding can start.
 
-        The last one is fed by the first decode step; a turn without an answer is
-        prefilled whole.
+        The last one is fed by the first decode step, or together with a short rest of the prompt;
+        a turn without an answer is prefilled whole.
         """
         return len(self.tokens) - 1 if self.generate else len(self.tokens)
 

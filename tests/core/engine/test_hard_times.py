@@ -49,7 +49,7 @@ def test_a_turn_whose_end_the_device_did_not_survive_fails_and_is_not_begun_agai
     load_grid: LoadGrid, make_engine: MakeEngine, lost: Any, cancelled: bool
 ) -> None:
     engine = make_engine(load_grid(), stored=True)
-    engine.submit(make_request("a", [], prompt_of(20), Sampling(max_tokens=3)))
+    engine.submit(make_request("a", [], prompt_of(20), Sampling(max_tokens=4)))
     engine.submit(make_request("b", [], prompt_of(25), Sampling(max_tokens=30), serial=1))
     for _ in range(3):
         engine.step()

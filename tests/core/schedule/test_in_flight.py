@@ -16,7 +16,7 @@ from kvactors.core.testing.engines import make_request
 def test_a_token_that_a_turn_begins_or_ends_with_does_not_wait_for_the_chunk_of_another(
     load_grid: LoadGrid, make_engine: MakeEngine, most: int, chunks: int
 ) -> None:
-    engine, (short, long) = make_engine(load_grid(), clock=Ticks()), prompts_of([20, 900])
+    engine, (short, long) = make_engine(load_grid(), clock=Ticks()), prompts_of([40, 900])
     engine.submit(make_request("short", [], short, Sampling(max_tokens=most)))
     engine.submit(make_request("long", [], long, Sampling(max_tokens=1), serial=1))
 
@@ -41,7 +41,7 @@ def test_a_step_that_was_only_launched_says_nothing_of_how_long_steps_take(
         return record
 
     engine = make_engine(load_grid(), clock=Ticks())
-    engine.submit(make_request("a", [], prompts_of([20])[0], Sampling(max_tokens=4)))
+    engine.submit(make_request("a", [], prompts_of([40])[0], Sampling(max_tokens=4)))
     with seeded(listened_to):
         while engine.busy:
             engine.step()

@@ -1,0 +1,150 @@
+"""A short rest of a prompt and the first token behind it come of one forward."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from makers import LoadGrid, MakeEngine, prompts_of
+from seeded import bug, seeded
+
+from kvactors import Grammar, Sampling
+from kvactors.core.engine.execution import LOGITS
+from kvactors.core.engine.runner import PrefillBatch
+from kvactors.core.schedule.request import Request
+from kvactors.core.testing.engines import make_request, run_engine
+
+KNOWN = 70
+RESTS = (2, 3, 9, 17, LOGITS)
+DRAWN = Sampling(max_tokens=6, temperature=0.9, top_p=0.9, seed=3)
+KINDS = {
+    "greedy": Sampling(max_tokens=6),
+    "drawn": DRAWN,
+    "with a penalty": replace(DRAWN, repetition_penalty=1.3),
+    "with log-probabilities": replace(DRAWN, top_logprobs=3),
+    "in a form": replace(DRAWN, grammar=Grammar.regex("[a-f]{4}[0-9]{2}")),
+    "of one token": Sampling(max_tokens=1),
+}
+
+
+class Slow:
+    """A clock by which a chunk takes as long as it has tokens, and little else takes any time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+@contextmanager
+def drawn_by_chunks(clock: Slow | None = None) -> Iterator[list[int]]:
+    """How many tokens each chunk drew; it takes its time by this `clock`."""
+    clock = clock or Slow()
+    found: list[int] = []
+
+    @bug(PrefillBatch, "run")
+    def heard(true: Any) -> Any:
+        def run(batch: PrefillBatch, chunks: Any, **options: Any) -> Any:
+            decoded = true(batch, chunks, **options)
+            clock.now += 4e-4 * sum(chunk.tokens for chunk in chunks)
+            found.append(len(decoded))
+            return decoded
+
+        return run
+
+    with seeded(heard):
+        yield found
+
+
+def turns(
+    prompts: Sequence[list[int]], sampling: Sampling, known: int
+) -> list[tuple[int, Request]]:
+    return [
+        (0, make_request(f"{n}", prompt[:known], prompt[known:], sampling, turn=1, serial=n))
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+def remember(engine: Any, prompts: Sequence[list[int]]) -> None:
+    """Each agent has heard what its prompt begins with."""
+    heard = [
+        (0, make_request(f"{n}", [], prompt[:KNOWN], Sampling(), answer=False, serial=n))
+        for n, prompt in enumerate(prompts)
+    ]
+    run_engine(engine, heard)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_token_that_a_decode_step_draws(
+    load_grid: LoadGrid, make_engine: MakeEngine, kind: str
+) -> None:
+    loaded, prompts = load_grid(), prompts_of([KNOWN + rest for rest in RESTS])
+    with drawn_by_chunks() as never:
+        whole = [
+            run_engine(make_engine(loaded), [turn])[turn[1].agent_id].request
+            for turn in turns(prompts, KINDS[kind], 0)
+        ]
+    hot = make_engine(loaded)
+    remember(hot, prompts)
+
+    with drawn_by_chunks() as drawn:
+        found = run_engine(hot, turns(prompts, KINDS[kind], KNOWN))
+
+    for one in whole:
+        same = found[one.agent_id].request
+        assert (same.generated, same.logprobs) == (one.generated, one.logprobs)
+        assert same.kept == KNOWN
+    assert sum(never) == 0
+    # The last one has as many tokens as make a chunk of its own.
+    assert sum(drawn) >= len(RESTS) - 1
+
+
+def test_rows_of_several_lengths_draw_together(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded, prompts = load_grid(), prompts_of([KNOWN + rest for rest in RESTS[:4]])
+    engine = make_engine(loaded)
+    remember(engine, prompts)
+
+    with drawn_by_chunks() as drawn:
+        run_engine(engine, turns(prompts, DRAWN, KNOWN))
+
+    assert max(drawn) > 1
+
+
+def test_where_steps_must_keep_their_bits_no_chunk_draws(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded = load_grid()
+    engine = make_engine(replace(loaded, policy=replace(loaded.policy, reproducible=True)))
+    prompts = prompts_of([KNOWN + 5])
+    remember(engine, prompts)
+
+    with drawn_by_chunks() as drawn:
+        run_engine(engine, turns(prompts, DRAWN, KNOWN))
+
+    assert drawn
+    assert sum(drawn) == 0
+
+
+def test_a_chunk_behind_which_the_prompt_goes_on_draws_nothing(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    """Beside a row that is watched chunks are short."""
+    clock = Slow()
+    engine = make_engine(load_grid(), clock=clock)
+    first, rest = prompts_of([40, 100])
+    watched = make_request("w", [], first, Sampling(max_tokens=60))
+    watched.stream = True
+    alone = run_engine(make_engine(load_grid()), turns([rest], Sampling(max_tokens=3), 0))
+
+    with drawn_by_chunks(clock) as drawn:
+        later = [(3, turn) for _, turn in turns([rest], Sampling(max_tokens=3), 0)]
+        found = run_engine(engine, [(0, watched), *later])
+
+    assert len(drawn) > 3
+    assert sum(drawn[:-1]) == 0
+    assert found["0"].request.generated == alone["0"].request.generated
