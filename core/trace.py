@@ -89,11 +89,13 @@ class RestoreEnded:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One forward over prompts: tokens [start, end) of each agent in `parts`."""
+    """One forward over prompts: tokens [start, end) of each agent in `parts`. Each of `agent_ids`
+    got its first token of it, too."""
 
     began: float
     at: float
     parts: tuple[tuple[str, int, int], ...]
+    agent_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,14 @@ class EngineMetrics:
         began = perf_counter() if self._tracer.steps else 0.0
         decoded = batch.run(chunks, draw=draw)
         self.counts["prefilled_tokens"] += sum(chunk.tokens for chunk in chunks)
-        self.counts["generated_tokens"] += sum(item.error is None for item in decoded)
+        drew = tuple(item.request.agent_id for item in decoded if item.error is None)
+        self.counts["generated_tokens"] += len(drew)
         if began:
             parts = tuple(
                 (c.request.agent_id, c.request.cached - c.tokens - draw, c.request.cached)
                 for c in chunks
             )
-            self._tracer.tell(PrefillStep(began, perf_counter(), parts))
+            self._tracer.tell(PrefillStep(began, perf_counter(), parts, drew))
         return decoded
 
     def decode(

@@ -7,7 +7,8 @@ step alone takes about as long, a chunk may take `patience` steps, or nothing wo
 so many tokens that 8 take longer than the target, it is 32: shorter ones would take the most of
 their time for what any chunk takes.
 Where nobody reads tokens as they come, nor is more urgent, a short prompt goes first: its row
-then decodes beside the others, which costs less than apart (bench/LOG.md). While nobody decodes,
+then decodes beside the others, which costs less than apart (bench/LOG.md). Who is less urgent than
+a prompt waits for it. While nobody decodes,
 chunks grow from 256 to the table of [write-up, 3.4]. Times come from measured steps, told
 through `record_prefill` and `record_decode`.
 """
@@ -101,12 +102,15 @@ class Scheduler:
     def plan(self, prefilling: Sequence[Request], decoding: Sequence[Request]) -> Plan:
         """The next tick, for requests with prompt left to prefill and those that decode."""
         decode = bool(decoding)
-        if not prefilling or (decode and self._owed > 0):
+        if not prefilling:
             return Plan(decode=decode)
         ordered = sorted(prefilling, key=self._rank)
         first = ordered[0]
+        beside = [request for request in decoding if request.priority >= first.priority]
+        if beside and self._owed > 0:
+            return Plan(decode=decode)
         self._pace = self._paces[_longest(first.cached)]
-        self._latency = self._latency_beside(first, decoding)
+        self._latency = self._latency_beside(first, beside)
         size = self._chunk_size(first.cached, self._due(first), decoding=decode)
         chunks = [Chunk(first, size)]
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
@@ -169,10 +173,13 @@ class Scheduler:
         return max(latency - step, self.config.patience * step)
 
     def _latency_beside(self, first: Request, decoding: Sequence[Request]) -> float:
-        """Seconds between two decode steps while the first prompt is prefilled."""
+        """Seconds between two decode steps while the first prompt is prefilled, for those that are
+        no less urgent."""
         unwatched = self.config.unwatched_latency
         target = self.config.target_latency or _LATENCY
         step = self._decode_seconds.value
+        if not decoding:
+            return max(target, unwatched)
         if any(request.stream for request in decoding):
             if self.config.target_latency or not step:
                 return target

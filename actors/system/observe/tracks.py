@@ -42,7 +42,7 @@ def steps(events: Iterable[TraceEvent]) -> list[Span]:
     for event in events:
         if isinstance(event, PrefillStep):
             tokens = sum(end - start for _, start, end in event.parts)
-            args = {"batch": len(event.parts), "tokens": tokens}
+            args = {"batch": len(event.parts), "tokens": tokens, "drawn": len(event.agent_ids)}
             found.append(Span("prefill", event.began, event.at, args))
         elif isinstance(event, DecodeStep):
             args = {"batch": event.batch, "tokens": len(event.agent_ids)}

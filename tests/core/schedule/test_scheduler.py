@@ -208,6 +208,15 @@ def test_prompts_that_waited_long_do_not_pass_one_that_is_more_urgent() -> None:
     assert scheduler.plan([*crowd, urgent], []).prefill[0].request is urgent
 
 
+def test_an_urgent_prompt_does_not_wait_for_less_urgent_turns_that_are_streamed() -> None:
+    watched = [request(0, n, priority=-8, stream=True) for n in range(3)]
+    scheduler = paced()
+    run(scheduler, [request(200, priority=-8)], watched, 1)
+
+    assert run(scheduler, [request(500)], watched, 2) == ["500", "d"]
+    assert run(scheduler, [request(500)], [*watched, STREAMED], 1) == ["24"]
+
+
 def test_a_less_urgent_prompt_does_not_share_a_forward_with_an_urgent_one() -> None:
     crowd = [request(40, n, priority=-1) for n in range(3)]
 

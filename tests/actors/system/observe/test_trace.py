@@ -121,6 +121,19 @@ def test_a_trace_has_a_track_for_each_agent_whose_sums_are_those_of_the_replies(
     assert trace["otherData"]["dropped_events"] == recorder.dropped == 0
 
 
+def test_a_first_token_that_came_of_a_prompts_forward_is_counted_there(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.json"
+    system = open_system(grid, store=False)
+    with system.trace(path):
+        system.spawn("alice").ask([1, 2, 3], sampling=Sampling(max_tokens=3)).get(timeout=WAIT)
+
+    steps = tracks(json.loads(path.read_text("utf-8")))[1, "GPU actor: steps"]
+    assert total(steps, "prefill", lambda args: args["drawn"]) == 1
+    assert total(steps, "decode", lambda args: args["tokens"]) == 2
+
+
 def test_a_recording_too_small_says_what_it_lacks(open_system: OpenSystem, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     system = open_system(grid, store=False)
