@@ -92,7 +92,9 @@ class Execution:
             self._scheduler.prefill_ended()
         # A step that was in flight is done after a chunk: its tokens do not wait for another one,
         # which stays owed, so that batches of both forms go on together.
+        # Nor do first tokens that came of the chunk wait for a launch.
         late = [b for b in running.common if b.in_flight and (plan.prefill or b.long_row_ends)]
+        late += [b for b in running.common if plan.prefill and b.all_new]
         steps: list[float] = []
         for batch in running.decoding:
             if self.preemption.make_growth(batch):

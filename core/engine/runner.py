@@ -6,6 +6,7 @@ more; its lengths are cut and the surplus token is never read. GPU thread.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import mlx.core as mx
 
@@ -163,6 +164,12 @@ class DecodeBatch:
         return not self.requests and not self.in_flight
 
     @property
+    def all_new(self) -> bool:
+        """Whether there are rows, all of them with their first token and none fed behind it."""
+        firsts = [request.decoded == 1 for request in self.requests]
+        return bool(firsts) and all(firsts) and not self.in_flight
+
+    @property
     def in_flight(self) -> bool:
         """Whether a step was launched that was not read."""
         return self._flight is not None
@@ -192,7 +199,8 @@ class DecodeBatch:
         more = any(not self._last_in_flight(request, flight) for request in self.requests)
         if not (launch and more):
             return read_flight(flight)
-        fed, places = self._inputs(flight), self._places(flight)
+        ahead = set(map(id, flight.requests)) if flight else set()
+        fed, places = self._inputs(flight), [Place(r, ahead=id(r) in ahead) for r in self.requests]
         if not any(request.guide for request in self.requests):
             logits, drawn = self._steps.step(self.arena, fed, Draws(places))
             self._draw(places, fed, logits, drawn)
@@ -250,11 +258,6 @@ class DecodeBatch:
         ahead = flight is not None and request in flight.requests
         return request.decoded + ahead >= request.sampling.max_tokens
 
-    def _places(self, flight: Flight | None) -> list[Place]:
-        """Where the step behind `flight` draws."""
-        ahead = set(map(id, flight.requests)) if flight else set()
-        return [Place(request, ahead=id(request) in ahead) for request in self.requests]
-
     def _draw(
         self,
         places: Sequence[Place],
@@ -281,13 +284,8 @@ class DecodeBatch:
             return flight.tokens
         place = {id(request): index for index, request in enumerate(flight.requests) if request}
         fresh = [request.tokens[-1] for request in self.requests if id(request) not in place]
-        index, used = [], len(flight.requests)
-        for request in self.requests:
-            if id(request) in place:
-                index.append(place[id(request)])
-            else:
-                index.append(used)
-                used += 1
+        behind = count(len(flight.requests))
+        index = [place[id(r)] if id(r) in place else next(behind) for r in self.requests]
         known = mx.array(fresh, dtype=flight.tokens.dtype)
         return mx.concatenate([flight.tokens, known])[mx.array(index)]
 

@@ -12,6 +12,7 @@ from seeded import bug, seeded
 from kvactors import Grammar, Sampling
 from kvactors.core.engine.execution import LOGITS
 from kvactors.core.engine.runner import PrefillBatch
+from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.request import Request
 from kvactors.core.testing.engines import make_request, run_engine
 
@@ -148,3 +149,19 @@ def test_a_chunk_behind_which_the_prompt_goes_on_draws_nothing(
     assert len(drawn) > 3
     assert sum(drawn[:-1]) == 0
     assert found["0"].request.generated == alone["0"].request.generated
+
+
+def test_it_is_told_before_the_step_behind_it_is_launched(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    request = make_request("a", [], prompts_of([20])[0], Sampling(max_tokens=3))
+    request.stream = True
+    engine.submit(request)
+
+    told = [event for event in engine.step() if isinstance(event, Tokens)]
+
+    assert [event.token_ids for event in told] == [tuple(request.generated)]
+    assert not engine.memory.running.common[0].in_flight
+    engine.step()
+    assert engine.memory.running.common[0].in_flight
