@@ -53,23 +53,24 @@ def _ask_all(scene: Scene, talks: Sequence[_Talk], says: Sequence[str], decoded:
 @contextmanager
 def first_token(setup: Setup) -> Iterator[Sides]:
     """Seconds from a request of an agent of 1,000 tokens in memory to the first text at the client,
-    beyond what the engine says of the same turn from its beginning to its first token, the median
-    of 16 turns of 16 new tokens; against 5 ms."""
-    client = opencode("one", text(setup, setup.scale.tokens(1000), 0))
+    beyond those of `stream` of such an agent in the same process, the median of 16 pairs of turns
+    of 16 new tokens; against 5 ms."""
+    said = text(setup, setup.scale.tokens(1000), 0)
     turns, seeds = setup.scale.number(TURNS), count(1)
     with scene(setup) as here:
-        talk = _Talk(setup, here, client)
-        registry = here.server.service.counts.registry
+        talk, agent = _Talk(setup, here, opencode("one", said)), here.system.spawn("inside", said)
 
-        def inside() -> float:
-            """Seconds to the first tokens of all turns so far."""
-            return registry.get_sample_value("kvactors_first_token_seconds_sum") or 0.0
+        def inside(says: str) -> float:
+            begin = perf_counter()
+            with agent.stream(says, sampling=Sampling(max_tokens=2)) as stream:
+                next(piece for piece in stream if piece.text)
+                return perf_counter() - begin
 
         def once() -> float:
-            before, request = inside(), talk.next(text(setup, 16, next(seeds)), 2)
-            _, (answer,) = here.clients(together, here.url, [request])
+            says = text(setup, 16, next(seeds))
+            _, (answer,) = here.clients(together, here.url, [talk.next(says, 2)])
             talk.heard(answer)
-            return float(answer.first) - (inside() - before)
+            return float(answer.first) - inside(says)
 
         once()
         yield (

@@ -60,8 +60,8 @@ class PrefillBatch:
             more = min(request.sampling.max_tokens, SPARE_TOKENS)
         have = pieces[-1].end if pieces else 0
         assert request.cached <= have, f"{request.cached} tokens are to be there, {have} are"
-        # A piece may hold the last token too, which is fed again to get logits.
-        held = max(request.target, have)
+        # The last token may be fed here; and a piece may hold more, which is fed again.
+        held = max(len(request.tokens), have)
         row = self.arena.add_row(request.cached, held, spare=more, trunk=trunk)
         for piece in pieces:
             self.arena.load(row, piece)
