@@ -64,7 +64,9 @@ def first_token(setup: Setup) -> Iterator[Sides]:
             begin = perf_counter()
             with agent.stream(says, sampling=Sampling(max_tokens=2)) as stream:
                 next(piece for piece in stream if piece.text)
-                return perf_counter() - begin
+                seconds = perf_counter() - begin
+                assert stream.reply.token_ids, "a turn that is left would end beside the next one"
+            return seconds
 
         def once() -> float:
             says = text(setup, 16, next(seeds))
