@@ -8,7 +8,7 @@ from time import perf_counter
 
 from kvactors.actors import Sampling
 from kvactors.bench.peer_process import in_another_process
-from kvactors.bench.regime import ANYWHERE, NOTHING_DECODED, Regime, Side, Sides
+from kvactors.bench.regime import NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.serve.client import Answer, together
 from kvactors.bench.serve.clients import Client, Request, opencode
 from kvactors.bench.serve.crowd import crowd
@@ -159,9 +159,7 @@ def _waiting(name: str, several: int) -> tuple[Request, ...]:
 
 
 REGIMES = (
-    Regime(
-        "serve-first-token", "5 ms", 1.0, first_token, holds_on=ANYWHERE, differ=NOTHING_DECODED
-    ),
+    Regime("serve-first-token", "5 ms", 1.0, first_token, differ=NOTHING_DECODED),
     Regime(
         "serve-16-streams",
         "the same turns in process",
