@@ -11,7 +11,6 @@ from kvactors.actors.scenarios.results.tables import (
     over_seeds,
     turn_rows,
     write_csv,
-    write_parquet,
 )
 
 __all__ = ["write_results"]
@@ -24,10 +23,8 @@ def write_results(runs: Sequence[Run], folder: Path) -> tuple[Path, ...]:
     if not runs:
         return ()
     folder.mkdir(parents=True, exist_ok=True)
-    turns = list(turn_rows(runs))
     written = [
-        write_csv(turns, folder / "turns.csv"),
-        write_parquet(turns, folder / "turns.parquet"),
+        write_csv(turn_rows(runs), folder / "turns.csv.gz"),
         write_csv(metric_rows(runs), folder / "metrics.csv"),
         write_csv(over_seeds(runs), folder / "summary.csv"),
     ]
@@ -35,4 +32,4 @@ def write_results(runs: Sequence[Run], folder: Path) -> tuple[Path, ...]:
     written += [path for picture in pictures or () for path in picture.files]
     page = folder / "report.html"
     page.write_text(render(runs, pictures), encoding="utf-8")
-    return tuple(path for path in (*written, page) if path is not None)
+    return (*written, page)

@@ -1,5 +1,6 @@
 """Runs with a system of agents: their folders, journals, probes, replays."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_run_leaves_its_journal_and_results(
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         "scenario.json",
         "runs",
-        "turns.csv",
+        "turns.csv.gz",
         "metrics.csv",
         "report.html",
     }
@@ -181,7 +182,7 @@ def test_a_sweep_has_a_run_for_each_point_and_one_table(
     labels = ["seed-1,mood-sad", "seed-1,mood-glad", "seed-2,mood-sad", "seed-2,mood-glad"]
     assert [run.header.label for run in runs] == labels
     assert all(run.ended for run in runs)
-    assert (tmp_path / "out" / "turns.csv").read_text().count("mood-sad") > 4
+    assert gzip.decompress((tmp_path / "out" / "turns.csv.gz").read_bytes()).count(b"mood-sad") > 4
 
 
 def test_the_same_seed_gives_the_same_journal_byte_for_byte(write: Write, tmp_path: Path) -> None:
