@@ -144,7 +144,8 @@ def chunks(open_system: OpenSystem, target: float) -> list[int]:
     system.stop(timeout=WAIT)
     prefills = [event for event in recorder.events if isinstance(event, PrefillStep)]
     parts = [part for event in prefills for part in event.parts if part[0] == "bob"]
-    assert parts[-1][2] == 2999
+    # The last chunk may give the first token, too.
+    assert parts[-1][2] in (2999, 3000)
     return [end - start for _, start, end in parts[:4]]
 
 
