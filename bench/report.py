@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, run
 from typing import Any
 
-__all__ = ["Origin", "machine", "origin", "print_json", "print_table"]
+__all__ = ["Origin", "aligned", "machine", "origin", "print_json", "print_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,15 @@ def machine() -> dict[str, Any]:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A `title`, and `rows` in aligned columns; floats with three digits."""
+    print(f"\n{title}\n\n{aligned(columns, rows)}")
+
+
+def aligned(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Lines of `rows` below their `columns`."""
     cells = [list(columns), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
-    print(f"\n{title}\n")
-    for row in cells:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    padded = (zip(row, widths, strict=True) for row in cells)
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in row) for row in padded)
 
 
 def print_json(bench: str, **payload: Any) -> None:

@@ -1,6 +1,7 @@
 """What experiments share: how they are asked for, and how they say what they found."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from kvactors.bench.random_model import DESCRIPTION, random_llama
-from kvactors.bench.report import Origin, origin, print_json, print_table
+from kvactors.bench.report import Origin, aligned, origin, print_json, print_table
 from kvactors.bench.setup import QUICK, TABLE, Setup, endless
 from kvactors.core import blas
 
@@ -28,6 +29,7 @@ class Experiment:
     setup: Setup
     quick: bool
     plot: Path | None
+    page: Path | None
     model: str
     begun: Origin
 
@@ -40,9 +42,20 @@ class Experiment:
         return median(act() for _ in range(self.setup.scale.runs))
 
     def show(self, title: str, rows: Sequence[Row]) -> None:
-        """A table of rows with the same columns, under a `title`; seconds are shown in ms."""
+        """A table of rows with the same columns, under a `title`; seconds are shown in ms. On the
+        page that was asked for it takes the place of the one before."""
         columns = [name.removesuffix("_s").replace("_", " ") for name in rows[0]]
-        print_table(title, columns, [[_shown(*cell) for cell in row.items()] for row in rows])
+        cells = [[_shown(*cell) for cell in row.items()] for row in rows]
+        print_table(title, columns, cells)
+        if self.page is not None:
+            written = self.page.read_text(encoding="utf-8") if self.page.exists() else ""
+            section = self._section(title, aligned(columns, cells))
+            self.page.write_text(with_section(written, self.name, section), encoding="utf-8")
+
+    def _section(self, title: str, table: str) -> str:
+        begun = self.begun
+        where = f"{begun.date}, {begun.commit}, load {begun.load[0]}; {self.model}"
+        return f"## {self.name}\n\n{title}\n\n```text\n{table}\n```\n\n{where}\n"
 
     def end(self, rows: Sequence[Row], **more: Any) -> None:
         """The JSON line: `rows`, what else is given, and of which model, commit and time."""
@@ -64,6 +77,7 @@ def begin(
     )
     parser.add_argument("--quick", action="store_true", help="so small that it shows that it runs")
     parser.add_argument("--plot", type=Path, help="write a PNG here (needs kvactors[plot])")
+    parser.add_argument("--page", type=Path, help="write the table on this page, over its last one")
     if source is not None:
         parser.add_argument("--model", help="a name or directory, instead of a random one")
     options = parser.parse_args(arguments)
@@ -72,11 +86,22 @@ def begin(
         source, model = endless(chosen), chosen
     scale = replace(QUICK, runs=1) if options.quick else replace(TABLE, runs=RUNS)
     setup = Setup(scale, source or random_llama)
-    return Experiment(name, setup, options.quick, options.plot, model, origin())
+    return Experiment(name, setup, options.quick, options.plot, options.page, model, origin())
 
 
 def _shown(name: str, value: Any) -> Any:
     return f"{1e3 * value:,.1f} ms" if name.endswith("_s") and value is not None else value
+
+
+def with_section(page: str, name: str, section: str) -> str:
+    """A `page` whose section of this `name` is this one, at its end if there was none."""
+    kept = re.split(r"^(?=## )", page, flags=re.M)
+    places = [place for place, old in enumerate(kept) if old.startswith(f"## {name}\n")]
+    if places:
+        kept[places[0]] = f"{section}\n"
+    else:
+        kept.append(f"\n{section}" if page else section)
+    return "".join(kept).rstrip() + "\n"
 
 
 def figure(path: Path, draw: Callable[[Any], None]) -> None:

@@ -168,6 +168,7 @@ BENCHES = [
     "experiments.recovery",
     "experiments.restore",
     "experiments.retrieval",
+    "experiments.shipped",
     "experiments.simulations",
     "experiments.staggered",
     "families",
@@ -198,11 +199,14 @@ def test_every_bench_is_run() -> None:
 @pytest.mark.parametrize("bench", BENCHES)
 @pytest.mark.slow
 def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
-    plot = tmp_path / "out.png"
-    drawn = bench.startswith(DRAWN)
+    plot, page = tmp_path / "out.png", tmp_path / "out.md"
+    drawn, written = bench.startswith(DRAWN), bench.startswith("experiments.")
     command = [sys.executable, "-m", f"kvactors.bench.{bench}", "--quick"]
     if drawn:
         command += ["--plot", str(plot)]
+    if written:
+        page.write_text(f"# Results\n\n## {bench.split('.')[-1]}\n\nof before\n\n## other\n\nkept\n")
+        command += ["--page", str(page)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     assert ended.returncode == 0, ended.stderr
@@ -210,6 +214,20 @@ def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
     assert found["bench"] == bench.split(".")[-1]
     assert found["rows"]
     assert plot.exists() == drawn
+    if written:
+        results, ours, other = page.read_text().split("## ")
+        assert (results, other) == ("# Results\n\n", "other\n\nkept\n")
+        assert "of before" not in ours
+        assert found["date"] in ours
+
+
+def test_every_experiment_of_the_papers_has_its_table() -> None:
+    page = (EXAMPLES.parent / "bench/results/experiments.md").read_text(encoding="utf-8")
+
+    sections = re.findall(r"^## (\w+)\n\n.+\n\n```text\n(?:.+\n){2,}```\n\n20", page, re.M)
+    assert {f"experiments.{name}" for name in sections} == {
+        bench for bench in BENCHES if bench.startswith("experiments.")
+    }
 
 
 @pytest.mark.parametrize(

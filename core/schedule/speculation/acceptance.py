@@ -40,7 +40,7 @@ LEAST_CHANCE = 0.1
 MOST_DRAFTED = 15
 # What a token more costs, and one of padding, of a step of one row, before it was measured; and any
 # draft: who checks one launches no step ahead.
-TOKEN_COST, PADDING_COST, CHECK_COST = 0.1, 0.027, 0.2
+TOKEN_COST, PADDING_COST, CHECK_COST = 0.08, 0.02, 0.1
 # Each end of that line counts as so many forwards that checked something; older ones fade.
 _SURE, _FADES = 2.0, 0.98
 # What a draft model's token costs, in plain steps, and of that one of a prompt that it is fed,
