@@ -227,7 +227,7 @@ class BehaviourActor(SystemActor):
         self.actor_inbox.open_to_prompts = not self._stopping
         if isinstance(value, Future) and not isinstance(value, ReplyFuture) and _asked(run):
             # Of somebody else's actor: only a thread can wait for it.
-            value = self._supervisor.run_blocking(value.get)
+            value = self._supervisor.run_blocking(self._agent.agent_id, value.get)
         self._router.handled(run.deliver, value)
         if self._stopping and not self._runs:
             self._stop()

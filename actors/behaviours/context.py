@@ -47,8 +47,8 @@ class Services(Protocol):
     def after(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call back, on the timer's thread."""
 
-    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
-        """Call something that may block, on a thread of its own kind."""
+    def run_blocking(self, name: str, function: Callable[[], Any]) -> ReplyFuture[Any]:
+        """Call something that may block for the agent `name`, on a thread of its own kind."""
 
     def spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> Agent:
         """A new agent of the system; may block."""
@@ -203,7 +203,7 @@ class Context:
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
         """Something on another thread."""
         check_callable("function", function)
-        return self._services.run_blocking(lambda: function(*args))
+        return self._services.run_blocking(self.agent.agent_id, lambda: function(*args))
 
     def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
         self.turns += 1

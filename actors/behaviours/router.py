@@ -154,10 +154,10 @@ class MessageRouter:
             self.after(timeout, lambda: self.give_up(deliver, late))
         return reply
 
-    def give_up(self, deliver: Deliver, error: TurnTimeout) -> None:
+    def give_up(self, deliver: Deliver | None, error: TurnTimeout) -> None:
         """Nobody waits for the answer any more: it fails with `error`, and what was begun for it
-        ends."""
-        if deliver.reply is None or not deliver.reply.reject(error):
+        ends, but for calls on threads of their own (None)."""
+        if deliver is None or deliver.reply is None or not deliver.reply.reject(error):
             return
         source = deliver.reply.source
         if isinstance(source, Answer):

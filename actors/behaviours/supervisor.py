@@ -16,6 +16,7 @@ from kvactors.actors.runtime.dispatcher import Dispatcher, send, send_stop
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision, Terminated
+from kvactors.actors.runtime.waits import Answer, Waiter, run_as
 from kvactors.core.errors import InvalidConfig, SystemStopped
 from kvactors.core.trace import Tracer
 
@@ -128,9 +129,15 @@ class BehaviourSupervisor:
         if not send(supervisor.actor_ref, failed):
             failed.reject()
 
-    def run_blocking(self, function: Callable[[], Any]) -> ReplyFuture[Any]:
-        """Call something that may block, on a thread of its own kind."""
-        return self._blocking.run(function, here=self._deterministic)
+    def run_blocking(self, name: str, function: Callable[[], Any]) -> ReplyFuture[Any]:
+        """Call something that may block for the agent of this `name`, on a thread of its own
+        kind."""
+        if self._deterministic:
+            return self._blocking.run(function, here=True)
+        call = Answer(self.router.waits, "", None)
+        waiter = Waiter(self.router.waits, name, call)
+        self._blocking.run(lambda: run_as(waiter, function), here=False).on_done(call.follow)
+        return call
 
     def close(self) -> None:
         """End every behaviour, in the middle of what it does."""

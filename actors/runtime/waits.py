@@ -6,7 +6,9 @@ A waits for the answer to a message that B handles, B for one that waits in A's 
 
 Whoever handles messages one at a time is one waiter, named by itself; who handles several at once
 is a waiter for each message. Which of them runs on a thread, that thread knows: whatever answer it
-awaits there is its wait. The wait that would close such a circle raises AskCycle. Any thread.
+awaits there is its wait; of several at once, the last. What runs on a thread of `run_blocking` is a
+waiter, too, and whoever awaits its result waits for it; threads of one's own are nobody's. The wait
+that would close such a circle raises AskCycle. Any thread.
 """
 
 import threading
@@ -55,6 +57,7 @@ class Answer(ReplyFuture[Any]):
 
     `message` is what is to be answered, once it is sent; `source` another future that this one
     will settle as, if there is one. `ticket` names it to other systems, where it goes to one.
+    Without a receiver it is what a call on another thread will give, and that call's place.
     """
 
     def __init__(self, waits: "Waits", receiver: str, seconds: float | None) -> None:
@@ -78,7 +81,7 @@ class Answer(ReplyFuture[Any]):
         waiter = self._waiter()
         if not self.done and waiter is not None:
             with self._waits.waiting(waiter, self):
-                yield self
+                return (yield from super().__await__())
         return (yield from super().__await__())
 
     def _waiter(self) -> Waiter | None:
@@ -163,7 +166,8 @@ class Waits:
 
     def _long(self, seconds: float) -> list[Wait]:
         now = self._now()
-        return [wait for wait in self._waiting.values() if now - wait.since > seconds]
+        waits = (wait for wait in self._waiting.values() if wait.answer.receiver)
+        return [wait for wait in waits if now - wait.since > seconds]
 
     def _words(self, wait: Wait) -> str:
         seconds, receiver = self._now() - wait.since, wait.answer.receiver
@@ -172,7 +176,7 @@ class Waits:
     def _circle(self, answer: ReplyFuture[Any]) -> list[str]:
         """Who is to answer what an answer depends on, if that is itself. With the lock held."""
         passed, closed = self._follow(answer)
-        return [one.receiver for one in passed] if closed else []
+        return [one.receiver for one in passed if one.receiver] if closed else []
 
     def _follow(self, answer: ReplyFuture[Any]) -> tuple[dict[Answer, None], bool]:
         """What it depends on, in order, and whether that comes back. With the lock held."""
@@ -184,7 +188,8 @@ class Waits:
             if answer.source is not None:
                 answer = answer.source
                 continue
-            wait = self._waiting.get(answer.message) or self._waiting.get(answer.receiver)
+            place = answer.message or answer
+            wait = self._waiting.get(place) or self._waiting.get(answer.receiver)
             if wait is None or not wait.forever:
                 break
             answer = wait.answer

@@ -85,16 +85,15 @@ class Execution:
     def run(self, plan: Plan) -> Iterator[Outcome]:
         """Some prefill, one decode step; what came of it. Raises what is fatal to the engine."""
         running = self._running
-        if plan.prefill:
-            yield from self._prefill(plan.prefill, decoding=plan.decode)
+        new = yield from self._prefill(plan)
         yield from self._hand_over()
         if not running.prefills:
             self._scheduler.prefill_ended()
         # A step that was in flight is done after a chunk: its tokens do not wait for another one,
         # which stays owed, so that batches of both forms go on together.
-        # Nor do first tokens that came of the chunk wait for a launch.
+        # Nor do first tokens that came of this chunk wait for a launch.
         late = [b for b in running.common if b.in_flight and (plan.prefill or b.long_row_ends)]
-        late += [b for b in running.common if plan.prefill and b.all_new]
+        late += [b for b in running.common if b.requests and new >= {*b.requests}]
         steps: list[float] = []
         for batch in running.decoding:
             if self.preemption.make_growth(batch):
@@ -125,11 +124,12 @@ class Execution:
 
     # -- prefill -----------------------------------------------------------------------
 
-    def _prefill(self, planned: Sequence[Chunk], *, decoding: bool) -> Iterator[Outcome]:
+    def _prefill(self, plan: Plan) -> Generator[Outcome, None, set[Request]]:
+        """Run the chunks of a plan, if any; returns whose first tokens came of them."""
         preemption, fixed = self.preemption, self._scheduler.config.reproducible
-        chunks = preemption.within_memory(planned, fixed=fixed)
+        chunks = preemption.within_memory(plan.prefill, fixed=fixed) if plan.prefill else ()
         if not chunks:
-            return
+            return set()
         requests = [chunk.request for chunk in chunks]
         draw = all(map(self._may_draw, chunks)) and preemption.can_draw(chunks)
         spare = preemption.can_spare(requests)
@@ -139,20 +139,22 @@ class Execution:
             decoded = self._metrics.prefill(batch, chunks, draw=draw)
         except Exception as error:
             yield from self._blame(batch.requests, error)
-            return
+            return set()
         seconds = self._clock() - begin
         computed = len(chunks) * max(chunk.tokens for chunk in chunks)
-        self._scheduler.record_prefill(computed, seconds, decoding=decoding)
+        self._scheduler.record_prefill(computed, seconds, decoding=plan.decode)
         for request in batch.requests:
             done, total = min(request.cached, request.target), request.target
             yield Progress(request.agent_id, done - request.kept, total - request.kept)
-            if request.cached == request.shared:
+            if draw or request.cached == request.shared:
+                # It may end with the token that was drawn.
                 self._offer_beginning(request, batch)
             preemption.keep_closed(request)
         for item in decoded:
             item.request.prefilled_at = item.request.prefilled_at or self._clock()
             if item.request in self._running.prefills:
                 yield from self._received(item)
+        return {item.request for item in decoded}
 
     def _may_draw(self, chunk: Chunk) -> bool:
         """Whether the first token of a turn may come of the forward of its last chunk: one decode
@@ -214,21 +216,19 @@ class Execution:
     def _waits(self, batch: DecodeBatch) -> bool:
         """Whether what is in flight is better read before the next forward, which can then check
         drafts behind it."""
-        speculation = self._speculation
-        if speculation is None or not batch.in_flight or not batch.arena.spec.flat:
-            return False
-        if not self.preemption.spares_drafts:
-            return False
-        return speculation.worth_waiting(batch.requests)
+        speculation = self._drafts_for(batch) if batch.in_flight else None
+        return speculation is not None and speculation.worth_waiting(batch.requests)
 
     def _drafts(self, batch: DecodeBatch) -> Mapping[Request, Sequence[int]]:
         """What the next forward of a batch can check, if there is room for it as things are."""
-        if self._speculation is None or batch.in_flight or not batch.arena.spec.flat:
-            return {}
-        if not self.preemption.spares_drafts:
-            return {}
-        drafts = self._speculation.drafts(batch.requests)
+        speculation = None if batch.in_flight else self._drafts_for(batch)
+        drafts = {} if speculation is None else speculation.drafts(batch.requests)
         return drafts if drafts and self.preemption.can_check(batch, drafts) else {}
+
+    def _drafts_for(self, batch: DecodeBatch) -> Speculation | None:
+        """What drafts for a batch, if its forwards can check drafts and memory is not short."""
+        can = batch.arena.spec.flat and self.preemption.spares_drafts
+        return self._speculation if can else None
 
     def _decode(self, batch: DecodeBatch, *, launch: bool) -> Generator[Outcome, None, list[float]]:
         """One step of a batch; returns the seconds that it took, if one was launched: 0 where none

@@ -161,7 +161,7 @@ class Memory:
         space, bytes_of = self.workspace[request.form.index], request.form.bytes_of
         space = space.scored if request.scoring else space
         target, most, choice = request.target, request.most_tokens, request.longest_choice
-        row = bytes_of(self.running.extent(target + choice))
+        row = bytes_of(self.running.extent(len(request.tokens) + choice))
         begun = row + bytes_of(request.prompt - request.fresh)
         return max(
             begun + space.alone(target),

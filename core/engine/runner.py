@@ -164,12 +164,6 @@ class DecodeBatch:
         return not self.requests and not self.in_flight
 
     @property
-    def all_new(self) -> bool:
-        """Whether there are rows, all of them with their first token and none fed behind it."""
-        firsts = [request.decoded == 1 for request in self.requests]
-        return bool(firsts) and all(firsts) and not self.in_flight
-
-    @property
     def in_flight(self) -> bool:
         """Whether a step was launched that was not read."""
         return self._flight is not None

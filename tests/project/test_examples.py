@@ -205,7 +205,8 @@ def test_benches_end_with_one_json_line(tmp_path: Path, bench: str) -> None:
     if drawn:
         command += ["--plot", str(plot)]
     if written:
-        page.write_text(f"# Results\n\n## {bench.split('.')[-1]}\n\nof before\n\n## other\n\nkept\n")
+        of_before = f"## {bench.split('.')[-1]}\n\nof before\n\n"
+        page.write_text(f"# Results\n\n{of_before}## other\n\nkept\n")
         command += ["--page", str(page)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
 

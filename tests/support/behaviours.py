@@ -6,11 +6,24 @@ from kvactors.actors import (
     Agent,
     AgentBehaviour,
     AgentSystem,
+    Supervision,
 )
 
-__all__ = ["Does", "DoesAtOnce", "DoesMuch", "Echo", "Recorder", "run"]
+__all__ = [
+    "Does",
+    "DoesAtOnce",
+    "DoesBlocking",
+    "DoesMuch",
+    "Echo",
+    "Recorder",
+    "asks",
+    "run",
+    "seven",
+    "spawn",
+]
 
 WAIT = 60
+GOES_ON = Supervision("restart", backoff=0)
 
 
 class Recorder(AgentBehaviour):
@@ -51,3 +64,34 @@ class Echo(AgentBehaviour):
         if isinstance(message, BaseException):
             raise message
         return message
+
+
+class DoesBlocking(AgentBehaviour):
+    """Runs what it is sent, on a thread of its own."""
+
+    blocking = True
+
+    def on_message(self, message: Any, sender: Agent | None) -> Any:
+        return message(self)
+
+
+def spawn(system: AgentSystem, **behaviours: AgentBehaviour) -> list[Agent]:
+    return [
+        system.spawn(name, behaviour=behaviour, supervision=GOES_ON)
+        for name, behaviour in behaviours.items()
+    ]
+
+
+async def seven(_: AgentBehaviour) -> int:
+    return 7
+
+
+def asks(names: str, last: Any = seven, timeout: float | None = None) -> Any:
+    """What makes an agent ask the first of these to ask the next, and so on."""
+    if not names:
+        return last
+
+    async def ask(me: AgentBehaviour) -> Any:
+        return await me.ask(names[0], asks(names[1:], last), timeout=timeout)
+
+    return ask

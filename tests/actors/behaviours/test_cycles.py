@@ -5,23 +5,13 @@ import threading
 from typing import Any
 
 import pytest
-from behaviours import Does, DoesMuch, Recorder
+from behaviours import Does, DoesBlocking, DoesMuch, Recorder, asks, seven, spawn
 from makers import OpenSystem
 
-from kvactors.actors import Agent, AgentBehaviour, AgentSystem, AskCycle, Supervision, TurnTimeout
+from kvactors.actors import Agent, AgentBehaviour, AgentSystem, AskCycle, TurnTimeout
 from kvactors.actors.testing import VirtualTimer
 
 WAIT = 60
-GOES_ON = Supervision("restart", backoff=0)
-
-
-class DoesBlocking(AgentBehaviour):
-    """Runs what it is sent, on a thread of its own."""
-
-    blocking = True
-
-    def on_message(self, message: Any, sender: Agent | None) -> Any:
-        return message(self)
 
 
 class Delegates(AgentBehaviour):
@@ -29,28 +19,6 @@ class Delegates(AgentBehaviour):
 
     def on_message(self, message: Any, sender: Agent | None) -> Any:
         return message(self)
-
-
-def spawn(system: AgentSystem, **behaviours: AgentBehaviour) -> list[Agent]:
-    return [
-        system.spawn(name, behaviour=behaviour, supervision=GOES_ON)
-        for name, behaviour in behaviours.items()
-    ]
-
-
-async def seven(_: AgentBehaviour) -> int:
-    return 7
-
-
-def asks(names: str, last: Any = seven, timeout: float | None = None) -> Any:
-    """What makes an agent ask the first of these to ask the next, and so on."""
-    if not names:
-        return last
-
-    async def ask(me: AgentBehaviour) -> Any:
-        return await me.ask(names[0], asks(names[1:], last), timeout=timeout)
-
-    return ask
 
 
 @pytest.mark.parametrize("names", ["ba", "bca"])

@@ -165,3 +165,45 @@ def test_it_is_told_before_the_step_behind_it_is_launched(
     assert not engine.memory.running.common[0].in_flight
     engine.step()
     assert engine.memory.running.common[0].in_flight
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_a_turn_with_its_first_token_goes_on_beside_urgent_prompts_without_end(
+    load_grid: LoadGrid, make_engine: MakeEngine, answer: bool
+) -> None:
+    engine = make_engine(load_grid())
+    said = make_request("calm", [], list(range(1, 21)), Sampling(max_tokens=30))
+    engine.submit(said)
+    with drawn_by_chunks() as drawn:
+        engine.step()
+        assert (drawn, said.decoded) == ([1], 1)
+        for n in range(90):
+            if not engine.stats()["waiting"]:
+                form = Sampling(max_tokens=1)
+                one = make_request(f"{n}", [], [*range(20)], form, answer=answer, serial=n + 1)
+                one.priority = 1
+                engine.submit(one)
+            engine.step()
+    assert len(drawn) > 80
+    assert said.decoded == 30
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("passing", [True, False])
+def test_the_beginning_of_a_turn_that_ends_with_it_is_shared(
+    load_grid: LoadGrid, make_engine: MakeEngine, together: bool, passing: bool
+) -> None:
+    engine, begin = make_engine(load_grid()), [1 + n % 100 for n in range(260)]
+    requests = []
+    for n in range(3):
+        prompt = [*begin, *([5 + n] * 10)]
+        request = make_request(f"{n}", [], prompt, Sampling(max_tokens=1), serial=n)
+        request.shared, request.prompt_hash, request.passing = len(begin), "same", passing
+        requests.append((0, request))
+
+    with drawn_by_chunks() as drawn:
+        for turns_of_it in [requests] if together else [[one] for one in requests]:
+            run_engine(engine, turns_of_it)
+
+    assert sum(drawn) >= 2
+    assert engine.stats()["shared_tokens"] == 2 * len(begin)
