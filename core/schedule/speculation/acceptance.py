@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 __all__ = [
+    "LEAST_CHANCE",
     "MODEL",
     "MOST_DRAFTED",
     "OTHERS",

@@ -10,6 +10,7 @@ from typing import Any
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.speculation.acceptance import (
+    LEAST_CHANCE,
     MODEL,
     MOST_DRAFTED,
     OTHERS,
@@ -81,13 +82,19 @@ class Turn:
         source, follower = max(
             self.followers.items(), key=lambda one: acceptance.chance(one[0], one[1].length)
         )
-        tokens = _before_the_end(request, follower.ahead(behind + most))
-        chances = [
-            acceptance.chance(source, follower.length + place) for place in range(len(tokens))
-        ]
-        if behind and chances[behind:]:
+        chances, likely = list[float](), 1.0
+        for length in range(follower.length, follower.length + behind + most):
+            chance = acceptance.chance(source, length)
+            likely *= chance
+            if likely < LEAST_CHANCE:
+                break
+            chances.append(chance)
+        if len(chances) <= behind:
+            return NOTHING
+        tokens = _before_the_end(request, follower.ahead(len(chances)))
+        if behind:
             chances[1] *= chances[0]
-        return Draft(tokens[behind:], chances[behind:], source)
+        return Draft(tokens[behind:], chances[behind : len(tokens)], source)
 
 
 @dataclass(frozen=True, slots=True)

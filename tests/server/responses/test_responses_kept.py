@@ -157,6 +157,39 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
         assert "Tom" in ask(client, ASKED, conversation=conversation.id).output_text
 
 
+def test_items_may_be_named_instead_of_sent_again(client: Any) -> None:
+    first = ask(client, [{"role": "user", "content": TOLD}], instructions="You are named.")
+    (asked,) = client.responses.input_items.list(first.id).data
+    names = [{"type": "item_reference", "id": item.id} for item in (asked, *first.output)]
+
+    second = ask(
+        client, [*names, {"role": "user", "content": ASKED}], instructions="You are named."
+    )
+
+    assert "Tom" in second.output_text
+    assert cached(second) >= first.usage.total_tokens - 2
+    kept = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.type for item in kept] == ["message"] * 3
+    assert kept[0].content[0].text == TOLD
+
+
+def test_of_what_a_conversation_holds_items_are_named_too(client: Any) -> None:
+    conversation = client.conversations.create(items=[{"role": "user", "content": TOLD}])
+    (told,) = client.conversations.items.list(conversation.id).data
+
+    answer = ask(client, [{"id": told.id}, {"role": "user", "content": ASKED}])
+
+    assert "Tom" in answer.output_text
+
+
+@pytest.mark.parametrize("name", ["msg_0_1", "", "msg", 5])
+def test_an_item_that_nobody_keeps_is_named(client: Any, name: Any) -> None:
+    with pytest.raises(openai.APIStatusError, match=r"input\.1\.id") as caught:
+        ask(client, [{"role": "user", "content": TOLD}, {"type": "item_reference", "id": name}])
+
+    assert caught.value.status_code == (400 if name == 5 else 404)
+
+
 def test_a_forgotten_agent_is_a_clear_404(client: Any, server: Server) -> None:
     raw = client.responses.with_raw_response.create(input=TOLD, instructions="Gone.", **GREEDY)
     response, agent = raw.parse(), raw.headers["x-kvactors-agent"]
@@ -179,6 +212,7 @@ def test_a_key_never_reaches_what_another_one_keeps(system: AgentSystem) -> None
             lambda: other.conversations.items.list(conversation.id),
             lambda: ask(other, ASKED, previous_response_id=response.id),
             lambda: ask(other, ASKED, conversation=conversation.id),
+            lambda: ask(other, [{"type": "item_reference", "id": response.output[0].id}]),
         ):
             with pytest.raises(openai.NotFoundError):
                 reach()

@@ -31,6 +31,7 @@ from kvactors.actors.frontends.server.wire.responses.conversations import (
     found,
 )
 from kvactors.actors.frontends.server.wire.responses.items import given_back, listed, page
+from kvactors.actors.frontends.server.wire.responses.references import followed
 from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 from kvactors.actors.frontends.server.wire.responses.telling import (
     PREFIX,
@@ -59,6 +60,7 @@ def responses_routes(
         model = named.check(body.model)
         past = await _past(request, body, store)
         key = meaning(request, body, but=("client_metadata",))
+        body = await followed(body, client_of(request).tenant, store)
         answer = await _opened(answers, request, body, past, key)
         keep = _keeper(request, body, past, answer, store)
         headers = reuse_headers(answer.opened, ignored(body, *skipped(body)))

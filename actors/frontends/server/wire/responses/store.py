@@ -27,6 +27,7 @@ create table if not exists items(
     owner text not null references records(id) on delete cascade, place integer not null,
     id text not null, content text not null, primary key(owner, place), unique(owner, id))
     without rowid;
+create index if not exists items_id on items(id);
 """
 Item = dict[str, Any]
 
@@ -100,6 +101,19 @@ class ResponseStore:
                 "select content from items where owner = ? order by place", (record_id,)
             )
             return [json.loads(self._sealed.read(content)) for (content,) in rows]
+
+        return await self._run(work)
+
+    async def item(self, tenant: str, item_id: str) -> Item | None:
+        """An item of this id that a record of the tenant has: of the one that changed last."""
+
+        def work() -> Item | None:
+            row = self._db.execute(
+                "select items.content from items join records on records.id = owner"
+                " where items.id = ? and tenant = ? and changed >= ? order by changed desc",
+                (item_id, tenant, self._clock() - self._seconds),
+            ).fetchone()
+            return None if row is None else json.loads(self._sealed.read(row[0]))
 
         return await self._run(work)
 
