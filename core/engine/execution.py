@@ -269,6 +269,7 @@ class Execution:
         if request.decoded == 0:
             request.first_token_at = self._clock()
         request.tokens.append(item.token)
+        self._metrics.generated(1)
         request.logprobs += item.logprobs
         request.cached = len(request.tokens) - 1
         if self._speculation is not None:

@@ -39,9 +39,8 @@ class EngineMetrics:
         began = perf_counter() if self._tracer.steps else 0.0
         decoded = batch.run(chunks, draw=draw)
         self.counts["prefilled_tokens"] += sum(chunk.tokens for chunk in chunks)
-        drew = tuple(item.request.agent_id for item in decoded if item.error is None)
-        self.counts["generated_tokens"] += len(drew)
         if began:
+            drew = tuple(item.request.agent_id for item in decoded if item.error is None)
             parts = tuple(
                 (c.request.agent_id, c.request.cached - c.tokens - draw, c.request.cached)
                 for c in chunks
@@ -95,8 +94,13 @@ class EngineMetrics:
             self._decoded(began, 1, (), ())
             return False
         batch.take_choice(request)
+        self.generated(request.decoded)
         self._decoded(began, 1, [request] * request.decoded, ())
         return True
+
+    def generated(self, tokens: int) -> None:
+        """So many tokens became a turn's: not those that were right behind its end."""
+        self.counts["generated_tokens"] += tokens
 
     def started(self, request: Request) -> None:
         """A turn was admitted."""
@@ -114,7 +118,6 @@ class EngineMetrics:
     def _decoded(
         self, began: float, rows: int, requests: Sequence[Request], checked: Checked
     ) -> None:
-        self.counts["generated_tokens"] += len(requests)
         if began:
             agents = tuple(request.agent_id for request in requests)
             drafted = sum(drafted for _, drafted, _ in checked)

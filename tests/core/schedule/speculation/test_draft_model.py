@@ -202,6 +202,7 @@ def test_a_stop_within_a_draft_ends_the_turn_there(
 
     assert found["1"].reason == "stop"
     assert said(found) == said(plain)
+    assert engine.stats()["generated_tokens"] == sum(map(len, said(found).values()))
     assert saved(found) == saved(plain)
 
 
