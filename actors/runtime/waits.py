@@ -13,7 +13,7 @@ that would close such a circle raises AskCycle. Any thread.
 
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,23 +71,19 @@ class Answer(ReplyFuture[Any]):
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
-        waiter = self._waiter()
-        if self.done or waiter is None:
-            return super().get(timeout=timeout)
-        with self._waits.waiting(waiter, self, forever=timeout is None):
+        with self._waited_for(forever=timeout is None):
             return super().get(timeout=timeout)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        waiter = self._waiter()
-        if not self.done and waiter is not None:
-            with self._waits.waiting(waiter, self):
-                return (yield from super().__await__())
-        return (yield from super().__await__())
+        with self._waited_for():
+            return (yield from super().__await__())
 
-    def _waiter(self) -> Waiter | None:
-        """Who runs on this thread, if that is of the same system."""
+    def _waited_for(self, *, forever: bool = True) -> AbstractContextManager[None]:
+        """Who runs on this thread waits for it meanwhile, if that is of the same system."""
         waiter = _this_thread.waiter
-        return None if waiter is None or waiter.waits is not self._waits else waiter
+        if self.done or waiter is None or waiter.waits is not self._waits:
+            return nullcontext()
+        return self._waits.waiting(waiter, self, forever=forever)
 
 
 @dataclass(slots=True, eq=False)
