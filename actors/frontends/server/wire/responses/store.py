@@ -83,15 +83,8 @@ class ResponseStore:
 
     async def find(self, tenant: str, record_id: str) -> Item | None:
         """A record, if the tenant has it."""
-
-        def work() -> Item | None:
-            row = self._db.execute(
-                "select content from records where id = ? and tenant = ? and changed >= ?",
-                (record_id, tenant, self._clock() - self._seconds),
-            ).fetchone()
-            return None if row is None else json.loads(self._sealed.read(row[0]))
-
-        return await self._run(work)
+        query = "select content from records where id = ? and tenant = ? and changed >= ?"
+        return await self._first(query, record_id, tenant)
 
     async def items(self, record_id: str) -> list[Item]:
         """The items of a record, in order."""
@@ -106,13 +99,18 @@ class ResponseStore:
 
     async def item(self, tenant: str, item_id: str) -> Item | None:
         """An item of this id that a record of the tenant has: of the one that changed last."""
+        query = (
+            "select items.content from items join records on records.id = owner"
+            " where items.id = ? and tenant = ? and changed >= ? order by changed desc"
+        )
+        return await self._first(query, item_id, tenant)
+
+    async def _first(self, query: str, its_id: str, tenant: str) -> Item | None:
+        """The first content that a `query` finds by an id and a tenant, of what still counts."""
 
         def work() -> Item | None:
-            row = self._db.execute(
-                "select items.content from items join records on records.id = owner"
-                " where items.id = ? and tenant = ? and changed >= ? order by changed desc",
-                (item_id, tenant, self._clock() - self._seconds),
-            ).fetchone()
+            oldest = self._clock() - self._seconds
+            row = self._db.execute(query, (its_id, tenant, oldest)).fetchone()
             return None if row is None else json.loads(self._sealed.read(row[0]))
 
         return await self._run(work)
