@@ -50,7 +50,7 @@ class Experiment:
         if self.page is not None:
             written = self.page.read_text(encoding="utf-8") if self.page.exists() else ""
             section = self._section(title, aligned(columns, cells))
-            self.page.write_text(with_section(written, self.name, section), encoding="utf-8")
+            self.page.write_text(_with_section(written, self.name, section), encoding="utf-8")
 
     def _section(self, title: str, table: str) -> str:
         begun = self.begun
@@ -93,15 +93,11 @@ def _shown(name: str, value: Any) -> Any:
     return f"{1e3 * value:,.1f} ms" if name.endswith("_s") and value is not None else value
 
 
-def with_section(page: str, name: str, section: str) -> str:
+def _with_section(page: str, name: str, section: str) -> str:
     """A `page` whose section of this `name` is this one, at its end if there was none."""
-    kept = re.split(r"^(?=## )", page, flags=re.M)
-    places = [place for place, old in enumerate(kept) if old.startswith(f"## {name}\n")]
-    if places:
-        kept[places[0]] = f"{section}\n"
-    else:
-        kept.append(f"\n{section}" if page else section)
-    return "".join(kept).rstrip() + "\n"
+    head, *old = re.split(r"^(?=## )", page, flags=re.M)
+    sections = {text.splitlines()[0]: text for text in old} | {f"## {name}": section}
+    return "\n\n".join(filter(None, map(str.strip, (head, *sections.values())))) + "\n"
 
 
 def figure(path: Path, draw: Callable[[Any], None]) -> None:

@@ -57,10 +57,9 @@ def test_a_turn_that_cannot_be_noted_is_answered_whole(server: Server, *, stream
 def test_a_response_that_cannot_be_kept_is_given_and_says_so(
     server: Server, *, stream: bool
 ) -> None:
-    asks = {"input": f"hello {stream}", "max_output_tokens": 8, "temperature": 0}
+    body = {"input": f"hello {stream}", "max_output_tokens": 8, "temperature": 0, "stream": stream}
 
     with seeded(bug(ResponseStore, "keep")(full)):
-        body = {**asks, "stream": stream}
         answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=WAIT)
 
     assert answer.status_code == 200
