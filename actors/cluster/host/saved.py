@@ -58,7 +58,7 @@ class SavedKV:
 
     def _over(self, agent: str, request: str, error: BaseException | None) -> None:
         self._pending.pop((agent, request), None)
-        if error is None:
+        if error is None and self.listeners:
             self._written(agent)
 
     def _written(self, agent: str) -> None:

@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 from conversations import chat_model
 from hosts import LONG, asked
 
 from kvactors.actors.cluster.host.host import SystemHost
+from kvactors.actors.cluster.host.saved import SavedKV
+from kvactors.actors.runtime.futures import ReplyFuture
 
 OpenHost = Callable[..., SystemHost]
 
@@ -46,3 +50,18 @@ def test_a_copy_is_cached_as_far_as_its_kv_has_come(open_host: OpenHost) -> None
         assert (seen[0], seen[-1]) == ([True, False], [True, True])
 
     asyncio.run(talk())
+
+
+def test_where_nobody_listens_no_task_is_begun_which_a_loop_that_ends_would_drop() -> None:
+    saved, turn, cached = SavedKV(), ReplyFuture[Any](), ReplyFuture[bool]()
+    cached.resolve(True)
+    turn.resolve(SimpleNamespace(cached=cached))
+
+    async def tasks() -> int:
+        saved.follow("alice", "r1", turn)
+        assert await saved.cached("alice", "r1")
+        await asyncio.sleep(0)  # What was called soon has been called.
+        assert await saved.cached("alice", "r1") is None
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(tasks()) == 1
