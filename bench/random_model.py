@@ -1,8 +1,9 @@
-"""The random model that benchmarks share: a llama of a size that two cores can run."""
+"""The random models that benchmarks share: llamas of a size that two cores can run."""
 
+import time
 from typing import Any
 
-__all__ = ["DESCRIPTION", "VOCABULARY", "endless_llama", "random_llama"]
+__all__ = ["DESCRIPTION", "VOCABULARY", "endless_llama", "paced_llama", "random_llama"]
 
 VOCABULARY = 8192
 DESCRIPTION = (
@@ -32,3 +33,33 @@ def endless_llama(**shape: Any) -> tuple[Any, Any]:
     tokenizer = PlainTokenizer(VOCABULARY)
     tokenizer.eos_token_ids = set()
     return model, tokenizer
+
+
+def paced_llama(seconds: float, **shape: Any) -> tuple[Any, Any]:
+    """The same, each of whose forwards takes so many `seconds` whatever its rows and tokens, as
+    those of a GPU do that reads all weights for them: a smaller one than that leaves it idle."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model, tokenizer = endless_llama(**shape)
+
+    class Paced(nn.Module):  # type: ignore[misc]
+        """It evaluates what it computes, so that no step is replayed without it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.args = model, model.args
+
+        def make_cache(self) -> list[Any]:
+            caches: list[Any] = make_prompt_cache(self.model)
+            return caches
+
+        def __call__(self, inputs: mx.array, **kwargs: Any) -> mx.array:
+            end = time.perf_counter() + seconds
+            logits: mx.array = model(inputs, **kwargs)
+            mx.eval(logits)
+            time.sleep(max(0, end - time.perf_counter()))
+            return logits
+
+    return Paced(), tokenizer

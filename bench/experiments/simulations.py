@@ -12,10 +12,12 @@ Out of order: 1,000 agents of five turns, each of whom hears one neighbour, agai
 scenario in lockstep, which is how simulations elsewhere wait for each time step. A day has 100 of
 these, as a simulation's clock is finer than what its people do: in each a twentieth of the agents
 says something, one answer in seventeen 64 tokens long and the others 8. Lockstep then waits for the
-longest answer with an ever emptier batch; out of order only the neighbour does. The second line is
-where there is little to gain: all agents speak in each of five time steps, so that a batch of 16 is
-full in lockstep too, but for the end of each. Answers have exactly these lengths: the model of both
-is a small random one that ends no turn by itself (the shipped one says six tokens to this).
+longest answer with an ever emptier batch; out of order only the neighbour does. The first line is
+of a model whose forward takes 30 ms whatever its rows are, as that of a GPU does which reads all
+weights for it, with 64 turns at once. The others are of the same model as it is: on two cores each
+row costs what it costs, whoever shares its step, so that a fuller batch gains nothing. In the last
+there is little to gain anywhere: all agents speak in each of five time steps. Answers have exactly
+these lengths: a small random model ends no turn by itself (the shipped one says six tokens).
 """
 
 import re
@@ -36,7 +38,7 @@ from kvactors.actors.scenarios.journal.reading import read_journal
 from kvactors.actors.scenarios.journal.records import Event, Header, Heard, Run, Turn
 from kvactors.actors.scenarios.scenario import Scenario, fork_run
 from kvactors.bench.experiments.experiment import Row, begin, figure
-from kvactors.bench.random_model import endless_llama
+from kvactors.bench.random_model import endless_llama, paced_llama
 
 __all__ = ["main"]
 
@@ -60,6 +62,7 @@ phases:
 """
 CITY = """\
 name: city
+engine: {max_batch: 64}
 agents: {person: {count: AGENTS}}
 channels:
   street: {listeners: "['person-%d' % (speaker.number % AGENTS + 1)]"}
@@ -67,7 +70,7 @@ phases:
   - name: day
     order: rule
     rule: "agents[7 * round % 20::20] | map(attribute='name') | list"
-    rounds: 100
+    rounds: ROUNDS
     channel: street
     steps:
       - say: "What does the candle cost?"
@@ -87,13 +90,22 @@ phases:
     steps:
       - say: "What does the candle cost?"
 """
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 32_768,
+}
 SENTENCE = "The code of the garage is 4711. "
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     asked = begin("simulations", __doc__, arguments, None, "default")
-    few = asked.quick
+    few, agents = asked.quick, 8 if asked.quick else 1000
     with TemporaryDirectory() as folder:
         root = Path(folder)
         talk = _scenario(root, TALK, ROUNDS=3 if few else 100, PERSONA="You sell candles.")
@@ -102,8 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _replay(root, 20 if few else 10_000),
             *_bytes(run, root / "talk"),
             _fork(run, root),
-            _out_of_order(root, CITY, 8 if few else 1000, "a few speak at a time", "<= 0.6"),
-            _out_of_order(root, CROWD, 8 if few else 1000, "all speak at a time", "<= 1"),
+            _out_of_order(root, CITY, agents, "a few at a time, steps of 30 ms", "<= 0.6", _paced),
+            _out_of_order(root, CITY, agents, "a few at a time", "<= 1"),
+            _out_of_order(root, CROWD, agents, "all at a time", "<= 1"),
             _sweep(root, 2 if few else 20),
         ]
     asked.show("simulations", rows)
@@ -214,25 +227,25 @@ def _prefilled_behind(run: Run, step: int) -> Counter[str]:
 
 def _endless() -> Any:
     """Steps take milliseconds, and answers as many of them as they may."""
-    return endless_llama(
-        num_hidden_layers=2,
-        hidden_size=128,
-        intermediate_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=32_768,
-    )
+    return endless_llama(**SHAPE)
 
 
-def _out_of_order(root: Path, text: str, agents: int, how: str, target: str) -> Row:
+def _paced() -> Any:
+    """The same, and steps take 30."""
+    return paced_llama(0.03, **SHAPE)
+
+
+def _out_of_order(
+    root: Path, text: str, agents: int, how: str, target: str, model: Any = _endless
+) -> Row:
     """Seconds of the scenario `text` with so many `agents` as a part of those in lockstep; `how`
-    they speak in it, and the `target`."""
+    they speak in it, and the `target`; of a `model`."""
     seconds = {}
-    scenario = _scenario(root, text, AGENTS=agents)
+    scenario = _scenario(root, text, AGENTS=agents, ROUNDS=max(5, agents // 10))
+    options = scenario.words.engine.model_dump(exclude_unset=True)
     for lockstep in (True, False):
         out, store = root / "crowd", root / "crowd-store"
-        with AgentSystem(_endless, store) as system:
+        with AgentSystem(model, store, **options) as system:
             [run] = scenario.run(system, out=out, lockstep=lockstep)
         process = next(event.at for event in run.events if event.kind == "process")
         seconds[lockstep] = next(e.at for e in run.events if e.kind == "end") - process
