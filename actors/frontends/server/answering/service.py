@@ -21,7 +21,7 @@ from kvactors.actors.frontends.server.answering.asked import (
 )
 from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
 from kvactors.actors.frontends.server.answering.counts import Counts
-from kvactors.actors.frontends.server.answering.home import Home
+from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.answering.taken import (
     Taken,
     admission,
@@ -197,24 +197,26 @@ class Service:
         plan = await self.on_index(lambda: self._plan(inquiry))
         known = plan.known
         try:
-            spawn = partial(self.system.spawn, from_=plan.parent or None, wait=False)
-            agent = await self._on_spawner(lambda: spawn(known.agent_id))
+            agent, options = await self._on_spawner(lambda: self._prepare(inquiry, plan))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
             reader = self.dialect.reader(inquiry, new_call_id)
-            said = continuation(self.dialect, inquiry, plan, agent)
-            # Long texts take time: not that of the streams on the loop.
-            sampling = await self._on_spawner(
-                lambda: sampling_of(self.system, self.dialect, inquiry, agent, said)
-            )
-            sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
-            client = inquiry.client
-            options = TurnOptions(said, sampling, priority=client.priority, tenant=client.tenant)
             ticket = agent.open_turn(options)
         except BaseException:
             await self._let_go(plan)
             raise
         return Taken(plan, agent, ticket, reader)
+
+    def _prepare(self, inquiry: Inquiry, plan: Plan) -> tuple[Speaker, TurnOptions]:
+        """Who answers, and what is asked: to fork and to read long texts takes time, which is not
+        that of the streams on the loop."""
+        parent = plan.parent or None
+        agent = self.system.spawn(plan.known.agent_id, from_=parent, wait=False)
+        said = continuation(self.dialect, inquiry, plan, agent)
+        sampling = sampling_of(self.system, self.dialect, inquiry, agent, said)
+        sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
+        client = inquiry.client
+        return agent, TurnOptions(said, sampling, priority=client.priority, tenant=client.tenant)
 
     async def _let_go(self, plan: Plan) -> None:
         """Nothing comes of a plan; who was made for it goes."""
