@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kvactors.actors.scenarios.folder import RunFolder, source_of
 from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
@@ -20,7 +21,7 @@ from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.system.system import AgentSystem
 
-__all__ = ["Watch", "header_of", "read_runs", "replay_runs", "run_part", "unwatched"]
+__all__ = ["Watch", "follow", "header_of", "read_runs", "replay_runs", "run_part", "unwatched"]
 
 # Runs of a sweep that go on at once: each holds a file open, and its agents.
 AT_ONCE = 64
@@ -38,6 +39,28 @@ class _Running:
 
     runner: Runner
     journal: Journal
+
+
+def follow(folder: RunFolder, watch: Watch) -> Callable[[], None]:
+    """What is returned tells `watch` of the records that another process has added to the journals
+    of a `folder`, since now or since it was last called."""
+    scripts = folder.scripts()
+    most = sum(script.most_turns() for script in scripts)
+    paths = [folder.journal(script.point.label) for script in scripts]
+    told = [len(_records(path)) for path in paths]
+
+    def tell() -> None:
+        for place, path in enumerate(paths):
+            for record in _records(path)[told[place] :]:
+                told[place] += 1
+                watch(most, record)
+
+    return tell
+
+
+def _records(path: Path) -> list[Record]:
+    """Those of a journal, which may not have been begun."""
+    return read_journal(path)[1] if holds_run(path) else []
 
 
 def run_part(

@@ -25,6 +25,7 @@ from kvactors.actors.scenarios.forks import changed_words, copy_beginning
 from kvactors.actors.scenarios.journal.records import Run
 from kvactors.actors.scenarios.part import (
     Watch,
+    follow,
     read_runs,
     replay_runs,
     run_part,
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 RESTART = 75
+# Seconds between looks at what another process has added to the journals.
+LOOKS = 0.5
 _PART = """
 import sys
 from kvactors.actors.scenarios.scenario import part_in_folder
@@ -190,7 +193,7 @@ def go_on(
         with _system(folder) as own:
             state = run_part(folder, own, watch=watch)
         while state == "restart":
-            state = _in_another_process(folder)
+            state = _in_another_process(folder, watch)
     except BaseException:
         with suppress(Exception):  # What ended the run is what is told.
             _results(folder)
@@ -233,18 +236,33 @@ def _importable(folders: Iterable[Path]) -> None:
             sys.path.append(where)
 
 
-def _in_another_process(folder: RunFolder) -> str:
+def _in_another_process(folder: RunFolder, watch: Watch) -> str:
     # -P: a directory named kvactors in the working directory is not this package.
     command = [sys.executable, "-P", "-c", _PART, str(folder.path)]
     # Own metrics are found where this process finds them.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=env, check=False)
-    if done.returncode not in (0, RESTART):
+    tell_new = follow(folder, watch)
+    with subprocess.Popen(command, env=env) as process:
+        try:
+            while (status := _ended(process)) is None:
+                tell_new()
+        except BaseException:
+            process.kill()
+            raise
+    tell_new()
+    if status not in (0, RESTART):
         raise InvalidScenario(
-            f"the process that went on with {folder.path} ended with status {done.returncode}; "
+            f"the process that went on with {folder.path} ended with status {status}; "
             "--resume goes on from there"
         )
-    return "restart" if done.returncode == RESTART else "end"
+    return "restart" if status == RESTART else "end"
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> int | None:
+    """The status of a process; None if it goes on for a while."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(LOOKS)
+    return None
 
 
 def _system(folder: RunFolder) -> AgentSystem:

@@ -9,6 +9,8 @@ from puppet_talk import TALK, open_system
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.journal.file import Record
+from kvactors.actors.scenarios.journal.reading import read_journal
 from kvactors.actors.scenarios.scenario import Scenario
 
 Write = Callable[..., Path]
@@ -21,7 +23,7 @@ def system(tmp_path: Path) -> Iterator[AgentSystem]:
         yield opened
 
 
-def test_a_phase_that_restarts_runs_in_another_process(
+def test_a_phase_that_restarts_runs_in_another_process_of_which_who_watches_is_told(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
@@ -31,10 +33,13 @@ def test_a_phase_that_restarts_runs_in_another_process(
     file = write(f"{text}metrics: own_beside:nothing\n", "beside/talk.yaml")
     scenario = Scenario.load(file, settings=["engine.context=512"])
 
-    [run] = scenario.run(out=tmp_path / "out")
+    told: list[Record] = []
+    [run] = scenario.run(out=tmp_path / "out", watch=lambda _, record: told.append(record))
 
     assert not run.failures
     assert [event.kind for event in run.events] == ["process", "restart", "process", "end"]
+    kept = read_journal(tmp_path / "out" / "runs" / f"{run.header.label}.journal")[1]
+    assert [(type(one), one.step) for one in told] == [(type(one), one.step) for one in kept]
     second = [turn for turn in run.turns if turn.phase == "second" and turn.round == 1]
     assert {turn.cache for turn in second if turn.verb == "ask"} == {"warm"}
 
