@@ -196,7 +196,7 @@ def test_a_turn_that_gives_way_is_told_the_same(
     request.form = loaded.form_of(request.prompt)
 
     least = make_engine(loaded).memory.least(request)
-    engine = make_engine(loaded, budget=int(1.3 * least), clock=Ticks())
+    engine = make_engine(loaded, budget=int(1.55 * least), clock=Ticks())
     together = run(engine, *(make_request(f"{n}", [], p, sampling) for n, p in enumerate(prompts)))
 
     assert engine.stats()["preemptions"]
