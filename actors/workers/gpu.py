@@ -140,9 +140,8 @@ class GpuActor(SystemActor):
         self._vitals.step_begins()
         engine = self._slot.engine
         with switching(self._switch_interval):
-            events = engine.step()
-        for event in events:
-            self._reports.tell(event)
+            for event in engine.stepping():
+                self._reports.tell(event)
         self._vitals.streaming = engine.streaming
 
     @handles(Step)
