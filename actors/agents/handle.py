@@ -1,7 +1,7 @@
 """Agent: the handle that users hold. Its methods may be called from any thread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn, Unpack
 
@@ -12,13 +12,12 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import (
     check_id,
     check_known,
-    check_observed,
     check_request_id,
     check_rewind,
     stays_here,
 )
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
-from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options
+from kvactors.actors.turns.options import AskOptions, TurnOptions, check_options, observing
 from kvactors.actors.turns.prompt import Messages
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.actors.turns.stream import AsyncReplyStream, ReplyStream
@@ -149,9 +148,7 @@ class Agent:
 
         The future resolves when it is remembered; nobody has to wait for it.
         """
-        check_observed(text, role)
-        turn = check_options(self.host.info, text, request_id=request_id)
-        return self._send(replace(turn, role=role, answer=False)).reply
+        return self._send(observing(self.host.info, text, role, request_id=request_id)).reply
 
     def stream(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]

@@ -123,5 +123,7 @@ class Watching:
             known,
             info.fingerprint,
             lambda message: lifecycle.gpu.ask(message, timeout=self.patience),
-            lambda message: lifecycle.persistence.ask(message, timeout=self.patience),
+            lambda message: lifecycle.require_store("what is stored needs").ask(
+                message, timeout=self.patience
+            ),
         )

@@ -1,16 +1,16 @@
 """What a turn is asked with: one record, checked on the caller's thread before anything is sent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from kvactors.actors.turns.checks import check_request_id, check_turn
+from kvactors.actors.turns.checks import check_observed, check_request_id, check_turn
 from kvactors.actors.turns.prompt import Messages, NewText, PromptInput, check_prompt
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["AskOptions", "TurnOptions", "check_options", "withdrawing"]
+__all__ = ["AskOptions", "TurnOptions", "check_options", "observing", "withdrawing"]
 
 
 class AskOptions(TypedDict, total=False):
@@ -76,3 +76,13 @@ def check_options(
     seconds, placed = check_turn(sampling, timeout, priority)
     named = check_request_id(request_id)
     return TurnOptions(given, sampling or Sampling(), seconds, placed, request_id=named)
+
+
+def observing(
+    model: ModelInfo, text: str, role: str, *, request_id: str | None = None
+) -> TurnOptions:
+    """The record of what `Agent.observe` was given, for this `model`: `text`, `role`, `request_id`.
+    Raises EmptyPrompt, InvalidInput."""
+    check_observed(text, role)
+    turn = check_options(model, text, request_id=request_id)
+    return replace(turn, role=role, answer=False)

@@ -265,22 +265,3 @@ def test_a_key_sees_only_its_own_agents(tmp_path: Path) -> None:
     assert [view["id"] for view in mine["agents"]] == ["ann"]
     assert theirs == {"agents": [], "total": 0, "tiers": {}}
     assert heard == []
-
-
-def test_events_tell_of_turns_and_of_the_system(http: httpx.Client) -> None:
-    agent, seen = spawn(http), dict[str, Any]()
-
-    with http.stream("GET", "/events") as answer:
-        lines = answer.iter_lines()
-        name = ""
-        while "ended" not in seen or "snapshot" not in seen:
-            line = next(lines)
-            name = line.removeprefix("event: ") if line.startswith("event: ") else name
-            if line.startswith("data: "):
-                seen[name] = json.loads(line[6:])
-                if name == "snapshot" and "ended" not in seen:
-                    turn(http, agent, "The secret is 4711.")
-
-    assert seen["snapshot"]["stats"]["budget_bytes"] > 0
-    assert seen["ended"]["agent_id"] == agent
-    assert "4711" not in json.dumps(seen)

@@ -157,6 +157,26 @@ def test_a_key_does_not_see_that_another_has_its_system_prompt(system: AgentSyst
     assert same_key > 500
 
 
+def test_what_is_observed_shares_a_beginning_with_its_own_key_alone(system: AgentSystem) -> None:
+    ann, other = ("a" * 20, "b" * 20)
+
+    def prefilled(server: Server, key: str, name: str) -> int:
+        before = system.stats()["prefilled_tokens"]
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            http.headers["Authorization"] = f"Bearer {key}"
+            prompt = "You are careful. " * 40
+            assert http.post("/agents", json={"id": name, "system_prompt": prompt}).is_success
+            assert http.post(f"/agents/{name}/observe", json={"text": "It rains."}).is_success
+        return system.stats()["prefilled_tokens"] - before
+
+    with serve(system, port=0, any_model=True, keys=lambda: {ann, other}) as server:
+        first, same_key = prefilled(server, ann, "one"), prefilled(server, ann, "two")
+        other_key = prefilled(server, other, "three")
+
+    assert first == other_key > 500
+    assert same_key < 100
+
+
 @bug(AgentSystem, "health")
 def ann_waits(health: Any) -> Any:
     return lambda system: replace(health(system), waiting=("ann of another key",))

@@ -6,6 +6,7 @@ it of events on its own threads. No event holds text of a turn.
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
@@ -31,6 +32,8 @@ from kvactors.core.trace import (
 )
 
 __all__ = ["event_routes"]
+
+logger = logging.getLogger(__name__)
 
 EVERY = 1.0
 # Of one reader; who is slower misses some.
@@ -116,13 +119,14 @@ class Watch:
 
     async def _ask(self) -> None:
         """Tell how the system is, until nobody reads."""
-        while not self._service.closing:
-            try:
-                told = await asyncio.to_thread(self._parts.watching.snapshot)
-            except SystemStopped:
-                return
-            self._tell(("snapshot", told))
-            await asyncio.sleep(EVERY)
+        try:
+            while not self._service.closing:
+                self._tell(("snapshot", await asyncio.to_thread(self._parts.watching.snapshot)))
+                await asyncio.sleep(EVERY)
+        except SystemStopped:
+            pass
+        except Exception:
+            logger.exception("/events ends: how the system is cannot be said")
         # Readers would hold up the server's end.
         self._tell(("closing", {}))
 

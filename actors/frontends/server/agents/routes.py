@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from kvactors.actors.frontends.server.agents.turns import Turns
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.wire.asking import streamed, while_there
 from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.turns.options import observing
 
 __all__ = ["agent_routes"]
 
@@ -104,8 +106,9 @@ def agent_routes(service: Service) -> APIRouter:
     async def observe(owned: Owned, agent_id: str, body: ObserveBody) -> Remembered:
         """Let it remember something without an answer."""
         agent = await owned.agent(agent_id)
+        turn = observing(agent.host.info, body.text, body.role)
         async with owned.service.hold(agent.agent_id):
-            await agent.observe(body.text, body.role)
+            await agent.open_turn(replace(turn, tenant=owned.tenant)).reply
             return _remembered(agent)
 
     @router.post(f"{ONE}/rewind")

@@ -1,0 +1,62 @@
+"""`/events`: how the system is, and what happens in it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.testing import FaultyModel
+
+WAIT = 60
+
+
+def told(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    """The events of a stream."""
+    name = ""
+    for line in lines:
+        name = line.removeprefix("event: ") if line.startswith("event: ") else name
+        if line.startswith("data: "):
+            yield name, json.loads(line[6:])
+
+
+def test_events_tell_of_turns_and_of_the_system(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=WAIT) as http:
+        agent = http.post("/agents", json={}).json()["agent"]["id"]
+        seen = dict[str, Any]()
+        with http.stream("GET", "/events") as answer:
+            events = told(answer.iter_lines())
+            while "ended" not in seen or "snapshot" not in seen:
+                name, seen[name] = next(events)
+                if name == "snapshot" and "ended" not in seen:
+                    asked = {"prompt": "The secret is 4711.", "max_tokens": 30}
+                    assert http.post(f"/agents/{agent}/turns", json=asked).status_code == 200
+
+    assert seen["snapshot"]["stats"]["budget_bytes"] > 0
+    assert seen["ended"]["agent_id"] == agent
+    assert "4711" not in json.dumps(seen)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_reader_is_told_without_a_store_and_holds_up_no_end(
+    monkeypatch: pytest.MonkeyPatch, *, breaks: bool
+) -> None:
+    with AgentSystem(FaultyModel(), store=False) as system, serve(system, port=0) as server:
+        if breaks:
+            monkeypatch.setattr(system.parts.watching, "snapshot", lambda: 1 // 0)
+        with httpx.stream("GET", f"{server.url}/events", timeout=WAIT) as answer:
+            events = told(answer.iter_lines())
+            first = next(events, None)
+            server.stop()
+            names = [name for name, _ in events]
+
+    if breaks:
+        assert first is None
+    else:
+        assert first is not None
+        assert first[0] == "snapshot"
+        assert first[1]["stats"]["budget_bytes"] > 0
+    assert set(names) <= {"snapshot"}
