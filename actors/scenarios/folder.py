@@ -157,13 +157,7 @@ class RunFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Within, nobody else writes there. Raises InvalidScenario if somebody does, OSError."""
-        lock = FileLock(self.path / "run.lock", blocking=False, thread_local=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InvalidScenario(
-                f"{self.path} is being run by another process, or twice in this one"
-            ) from None
+        lock = _locked(self.path)
         try:
             yield
         finally:
@@ -202,19 +196,35 @@ def source_of(words: ScenarioWords) -> Mapping[str, Any]:
 
 
 def _claim(path: Path) -> None:
-    """Make the folder at `path`, where nothing is, or what was cut off before it began. Raises
+    """Make the folder at `path`, where nothing is, or what was cut off before anything ran. Raises
     InvalidScenario, OSError."""
     if path.is_dir() or not path.exists():
         path.mkdir(parents=True, exist_ok=True)
         found = {each.name for each in path.iterdir()} - {temp_path(path / NAME).name}
     else:
         found = {path.name}
-    if found and not (NAME in found and found <= {NAME, NEW, "tables"} and _is_ours(path)):
+    left = {NAME, NEW, "tables", "runs", "run.lock", "store"}
+    ran = (path / "runs").is_dir() and any((path / "runs").iterdir())
+    if found and not (NAME in found and found <= left and _is_ours(path) and not ran):
         raise InvalidScenario(
             f"{path} holds something: go on with a run by --resume, or choose another --out"
         )
-    for name in (NEW, "tables"):
+    if "run.lock" in found:
+        _locked(path).release()
+    for name in (NEW, "tables", "runs"):
         shutil.rmtree(path / name, ignore_errors=True)
+
+
+def _locked(path: Path) -> FileLock:
+    """The lock of the folder at `path`, taken. Raises InvalidScenario if somebody has it."""
+    lock = FileLock(path / "run.lock", blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InvalidScenario(
+            f"{path} is being run by another process, or twice in this one"
+        ) from None
+    return lock
 
 
 def _is_ours(path: Path) -> bool:

@@ -20,6 +20,7 @@ from kvactors.actors.scenarios.running.live import LiveAgents, World
 from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.system.system import AgentSystem
+from kvactors.core.numbers import number
 
 __all__ = ["Watch", "follow", "header_of", "read_runs", "replay_runs", "run_part", "unwatched"]
 
@@ -147,7 +148,8 @@ class _Part:
             renewed=self._folder.renewed,
             clock=lambda: self._clock(header.begun),
         )
-        taken_up = Event(runner.steps_ended + 1, "process", "", self._clock(header.begun)[0])
+        behind = 1 + max((record.step for record in records), default=0)
+        taken_up = Event(behind, "process", "", self._clock(header.begun)[0])
         stack.callback(agents.abandon)
         journal.append(taken_up)
         self._watch(taken_up)
@@ -245,8 +247,11 @@ def _sound(metric: Metric) -> Metric:
     """A metric that tables can take. Raises TypeError, ValueError."""
     if not isinstance(metric, Metric):
         raise TypeError(f"{metric!r:.80} is no Metric")
-    if not isinstance(metric.value, int | float) or not math.isfinite(metric.value):
+    if not isinstance(metric.name, str) or not metric.name:
+        raise TypeError(f"a metric is called {metric.name!r:.80}, which is no name")
+    value = number(metric.value)
+    if value is None or not math.isfinite(value):
         raise ValueError(f"{metric.name} is {metric.value!r:.80}, which is no number")
     if metric.name in SHARES:
         raise ValueError(f"every run has a metric {metric.name}: call yours otherwise")
-    return metric
+    return replace(metric, value=value)

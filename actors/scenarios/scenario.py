@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,7 +190,9 @@ def go_on(
         if system is not None:
             run_part(folder, system, watch=watch)
             return _results(folder)
-        with _system(folder) as own:
+        with ExitStack() as stack:
+            with folder.held():  # Nobody begins anew what is only being loaded.
+                own = stack.enter_context(_system(folder))
             state = run_part(folder, own, watch=watch)
         while state == "restart":
             state = _in_another_process(folder, watch)

@@ -31,15 +31,13 @@ __all__ = ["Runner"]
 class Runner:
     """One run of a `script`. `keep` is given each record, in the order in which it counts. With
     `lockstep` no round begins before all of the last one has ended. `ended` is "end", or "restart"
-    where another process is to go on; `steps_ended` counts those that have a record; `model` is the
-    one that was swapped in, if one was."""
+    where another process is to go on; `model` is the one that was swapped in, if one was."""
 
     def __init__(
         self, script: Script, keep: Callable[[Record], None], *, lockstep: bool = False
     ) -> None:
         self.script = script
         self.ended = ""
-        self.steps_ended = 0
         self.model: str | None = None
         self.lanes: dict[str, Lane] = {}
         self._failed = ""
@@ -99,17 +97,17 @@ class Runner:
             self._settle(lane.flying[0])
         if lane is None:
             self._settle(step)
-        self._advance()
 
     def _settle(self, step: Step) -> None:
         self._pending.pop(step.key)
         lane = self.lanes.get(step.lane)
         outcome = self._outcomes.pop(step.key)
         self._finish(step, record_of(step, outcome, lane.memory if lane else 0))
+        # After each, as a replay does: steps are numbered as they are laid out.
+        self._advance()
 
     def _finish(self, step: Step, record: Record) -> None:
         self._keep(record)
-        self.steps_ended += 1
         lane = self.lanes.get(step.lane)
         if lane is not None:
             lane.flying.remove(step)

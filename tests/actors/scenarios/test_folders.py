@@ -12,6 +12,7 @@ from kvactors.actors.scenarios.folder import RunFolder
 from kvactors.actors.scenarios.journal.file import Journal
 from kvactors.actors.scenarios.journal.reading import read_journal
 from kvactors.actors.scenarios.scenario import Scenario, fork_run, resume_run
+from kvactors.core.errors import ModelError
 
 Write = Callable[..., Path]
 
@@ -97,3 +98,23 @@ def test_a_fork_that_was_being_copied_is_not_gone_on_with_and_can_be_made_again(
 
     assert answers(fork)[:-2] == answers(run)[:-2]
     assert fork.header.fork_of
+
+
+def test_a_folder_in_which_nothing_ran_for_want_of_its_model_can_be_made_again(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    wrong = Scenario.load(write(TALK), model=str(tmp_path / "nosuch"))
+    with pytest.raises(ModelError, match="nosuch"):
+        wrong.run(out=tmp_path / "out")
+
+    right = Scenario.load(write(TALK))
+    with (
+        RunFolder.open(tmp_path / "out").held(),
+        pytest.raises(InvalidScenario, match="is being run by another process"),
+    ):
+        right.run(system, out=tmp_path / "out")
+    [run] = right.run(system, out=tmp_path / "out")
+
+    assert run.ended
+    with pytest.raises(InvalidScenario, match="holds something"):
+        wrong.run(out=tmp_path / "out")

@@ -14,8 +14,8 @@ from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.journal.file import Journal, read_frames
 from kvactors.actors.scenarios.journal.reading import read_journal
 from kvactors.actors.scenarios.journal.records import Turn
-from kvactors.actors.scenarios.scenario import Scenario, resume_run
-from kvactors.actors.testing import FaultyModel
+from kvactors.actors.scenarios.scenario import Scenario, replay_run, resume_run
+from kvactors.actors.testing import FaultyModel, PuppetModel, use_puppet
 from kvactors.core.errors import InvalidInput
 
 Write = Callable[..., Path]
@@ -241,3 +241,43 @@ def test_own_functions_are_metrics(
     )
 
     assert next(m.value for m in run.metrics if m.name == "words") > 20
+
+
+GIVEN_UP = """\
+name: given-up
+sampling: {max_tokens: 60}
+on_failure: stop
+agents: {anna: {}, bob: {}}
+channels:
+  street:
+    form: "{{ text if speaker.name == 'bob' else text.split('/')[1] }}"
+phases:
+  - name: first
+    channel: street
+    order: together
+    rounds: 5
+    until: answers(round=round) | length > 5
+    steps:
+      - say: "{{ agent.name }}, speak."
+"""
+
+
+def test_a_run_that_gives_up_while_somebody_answers_is_replayed_and_has_ended(
+    write: Write, tmp_path: Path
+) -> None:
+    def script(said: str) -> str:
+        return "word " * 30 + "." if "bob, speak" in said else "Short."
+
+    puppet = PuppetModel(script)
+    made = AgentSystem(puppet, tmp_path / "store")
+    use_puppet(made, puppet)
+    with made:
+        [run] = Scenario.load(write(GIVEN_UP)).run(made, out=tmp_path / "out")
+        [again] = replay_run(tmp_path / "out", tmp_path / "again")
+        resumed = resume_run(tmp_path / "out", made)
+
+    assert [failure.agent for failure in run.failures] == ["bob"]
+    assert [event.kind for event in run.events] == ["process", "stop", "end"]
+    assert (tmp_path / "again" / LABEL).read_bytes() == (tmp_path / "out" / LABEL).read_bytes()
+    assert again.turns == run.turns
+    assert resumed == [run]

@@ -11,6 +11,7 @@ from kvactors.actors import AgentSystem
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.reading import read_journal
+from kvactors.actors.scenarios.results.talk import process_begins
 from kvactors.actors.scenarios.scenario import Scenario
 
 Write = Callable[..., Path]
@@ -29,7 +30,8 @@ def test_a_phase_that_restarts_runs_in_another_process_of_which_who_watches_is_t
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     (tmp_path / "beside").mkdir()
     write("def nothing(run):\n    return []\n", "beside/own_beside.py")
-    text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
+    skipped = "      - {say: 'Never.', when: 1 > 2}\n"
+    text = TALK.replace("  - name: second\n", f"{skipped}  - name: second\n    restart: true\n")
     file = write(f"{text}metrics: own_beside:nothing\n", "beside/talk.yaml")
     scenario = Scenario.load(file, settings=["engine.context=512"])
 
@@ -40,6 +42,12 @@ def test_a_phase_that_restarts_runs_in_another_process_of_which_who_watches_is_t
     assert [event.kind for event in run.events] == ["process", "restart", "process", "end"]
     kept = read_journal(tmp_path / "out" / "runs" / f"{run.header.label}.journal")[1]
     assert [(type(one), one.step) for one in told] == [(type(one), one.step) for one in kept]
+    # A process stands behind the restart that it came of, and its turns are timed from there.
+    _, restart, process, _ = run.events
+    assert process.step == restart.step + 1
+    begins = process_begins(run)
+    assert {begins(turn.step) for turn in run.turns if turn.phase == "first"} == {run.events[0].at}
+    assert {begins(turn.step) for turn in run.turns if turn.phase == "second"} == {process.at}
     second = [turn for turn in run.turns if turn.phase == "second" and turn.round == 1]
     assert {turn.cache for turn in second if turn.verb == "ask"} == {"warm"}
 
