@@ -26,6 +26,7 @@ from kvactors.actors.frontends.server.answering.taken import (
     Taken,
     admission,
     ended_of,
+    is_cut,
     log_opened,
     opened_of,
     places_of,
@@ -205,7 +206,7 @@ class Service:
         except BaseException:
             await self._let_go(plan)
             raise
-        return Taken(plan, agent, ticket, reader)
+        return Taken(plan, agent, ticket, reader, options.sampling)
 
     def _prepare(self, inquiry: Inquiry, plan: Plan) -> tuple[Speaker, TurnOptions]:
         """Who answers, and what is asked: to fork and to read long texts takes time, which is not
@@ -248,11 +249,11 @@ class Service:
             for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
                 broadcast.add(event)
         reply: Reply = await ticket.reply
-        for event in reader.end():
+        for event in reader.end(cut=is_cut(taken, reply)):
             broadcast.add(event)
         await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
         thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
-        ended = replace(ended_of(reply, reader, thought), stop=stop_of(agent, stop))
+        ended = replace(ended_of(taken, reply, thought), stop=stop_of(agent, stop))
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 

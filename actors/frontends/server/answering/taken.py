@@ -22,11 +22,13 @@ from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import KvactorsError
+from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
     "Taken",
     "admission",
     "ended_of",
+    "is_cut",
     "log_opened",
     "marks_of",
     "opened_of",
@@ -49,6 +51,7 @@ class Taken:
     agent: Speaker
     ticket: Ticket
     reader: Reader
+    sampling: Sampling
 
 
 async def admission(ticket: Ticket) -> None:
@@ -111,9 +114,15 @@ def stop_of(agent: Speaker, stops: Sequence[str]) -> str | None:
     return next((stop for stop in stops if hidden.startswith(stop)), None)
 
 
-def ended_of(reply: Reply, reader: Reader, thought: int) -> Ended:
-    """The end of a turn, of its `reply` and `reader`; `thought` tokens were no answer."""
-    reason: Reason = "calls" if reader.calls else reply.finish_reason
+def is_cut(taken: Taken, reply: Reply) -> bool:
+    """Whether more would have come: an answer that has a grammar is whole within its length."""
+    return reply.finish_reason == "length" and taken.sampling.grammar is None
+
+
+def ended_of(taken: Taken, reply: Reply, thought: int) -> Ended:
+    """The end of a turn, of its `reply`; `thought` tokens were no answer."""
+    calls = taken.reader.calls and not is_cut(taken, reply)
+    reason: Reason = "calls" if calls else reply.finish_reason
     used = reply.usage
     usage = Usage(used.prompt_tokens, used.reused_tokens, used.generated_tokens, thought)
     return Ended(reason, usage)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvactors.actors.frontends.server.dialect.token_texts import TokenLine
+from kvactors.actors.frontends.server.dialect.words import Words
 from kvactors.actors.frontends.server.exchange.events import (
     CallArguments,
     CallBegun,
     CallEnded,
     Event,
-    Said,
     Thought,
     TokenLogprob,
 )
@@ -54,7 +54,6 @@ class Reader:
         *,
         thinking: bool = False,
     ) -> None:
-        self.text = ""
         self.thoughts = ""
         self.calls: tuple[Call, ...] = ()
         self._marks = marks
@@ -63,7 +62,13 @@ class Reader:
         self._new_id = new_id
         self._within: Literal["text", "thought", "call"] = "thought" if thinking else "text"
         self._held = ""
+        self._words = Words()
         self._line = TokenLine()
+
+    @property
+    def text(self) -> str:
+        """What was said so far, beside thoughts and calls."""
+        return self._words.text
 
     def feed(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
         """The events of some more text of the answer; `logprobs` are those of more tokens of it,
@@ -81,13 +86,18 @@ class Reader:
             shown, self._held = self._held[:certain], self._held[certain:]
             yield from self._part(shown)
 
-    def end(self) -> Iterator[Event]:
-        """Those of its end."""
+    def end(self, *, cut: bool = False) -> Iterator[Event]:
+        """Those of its end. Of an answer that was `cut` half a call is no word: it is not told."""
         rest, self._held = self._held, ""
-        if self._within == "call" and self._marks.call_end:
-            # It was cut: what is there is no call.
-            self._within, rest = "text", self._marks.call + rest
-        yield from self._part(rest)
+        begun = self.calls and rest and self._marks.call.startswith(rest)
+        if cut and (begun or self._within == "call"):
+            self._words.called()
+        elif self._within == "call" and self._marks.call_end:
+            self._within = "text"
+            yield from self._part(self._marks.call + rest)
+        else:
+            yield from self._part(rest)
+        yield from self._words.end()
 
     def _marks_here(self) -> dict[str, Literal["text", "thought", "call"]]:
         """What may come next, and what is within it."""
@@ -116,19 +126,21 @@ class Reader:
         return 0
 
     def _part(self, text: str) -> Iterator[Event]:
-        logprobs = self._line.pass_on(text)
         if self._within == "call":
+            self._line.pass_on(text)
             yield from self._call(text)
         elif self._within == "thought":
+            self._line.pass_on(text)
             self.thoughts += text
             if text:
                 yield Thought(text)
-        elif self.text or text.strip():
-            # Blank lines around thoughts and calls are nobody's words.
-            said = text if self.text else text.lstrip()
-            self.text += said
+        else:
+            # Where nothing can be called no blank waits.
+            said = text.rstrip() if self._marks.call else text
             if said:
-                yield Said(said, logprobs)
+                yield from self._words.add(said, self._line.pass_on(said))
+            blank = text[len(said) :]
+            self._words.wait(blank, self._line.pass_on(blank))
 
     def _call(self, text: str) -> Iterator[Event]:
         described = [_described(name, tool) for name, tool in self._tools.items()]
@@ -139,9 +151,9 @@ class Reader:
         except Exception:
             # Every parser fails in its own way.
             whole = f"{self._marks.call}{text}{self._marks.call_end}"
-            self.text += whole
-            yield Said(whole)
+            yield from self._words.add(whole, ())
             return
+        self._words.called()
         for name, arguments in made:
             tool = self._tools.get(name)
             call = Call(
@@ -161,10 +173,13 @@ def _made(call: Mapping[str, Any]) -> tuple[str, str]:
     name, arguments = call["name"], call.get("arguments", {})
     if not isinstance(name, str):
         raise TypeError(f"a call's name is text, not {name!r}")
-    if isinstance(arguments, str):
-        json.loads(arguments)
-        return name, arguments
-    return name, json.dumps(arguments, ensure_ascii=False)
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    read = json.loads(written)
+    if not isinstance(read, dict):
+        raise TypeError(f"a call's arguments are a JSON object, not {written}")
+    # NaN, and what is too large for a float, are no JSON; half a surrogate goes into no answer.
+    json.dumps(read, ensure_ascii=False, allow_nan=False).encode()
+    return name, written
 
 
 def _described(name: str, tool: Tool) -> dict[str, Any]:

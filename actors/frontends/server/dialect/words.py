@@ -1,0 +1,42 @@
+"""What an answer says beside its calls. One thread at a time."""
+
+from collections.abc import Iterator
+
+from kvactors.actors.frontends.server.exchange.events import Said, TokenLogprob
+
+__all__ = ["Words"]
+
+
+class Words:
+    """`text` is what was said so far. Blanks at its beginning and around calls are nobody's words:
+    those that may stand before a call wait, and are said if more words follow."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._waiting = Said("")
+        self._behind_call = False
+
+    def add(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[Said]:
+        """Some more text, and what its tokens were given with."""
+        if self.text or text.strip():
+            whole = self._waiting.text + text if self.text else text.lstrip()
+            logprobs = self._waiting.logprobs + logprobs
+            self.text += whole
+            self._waiting, self._behind_call = Said(""), False
+            if whole:
+                yield Said(whole, logprobs)
+
+    def wait(self, blank: str, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Blanks, which a call may follow."""
+        if self.text:
+            before = self._waiting
+            self._waiting = Said(before.text + blank, before.logprobs + logprobs)
+
+    def called(self) -> None:
+        """A call follows."""
+        self._behind_call = True
+
+    def end(self) -> Iterator[Said]:
+        """Nothing follows."""
+        if not self._behind_call:
+            yield from self.add("", ())
