@@ -124,8 +124,9 @@ def test_what_it_said_is_remembered(open_puppet: OpenPuppet) -> None:
         ([], "no more answers"),
         (lambda _said: 1 / 0, "division by zero"),
         (["日本語"], "tokenizer says '<unk>"),
+        (lambda _said: 5, "says text, not 5"),
     ],
-    ids=["empty", "raises", "unknown"],
+    ids=["empty", "raises", "unknown", "no text"],
 )
 def test_what_it_cannot_say_fails_its_turn(open_puppet: OpenPuppet, script: Any, why: str) -> None:
     system = open_puppet(PuppetModel(script))
