@@ -44,7 +44,8 @@ class Sampling:
 
     `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
     `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
-    the random key, so that a draw does not depend on who shares the batch. With
+    the random key, so that a draw does not depend on who shares the batch; with `seed_alone` the
+    seed and the position make it, so that another agent draws the same. With
     `top_logprobs` the reply has each token's log-probability by the model's own logits, and
     so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
     came before the answer as well, which is computed from its beginning for that. `stop` strings
@@ -66,6 +67,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    seed_alone: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
@@ -74,10 +76,9 @@ class Sampling:
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
         for name, most in _NUMBERS.items():
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
-        if not isinstance(self.prompt_logprobs, bool):
-            raise InvalidSampling(
-                f"prompt_logprobs must be True or False, not {self.prompt_logprobs!r:.80}"
-            )
+        for name in ("prompt_logprobs", "seed_alone"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidSampling(f"{name} must be True or False, not {value!r:.80}")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
         if self.grammar is not None and self.choices:
@@ -139,7 +140,10 @@ def _within(name: str, value: object, most: float) -> float:
 
 
 def draw_key(sampling: Sampling, agent_id: str, turn: int, position: int) -> int:
-    """The 64-bit random key of one token: (seed of `sampling`, `agent_id`, `turn`, `position`)."""
+    """The 64-bit random key of one token: (seed of `sampling`, `agent_id`, `turn`, `position`), or
+    of seed and position alone if `sampling` says so."""
+    if sampling.seed_alone:
+        return xxhash.xxh3_64_intdigest(b"%d|%d" % (sampling.seed, position))
     name = agent_id.encode("utf-8", "surrogatepass")
     return xxhash.xxh3_64_intdigest(b"%d|%d|%d|" % (sampling.seed, turn, position) + name)
 

@@ -188,6 +188,15 @@ def test_random_keys_differ_by_agent_turn_position_and_seed() -> None:
     assert draw_key(Sampling(), "a", 0, 0) == draw_key(Sampling(), "a", 0, 0)
 
 
+def test_a_seed_that_stands_alone_draws_the_same_for_another_agent_and_turn() -> None:
+    alone = Sampling(seed=5, seed_alone=True)
+
+    assert draw_key(alone, "a", 0, 9) == draw_key(alone, "b", 3, 9)
+    assert draw_key(alone, "a", 0, 9) != draw_key(alone, "a", 0, 10)
+    other = Sampling(seed=6, seed_alone=True)
+    assert draw_key(alone, "a", 0, 9) != draw_key(other, "a", 0, 9)
+
+
 def test_the_hash_of_tokens_sees_every_token() -> None:
     assert tokens_hash([1, 2, 3]) == tokens_hash((1, 2, 3))
     assert len({tokens_hash([1, 2, 3]), tokens_hash([1, 2, 4]), tokens_hash([1, 2])}) == 3

@@ -1,5 +1,6 @@
 """What a chat completion asks: its body as an Inquiry."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -56,7 +57,9 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         max_tokens=body.max_completion_tokens or body.max_tokens or MOST_TOKENS,
         temperature=body.temperature if body.temperature is not None else 1.0,
         top_p=body.top_p if body.top_p is not None else 1.0,
-        seed=body.seed if body.seed is not None else 0,
+        # Without a seed the same question has another answer; with one, whoever is asked.
+        seed=secrets.randbits(31) if body.seed is None else body.seed,
+        seed_alone=True,
         stop=tuple(text for text in stop if text),
     )
     return Inquiry(
@@ -91,10 +94,14 @@ def _message(index: int, message: Mapping[str, Any]) -> Message:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise refused(f"{where}.tool_calls", "a list of calls")
+    made = [_call(f"{where}.tool_calls.{i}", call) for i, call in enumerate(calls)]
+    if (old := message.get("function_call")) is not None:
+        # As calls were before they had ids: one, and its result is the message behind it.
+        made.append(_call(f"{where}.function_call", {"function": old}))
     return Message(
         role,
         text,
-        tuple(_call(f"{where}.tool_calls.{i}", call) for i, call in enumerate(calls)),
+        tuple(made),
         str(message.get("tool_call_id") or ""),
         str(message.get("name") or ""),
         str(message.get("reasoning_content") or message.get("reasoning") or ""),

@@ -1,6 +1,7 @@
 """What a text completion asks: its body, with as many texts to go on with as it has prompts.
 Pure: any thread."""
 
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +69,7 @@ def _sampling(body: CompletionBody) -> Sampling:
         max_tokens=USUAL_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
         temperature=body.temperature if body.temperature is not None else 1.0,
         top_p=body.top_p if body.top_p is not None else 1.0,
-        seed=body.seed or 0,
+        seed=secrets.randbits(31) if body.seed is None else body.seed,
         top_logprobs=body.logprobs,
         prompt_logprobs=body.echo and body.logprobs is not None,
         stop=tuple(text for text in stop if text),

@@ -1,0 +1,36 @@
+"""A seed that a client gives, and none."""
+
+import openai
+
+
+def told(client: openai.OpenAI, seed: int | None) -> str:
+    """An answer that hardly depends on what is likely."""
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": "Tell me a story"}],
+        seed=seed,
+        temperature=2,
+        max_tokens=12,
+    )
+    return answer.choices[0].message.content or ""
+
+
+def test_the_same_question_with_the_same_seed_has_the_same_answer(texts: openai.OpenAI) -> None:
+    first = told(texts, 42)
+
+    assert [told(texts, 42) for _ in range(3)] == [first] * 3
+    assert told(texts, 43) != first
+
+
+def test_without_a_seed_each_answer_is_another(texts: openai.OpenAI) -> None:
+    assert len({told(texts, None) for _ in range(5)}) > 1
+    model = texts.models.list().data[0].id
+    said = {
+        texts.completions.create(
+            model=model, prompt="Tell me a story", temperature=2, max_tokens=12
+        )
+        .choices[0]
+        .text
+        for _ in range(5)
+    }
+    assert len(said) > 1
