@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
+from kvactors.actors.scenarios.files.scalars import Loader
 from kvactors.actors.scenarios.files.schema import ScenarioWords
 from kvactors.actors.scenarios.files.templates import Problem
 from kvactors.actors.scenarios.files.wording import in_words
@@ -31,20 +32,6 @@ MOST_LEVELS = 50
 # Half of a character: it has no UTF-8 to be stored as.
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 Place = tuple[str | int, ...]
-
-
-class _Loader(yaml.SafeLoader):
-    """As YAML 1.2 has it: yes, no, on and off are words, and only true and false are not."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012  # As its parent has it.
-        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +144,7 @@ def _read(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
 def _composed(text: str, where: str) -> Any:
     """The nodes of a text, each of which can be made; None of an empty one."""
     try:
-        root = yaml.compose(text, _Loader)
+        root = yaml.compose(text, Loader)
     except yaml.YAMLError as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
     except RecursionError:
@@ -170,7 +157,7 @@ def _composed(text: str, where: str) -> Any:
 def _made(root: yaml.Node | None, where: str) -> Any:
     """The values of nodes."""
     try:
-        return None if root is None else _Loader("").construct_document(root)
+        return None if root is None else Loader("").construct_document(root)
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidScenario(_yaml_problem(error, where)) from error
 
