@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvactors.actors.scenarios.files.cast import ALL, Cast
-from kvactors.actors.scenarios.files.expected import may_be_right
+from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, may_be_right
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import (
     PhaseWords,
@@ -190,6 +190,8 @@ class Checks:
             self._columns(text, "agent", who, at)
             self._quotes(text, reach, at)
         expect, choices = probe.expect, probe.choices
+        if is_empty(expect):
+            raise self._make((*here, "expect"), EMPTY)
         known_now = expect is not None and not any(map(dynamic, (expect, *choices)))
         if known_now and not may_be_right(expect, choices, probe.match):
             known = nearest(str(expect), choices)

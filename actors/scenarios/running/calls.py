@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from kvactors.actors.scenarios.files.cast import Member
-from kvactors.actors.scenarios.files.expected import may_be_right
+from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, may_be_right
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords
 from kvactors.actors.scenarios.files.templates import expression, template
@@ -39,6 +39,8 @@ def make_call(script: Script, answers: Answers, asked: Asked, step: Step) -> Cal
 def _probe(words: ProbeWords, names: dict[str, Any]) -> Call:
     expected = None if words.expect is None else _filled(words.expect, names)
     choices = tuple(_filled(choice, names) for choice in words.choices)
+    if is_empty(expected):
+        raise InvalidScenario(EMPTY)
     if not may_be_right(expected, choices, words.match):
         raise InvalidScenario(f"{expected!r} is none of the choices {', '.join(choices)}")
     return Call(_filled(words.ask, names), choices, expected)

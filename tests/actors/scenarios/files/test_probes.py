@@ -70,6 +70,7 @@ def test_a_probe_may_quote_what_is_there_when_it_is_asked(write: Write) -> None:
             "16: probes.0.expect: 'gree' is none of the choices: did you mean 'green'?",
         ),
         ("    expect:", "    each: '[heard]'\n    expect:", "nothing is called 'heard'"),
+        ("expect: green", "expect: ' '", "15: probes.0.expect: what is expected is empty"),
     ],
 )
 def test_what_is_wrong_with_a_probe_is_said_with_its_line(
@@ -96,3 +97,18 @@ def test_what_is_expected_is_one_of_the_choices_when_they_are_filled_in(
     assert {failure.agent for failure in run.failures} == {"anna"}
     assert "'red' is none of the choices green, black" in run.failures[0].text
     assert [turn.right for turn in run.turns if turn.verb == "probe"] == [True, True]
+
+
+def test_a_probe_that_expects_nothing_fails_and_counts_as_no_answer(
+    play: Callable[..., Any],
+) -> None:
+    text = TALK.replace("    choices: [green, black]\n", "").replace(
+        "expect: green", "expect: \"{{ 'of' if agent.name == 'bob' else ' ' }}\""
+    )
+
+    run = play(text).run()
+
+    probes = [turn for turn in run.turns if turn.verb == "probe"]
+    assert [(turn.agent, turn.right) for turn in probes] == [("bob", True), ("bob", True)]
+    assert [failure.agent for failure in run.failures] == ["anna", "anna"]
+    assert "what is expected is empty" in run.failures[0].text
