@@ -5,13 +5,14 @@ What a text may name is said by `Place`: a slip is found when the file is read. 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 
@@ -53,11 +54,37 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             raise SecurityError(f"more than {MOST_MADE:,} characters")
         return super().call_binop(context, operator, left, right)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return _called(super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return _called(super().getitem(obj, argument))
+
+
+class _Call:
+    """A method `of` something, without a text: that would be where it lies in memory."""
+
+    def __init__(self, of: Callable[..., Any]) -> None:
+        self._of = of
+        self.__name__ = of.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._of(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        raise TemplateRuntimeError(f"{self.__name__} is no text: call it")
+
+
+def _called(value: Any) -> Any:
+    is_method = isinstance(value, MethodType | BuiltinMethodType | FunctionType)
+    return _Call(value) if is_method else value
+
 
 def _printed(value: Any) -> Any:
     """What is printed: nothing whose text is where it lies in memory."""
     if not isinstance(value, Undefined) and (callable(value) or isinstance(value, Iterator)):
-        raise TypeError(f"{type(value).__name__} is no text: call it, or make a list of it")
+        name = getattr(value, "__name__", type(value).__name__)
+        raise TypeError(f"{name} is no text: call it, or make a list of it")
     return value
 
 
@@ -70,7 +97,27 @@ _JINJA = _Sandbox(
 )
 # The same seed gives the same texts: nothing draws from the process's own random numbers.
 _JINJA.globals = {name: _JINJA.globals[name] for name in ("range", "dict", "namespace")}
+_JINJA.globals["range"] = _Call(safe_range)
 del _JINJA.filters["random"]
+
+
+def _listed(lazy: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that gives a list where it gave what can be gone through once."""
+
+    @wraps(lazy)  # With what Jinja has written on it.
+    def listed(*args: Any, **kwargs: Any) -> Any:
+        made = lazy(*args, **kwargs)
+        return list(made) if isinstance(made, Iterator) else made
+
+    return listed
+
+
+# Joined with a text, what can be gone through once would be where it lies in memory.
+for _name in (
+    *("batch", "items", "map", "reject", "rejectattr", "reverse"),
+    *("select", "selectattr", "slice", "unique"),
+):
+    _JINJA.filters[_name] = _listed(_JINJA.filters[_name])
 
 
 @dataclass(frozen=True, slots=True)
