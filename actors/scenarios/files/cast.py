@@ -6,6 +6,7 @@ Any thread.
 import csv
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,6 +94,7 @@ def make_cast(words: ScenarioWords, folder: Path, base: Mapping[str, Any], probl
         if member.name in seen:
             raise problem(("agents", member.view.group), f"two agents are called {member.name!r}")
         seen.add(member.name)
+    _check_groups(members, problem)
     _check_origins(members, [phase.name for phase in words.phases], problem)
     cast = Cast(_with_personas(members))
     members = list(cast.members.values())
@@ -204,6 +206,19 @@ def _with_personas(members: Sequence[Member]) -> list[Member]:
         return member if member.from_ is None else root(by_name[member.from_])
 
     return [replace(member, persona=root(member).persona) for member in members]
+
+
+def _check_groups(members: Sequence[Member], problem: Any) -> None:
+    """A name means an agent, or a group of others, or everybody."""
+    sizes = Counter(member.view.group for member in members)
+    for member in members:
+        name, group = member.name, member.view.group
+        if ALL in (name, group):
+            raise problem(("agents", group), f"{ALL!r} means everybody: call it otherwise")
+        if name in sizes and (name != group or sizes[name] > 1):
+            raise problem(
+                ("agents", group), f"{name!r} is an agent and a group: call one of them otherwise"
+            )
 
 
 def _check_origins(members: Sequence[Member], phases: Sequence[str], problem: Any) -> None:

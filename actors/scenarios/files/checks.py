@@ -106,7 +106,10 @@ class Checks:
             joins = self._cast.members[name].joins
             if joins is not None and self._phases.index(joins) > number:
                 raise self._make((*here, "who"), f"{name} joins only at phase {joins!r}")
-        self._cast.resolve(phase.starts, self._at(*here, "starts"))
+        starts = self._cast.resolve(phase.starts, self._at(*here, "starts"))
+        if starts and not set(starts) & set(who):
+            names = ", ".join(phase.starts)
+            raise self._make((*here, "starts"), f"`who` has none of {names}: nobody would speak")
         if phase.channel is not None and phase.channel not in self._words.channels:
             known = nearest(phase.channel, self._words.channels)
             raise self._make((*here, "channel"), f"no such channel: {known}")
@@ -215,6 +218,11 @@ class Checks:
             for word in ("phase", "agent", "step"):
                 if not isinstance(filters.get(word), str | None):
                     raise at(f"a {word} goes by its name, and not {filters[word]!r:.80}")
+            number = filters.get("round")
+            if number is not None and (type(number) is not int or number < 1):
+                raise at(f"a round goes by its number, from 1 on, and not {number!r:.80}")
+            if not isinstance(filters.get("text"), str | None):
+                raise at(f"what is counted is a text, and not {filters['text']!r:.80}")
             phase = filters.get("phase")
             if phase is not None and phase not in self._phases:
                 raise at(f"no phase is called {phase!r}: {nearest(str(phase), self._phases)}")

@@ -30,6 +30,7 @@ __all__ = [
 
 MOST_ROUNDS = 1_000_000
 MOST_SEEDS = 10_000
+MOST_CHOICES = 256  # of Sampling
 
 Scalar = bool | int | float | str | None
 # What ids of agents, folders and expressions can hold without a quote.
@@ -169,6 +170,8 @@ class StepWords(Words):
             raise ValueError("`choose` has a `prompt`, and no other step has one")
         if self.choose is not None and len(set(self.choose)) < max(2, len(self.choose)):
             raise ValueError("`choose` is between two or more different texts")
+        if len(self.choose or ()) > MOST_CHOICES:
+            raise ValueError(f"`choose` is between {MOST_CHOICES} texts at most")
         return self
 
     @property
@@ -245,6 +248,8 @@ class ProbeWords(Words):
             raise ValueError("what was `never_told` is `about` no phase")
         if self.choices and len(set(self.choices)) < max(2, len(self.choices)):
             raise ValueError("`choices` are two or more different texts")
+        if len(self.choices) > MOST_CHOICES:
+            raise ValueError(f"`choices` are {MOST_CHOICES} texts at most")
         return self
 
 
