@@ -7,7 +7,7 @@ resumes it. While a message is handled the prompt lane, in which messages wait, 
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -16,10 +16,11 @@ from pykka import Future
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Context, Services
+from kvactors.actors.behaviours.forgetting import exchanges_at_end
 from kvactors.actors.behaviours.mail import Deliver, GiveUp
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
-from kvactors.actors.runtime.futures import ReplyFuture, next_awaited
+from kvactors.actors.runtime.futures import ReplyFuture, all_of, next_awaited
 from kvactors.actors.runtime.supervision import Restarts, Supervision
 from kvactors.actors.runtime.waits import Answer, Waiter, run_as
 from kvactors.core.errors import BehaviourFailed, InvalidConfig, SystemStopped
@@ -35,12 +36,13 @@ MakeBehaviour = Callable[[], AgentBehaviour]
 @dataclass(slots=True, eq=False)
 class Run:
     """A message that is being handled, one unit of outstanding work. Without a message: the
-    behaviour's own start, and the pause before it starts again."""
+    behaviour's own start, and the pause before it starts again. `left`: futures of the turns that
+    were taken for it, and that the agent forgets if it fails."""
 
     deliver: Deliver | None
     work: Coroutine[Any, Any, Any] | None = None
     awaited: ReplyFuture[Any] | None = None
-    turns_before: int = 0
+    left: list[ReplyFuture[Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """To a behaviour's actor: the pause after a failure is over."""
+    """To a behaviour's actor: the pause after a failure is over, and what failed takes no turn."""
 
     run: Run
-    rewind: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,6 @@ class BehaviourActor(SystemActor):
 
     def _begin(self, run: Run, call: Callable[[], Any]) -> None:
         self._runs[run] = None
-        run.turns_before = self._context.turns
         if run.deliver is None or not self._behaviour.reentrant:
             self.actor_inbox.open_to_prompts = False
         try:
@@ -199,6 +199,7 @@ class BehaviourActor(SystemActor):
     def _acting(self, run: Run, call: Callable[[], Any]) -> Any:
         """What `call` gives: whatever answer it awaits, this run of the behaviour waits for it."""
         name = self._agent.agent_id
+        self._context.left = run.left if self._policy.on_error == "rewind" else None
         alone = run.deliver is None or not self._behaviour.reentrant
         return run_as(Waiter(self._router.waits, name, name if alone else run.deliver), call)
 
@@ -253,14 +254,17 @@ class BehaviourActor(SystemActor):
             return
         lost = BehaviourFailed(f"the behaviour of {self._agent.agent_id!r} was restarted")
         lost.__cause__ = error
+        failed = [run, *self._runs]
         self._drop_runs(lost)
         self.actor_inbox.open_to_prompts = False
-        took_turn = self._context.turns > run.turns_before
-        again = Run(None)
+        # With those of the pause that this failure ends, if it does.
+        again = Run(None, left=[left for one in failed for left in one.left])
         self._runs[again] = None
         self._router.outstanding.begin_work()
-        restart = Restart(again, rewind=self._policy.on_error == "rewind" and took_turn)
-        self._supervisor.after(wait, lambda: send(self.actor_ref, restart))
+        restart = Restart(again)
+        self._supervisor.after(
+            wait, lambda: all_of(again.left).on_done(lambda _: send(self.actor_ref, restart))
+        )
 
     def _drop_runs(self, error: BaseException) -> None:
         runs, self._runs = self._runs, {}
@@ -273,9 +277,10 @@ class BehaviourActor(SystemActor):
     def _restart(self, message: Restart) -> None:
         if message.run not in self._runs:
             return
-        if message.rewind:
-            again = Restart(message.run, rewind=False)
-            self._agent.rewind().on_done(lambda _: send(self.actor_ref, again))
+        count = exchanges_at_end(self._agent.transcript().turns, message.run.left)
+        message.run.left = []
+        if count:
+            self._agent.rewind(count).on_done(lambda _: send(self.actor_ref, message))
             return
         self._behaviour = self._made()
         self._begin(message.run, self._behaviour.on_start)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from kvactors.actors.agents.handle import Agent, agent_named
+from kvactors.actors.behaviours.forgetting import left_by
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import check_callable, check_known, check_topic, check_turn
@@ -60,12 +61,14 @@ class Services(Protocol):
 class Context:
     """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
     besides. `turns` counts the turns that its behaviour took; `reentrant` is what the behaviour
-    says of itself."""
+    says of itself; `left` takes a future of what each turn leaves in the agent's memory, where a
+    restart is to forget that."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
         self.reentrant = False
         self.turns = 0
+        self.left: list[ReplyFuture[Any]] | None = None
         self.router = router
         self._services = services
         self._scheduled: dict[Scheduled, None] = {}
@@ -207,6 +210,8 @@ class Context:
 
     def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
         self.turns += 1
+        if self.left is not None:
+            self.left.append(left_by(self.agent, future))
         return future
 
     def _sending(self, to: str, message: Any) -> None:

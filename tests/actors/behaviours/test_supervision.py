@@ -16,7 +16,7 @@ from kvactors.actors import (
     Terminated,
 )
 from kvactors.actors.runtime.supervision import Restarts
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import ContextExceeded, InvalidConfig
 
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
@@ -90,6 +90,68 @@ def test_a_restart_can_forget_the_turn_of_the_failed_message(
 
     assert agent.request("x").get(timeout=WAIT) == 1
     assert len(agent.transcript().turns) == turns
+
+
+class Remembering(AgentBehaviour):
+    """Takes a turn of these tokens, then fails as it is told, before and after further ones."""
+
+    async def on_message(self, message: str, sender: Agent | None) -> None:
+        if message == "too long":
+            await self.think([1], sampling=Sampling(max_tokens=10**6))
+        await self.think([7, 7], sampling=SHORT)
+        if message == "finish":
+            return
+        await self.observe("seen")
+        if message == "hurry":
+            self.think([8], sampling=SHORT)
+        if message == "others":
+            await self.agent.ask([5], sampling=SHORT)
+            await self.think([8], sampling=SHORT)
+        if message == "child":
+            await self.spawn("b", behaviour=Fragile(), supervision=Supervision("escalate"))
+            await self.ask("b", ValueError("child's"))
+        raise ValueError(message)
+
+
+@pytest.mark.parametrize(
+    ("failing", "kept"),
+    [("too long", 0), ("twice", 0), ("hurry", 0), ("child", 0), ("others", 5)],
+)
+def test_a_restart_forgets_the_turns_of_the_failed_message_and_nobody_elses(
+    system: AgentSystem, failing: str, kept: int
+) -> None:
+    supervision = Supervision("rewind", backoff=0)
+    agent = system.spawn("a", behaviour=Remembering, supervision=supervision)
+    agent.request("finish").get(timeout=WAIT)
+    before = agent.transcript().turns
+
+    with pytest.raises((ContextExceeded, ValueError, BehaviourFailed)):
+        agent.request(failing).get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+
+    # What somebody else asked for stays, with what it came after.
+    after = agent.transcript().turns
+    assert after[: len(before)] == before
+    assert len(after) - len(before) == kept
+
+
+def test_an_answer_given_again_is_not_forgotten_with_the_message_that_asked_again(
+    system: AgentSystem,
+) -> None:
+    class Asking(AgentBehaviour):
+        async def on_message(self, message: str, sender: Agent | None) -> None:
+            await self.think([7, 7], sampling=SHORT, request_id="once")
+            if message == "fail":
+                raise ValueError(message)
+
+    supervision = Supervision("rewind", backoff=0)
+    agent = system.spawn("a", behaviour=Asking, supervision=supervision)
+    agent.request("finish").get(timeout=WAIT)
+
+    fail(agent, "fail")
+    assert system.wait_idle(WAIT)
+
+    assert len(agent.transcript().turns) == 2
 
 
 def test_messages_wait_while_a_behaviour_restarts(system: AgentSystem) -> None:
