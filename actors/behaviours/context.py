@@ -18,7 +18,14 @@ from kvactors.core.errors import InvalidInput
 from kvactors.core.numbers import number
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["Context", "Scheduled", "Services", "with_choices"]
+__all__ = [
+    "Context",
+    "Scheduled",
+    "Services",
+    "check_ask",
+    "check_broadcast",
+    "with_choices",
+]
 
 
 class Scheduled:
@@ -60,9 +67,9 @@ class Services(Protocol):
 
 class Context:
     """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
-    besides. `turns` counts the turns that its behaviour took; `reentrant` is what the behaviour
-    says of itself; `left` takes a future of what each turn leaves in the agent's memory, where a
-    restart is to forget that."""
+    besides. `turns` counts the turns that its behaviour asked for, those that were refused too;
+    `reentrant` is what the behaviour says of itself; `left` takes a future of what each turn leaves
+    in the agent's memory, where a restart is to forget that."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
@@ -84,9 +91,13 @@ class Context:
     ) -> ReplyFuture[Reply]:
         """A turn: `prompt`, `choices`, `sampling`, `timeout` and the other `options` of
         `Agent.ask`. Raises what that raises."""
-        check_known("think", options, AskOptions.__annotations__)
-        sampling = with_choices(sampling, choices)
-        future = self._turn(self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options))
+
+        def ask() -> ReplyFuture[Reply]:
+            check_known("think", options, AskOptions.__annotations__)
+            answers = with_choices(sampling, choices)
+            return self.agent.ask(prompt, sampling=answers, timeout=timeout, **options)
+
+        future = self._turn(ask)
         journal, number = self.router.journal, self.turns
         if journal is not None:
             note = functools.partial(journal.turn, self.agent.agent_id, number)
@@ -95,7 +106,7 @@ class Context:
 
     def observe(self, text: str, role: str) -> ReplyFuture[Reply]:
         """A turn without an answer."""
-        return self._turn(self.agent.observe(text, role))
+        return self._turn(lambda: self.agent.observe(text, role))
 
     def rewind(self, turns: int | None, to_token: int | None) -> ReplyFuture[Rewound]:
         """Forget."""
@@ -109,13 +120,7 @@ class Context:
 
     def ask(self, to: str | Agent, message: Any, timeout: float | None) -> ReplyFuture[Any]:
         """A `message` `to` an agent, its answer within `timeout` seconds. Raises InvalidInput."""
-        check_turn(None, timeout)
-        name = agent_named(to)
-        if name == self.agent.agent_id and timeout is None and not self.reentrant:
-            raise InvalidInput(
-                f"{name!r} handles one message at a time and would wait for its own answer "
-                "for ever: use send, a timeout, or a reentrant behaviour"
-            )
+        name = check_ask(self, to, timeout)
         self._sending(name, message)
         self._asked += 1
         future = self.router.ask(name, message, self.agent, timeout)
@@ -127,9 +132,7 @@ class Context:
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None) -> ReplyFuture[None]:
         """A message to several. Raises InvalidInput for one agent: its name has letters."""
-        if isinstance(to, str | bytes) or not (to is None or isinstance(to, Iterable)):
-            raise InvalidInput(f"broadcast sends to a list of agents, not {to!r:.80}")
-        named = None if to is None else [agent_named(one) for one in to]
+        named = check_broadcast(to)
         self._sending("*" if named is None else ",".join(named), message)
         if named is None:
             named = sorted(self.router.receivers().keys() - {self.agent.agent_id})
@@ -208,8 +211,16 @@ class Context:
         check_callable("function", function)
         return self._services.run_blocking(self.agent.agent_id, lambda: function(*args))
 
-    def _turn(self, future: ReplyFuture[Reply]) -> ReplyFuture[Reply]:
+    def _turn(self, ask: Callable[[], ReplyFuture[Reply]]) -> ReplyFuture[Reply]:
+        """What `ask` gives. Where it is refused at once the journal says so: a replay has no model
+        that could refuse it, nor others that wait."""
         self.turns += 1
+        try:
+            future = ask()
+        except Exception as error:
+            if (journal := self.router.journal) is not None:
+                journal.failed(self.agent.agent_id, "turn", self.turns, error, at_once=True)
+            raise
         if self.left is not None:
             self.left.append(left_by(self.agent, future))
         return future
@@ -238,6 +249,32 @@ class Context:
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
     """The sampling, and that the answer is one of these."""
     return replace(sampling or Sampling(), choices=choices) if choices else sampling
+
+
+class Asks(Protocol):
+    """Whose behaviour asks others: of these an `agent` has an id."""
+
+    agent: Any
+    reentrant: bool
+
+
+def check_ask(asks: Asks, to: object, timeout: float | None) -> str:
+    """The id of the agent that is asked. Raises InvalidInput for what can have no answer."""
+    check_turn(None, timeout)
+    name = agent_named(to)
+    if name == asks.agent.agent_id and timeout is None and not asks.reentrant:
+        raise InvalidInput(
+            f"{name!r} handles one message at a time and would wait for its own answer "
+            "for ever: use send, a timeout, or a reentrant behaviour"
+        )
+    return name
+
+
+def check_broadcast(to: object) -> list[str] | None:
+    """The ids of the agents that it goes to; None for all. Raises InvalidInput."""
+    if isinstance(to, str | bytes) or not (to is None or isinstance(to, Iterable)):
+        raise InvalidInput(f"broadcast sends to a list of agents, not {to!r:.80}")
+    return None if to is None else [agent_named(one) for one in to]
 
 
 def _check_seconds(seconds: object, least: float) -> None:

@@ -5,7 +5,8 @@ A file of msgpack maps, appended in the order of time. `at` is in seconds since 
     {"kind": "message", "at", "agent", "sender", "message"}     an agent begins to handle it
     {"kind": "turn", "at", "agent", "number", "text", "token_ids", "finish_reason", "scores"}
     {"kind": "answer", "at", "agent", "number", "value"}        of the number-th `ask`
-    {"kind": "failed", "at", "agent", "of", "number", "error", "text"}  a turn or answer instead
+    {"kind": "failed", "at", "agent", "of", "number", "error", "text", "at_once"}  a turn or answer
+                                instead; `at_once`: it was refused, there was no future
     {"kind": "sent", "at", "agent", "number", "to", "message"}  the number-th thing it sent
 
 Values of msgpack stand as they are; others are maps of one key that names the kind. Classes are
@@ -63,11 +64,14 @@ class Journal:
         """Another agent answered question `number` of `agent_id` with `value`."""
         self._write("answer", agent_id, number=number, value=pack(value))
 
-    def failed(self, agent_id: str, of: str, number: int, error: BaseException) -> None:
+    def failed(
+        self, agent_id: str, of: str, number: int, error: BaseException, *, at_once: bool = False
+    ) -> None:
         """A turn or an answer (`of`), the one of this `number`, ended for `agent_id` with an
-        `error`."""
-        name = type(error).__name__
-        self._write("failed", agent_id, of=of, number=number, error=name, text=str(error))
+        `error`; `at_once`: it was refused."""
+        name, text = type(error).__name__, str(error)
+        values = {"of": of, "number": number, "error": name, "text": text, "at_once": at_once}
+        self._write("failed", agent_id, **values)
 
     def sent(self, agent_id: str, number: int, to: str, message: Any) -> None:
         """`agent_id` sent its `message` of this `number` `to` an agent or a topic."""

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from kvactors.actors import errors as of_storage
-from kvactors.actors.agents.handle import Agent
+from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
-from kvactors.actors.behaviours.context import Scheduled, with_choices
+from kvactors.actors.behaviours.context import Scheduled, check_ask, check_broadcast, with_choices
 from kvactors.actors.behaviours.journal import pack, read_journal, unpack
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import check_path
+from kvactors.actors.turns.checks import check_path, check_rewind, check_topic
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
 
@@ -114,15 +114,15 @@ class _Recorded:
         spawned = None if system is None else system.spawn(agent_id)
         self.agent: Any = spawned or SimpleNamespace(agent_id=agent_id)
         self._live = spawned is not None
-        self.turns = self._answers = self._sent = 0
+        self.reentrant = False
+        self.turns = self._asked = self._answers = self._sent = 0
         self._types = types
         self._differences = differences
         self._records = {(r.get("of", r["kind"]), r.get("number")): r for r in records}
         self._expected = sum(record["kind"] == "sent" for record in records)
 
     def think(self, prompt: Any, choices: Any, sampling: Any, timeout: Any, options: Any) -> Any:
-        self.turns += 1
-        recorded = self._record("turn", self.turns)
+        recorded = self._turn() or self._record("turn", self._asked)
         if recorded["kind"] == "failed":
             return _failed(recorded)
         if not self._live:
@@ -130,26 +130,39 @@ class _Recorded:
             return _done(SimpleNamespace(**{name: recorded[name] for name in names}))
         sampling = with_choices(sampling, choices)
         reply = self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options).get()
-        self._compare(f"turn {self.turns}", recorded["text"], reply.text)
+        self._compare(f"turn {self._asked}", recorded["text"], reply.text)
         return _done(reply)
 
     def observe(self, text: str, role: str) -> Any:
-        self.turns += 1
+        self._turn()
         return self.agent.observe(text, role) if self._live else _done(None)
 
+    def _turn(self) -> dict[str, Any] | None:
+        """What the journal has of the next turn: nothing of what was observed. Raises what refused
+        it."""
+        self._asked += 1
+        recorded = self._records.get(("turn", self._asked))
+        if recorded is not None and recorded.get("at_once"):
+            raise error_of(recorded["error"], recorded["text"])
+        self.turns += 1
+        return recorded
+
     def rewind(self, turns: Any, to_token: Any) -> Any:
+        check_rewind(turns, to_token)
         return self.agent.rewind(turns, to_token=to_token) if self._live else _done(None)
 
     def send(self, to: Any, message: Any) -> Any:
+        return self._sending(agent_named(to), message)
+
+    def _sending(self, name: str, message: Any) -> Any:
         self._sent += 1
         recorded = self._records.get(("sent", self._sent), {"to": None, "message": None})
-        name = to if isinstance(to, str) else to.agent_id
         was, now = (recorded["to"], recorded["message"]), (name, pack(message))
         self._compare(f"message {self._sent}", was, now)
         return _done(None)
 
     def ask(self, to: Any, message: Any, timeout: Any) -> Any:
-        self.send(to, message)
+        self._sending(check_ask(self, to, timeout), message)
         self._answers += 1
         recorded = self._record("answer", self._answers)
         if recorded["kind"] == "failed":
@@ -157,11 +170,12 @@ class _Recorded:
         return _done(unpack(recorded["value"], self._types))
 
     def broadcast(self, message: Any, to: Any) -> Any:
-        names = None if to is None else [t if isinstance(t, str) else t.agent_id for t in to]
-        return self.send("*" if names is None else ",".join(names), message)
+        names = check_broadcast(to)
+        return self._sending("*" if names is None else ",".join(names), message)
 
     def publish(self, topic: str, message: Any) -> Any:
-        return self.send(topic, message)
+        check_topic(topic)
+        return self._sending(topic, message)
 
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
         return _done(function(*args))

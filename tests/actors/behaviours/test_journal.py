@@ -187,3 +187,49 @@ def test_a_journal_that_cannot_be_made_leaves_no_system_behind(
     # The store is not locked any more.
     system = open_system(journal=tmp_path / "journal")
     assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
+
+
+class Clumsy(AgentBehaviour):
+    """Goes on after what it asked for was refused at once."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    async def on_message(self, message: Any, sender: Agent | None) -> None:
+        for wrong in (
+            lambda: self.think(""),
+            lambda: self.think([10**9]),
+            lambda: self.think("x", timeout=-1),
+            lambda: self.think("x", tokens=1),
+            lambda: self.observe(""),
+            lambda: self.rewind(0),
+            lambda: self.send("", "x"),
+            lambda: self.ask(self.agent, "x"),
+            lambda: self.broadcast("x", to="bank"),
+            lambda: self.publish(1, "x"),  # type: ignore[arg-type]
+        ):
+            try:
+                wrong()
+            except ValueError as error:
+                self.refused.append(f"{type(error).__name__}: {error}")
+        await self.observe("It rains.")
+        reply = await self.think([1, 2], sampling=SHORT)
+        await self.send("bank", reply.text)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_was_refused_at_once_is_refused_again_and_the_turns_after_it_are_found(
+    open_system: Callable[..., AgentSystem], tmp_path: Path, live: bool
+) -> None:
+    system = open_system(store=False, journal=tmp_path / "journal")
+    system.spawn("bank", behaviour=Bank())
+    first, again = Clumsy(), Clumsy()
+    system.spawn("a", behaviour=first).request("go").get(timeout=WAIT)
+    system.stop()
+
+    other = open_system(store=False) if live else None
+    found = replay(tmp_path / "journal", {"a": again}, system=other)
+
+    assert (found.messages, found.turns, found.differences) == (1, 2, ())
+    assert again.refused == first.refused
+    assert len(first.refused) == 10
