@@ -259,7 +259,8 @@ class Asks(Protocol):
 
 
 def check_ask(asks: Asks, to: object, timeout: float | None) -> str:
-    """The id of the agent that is asked. Raises InvalidInput for what can have no answer."""
+    """The id of the agent `to` which `asks` turns, for `timeout` seconds. Raises InvalidInput for
+    what can have no answer."""
     check_turn(None, timeout)
     name = agent_named(to)
     if name == asks.agent.agent_id and timeout is None and not asks.reentrant:
