@@ -62,7 +62,8 @@ def replay(
     and other agents do nothing: what came of them is in the journal. One agent is replayed after
     the other, in the order of `behaviours`, each with its own messages in the order in which it
     began them; the order between agents is not repeated, and messages that a reentrant behaviour
-    handled at once come one after the other. Raises InvalidInput, and whatever a behaviour raises.
+    handled at once come one after the other. Raises InvalidInput, and whatever a behaviour raises:
+    there it ends, also where the behaviour was made anew when it ran.
     """
     check_path("path", path)
     if not isinstance(behaviours, Mapping):

@@ -17,6 +17,7 @@ from kvactors.actors import (
     InvalidConfig,
     InvalidInput,
     Sampling,
+    Supervision,
     replay,
 )
 from kvactors.actors.behaviours.journal import pack, read_journal, unpack
@@ -233,3 +234,28 @@ def test_what_was_refused_at_once_is_refused_again_and_the_turns_after_it_are_fo
     assert (found.messages, found.turns, found.differences) == (1, 2, ())
     assert again.refused == first.refused
     assert len(first.refused) == 10
+
+
+def test_a_replay_ends_with_the_error_behind_which_a_behaviour_was_made_anew(
+    open_system: Callable[..., AgentSystem], tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    class Failing(AgentBehaviour):
+        def on_message(self, message: Any, sender: Agent | None) -> None:
+            told.append(message)
+            if message == "fail":
+                raise LookupError(message)
+
+    system = open_system(store=False, journal=tmp_path / "journal")
+    agent = system.spawn("a", behaviour=Failing, supervision=Supervision("restart", backoff=0))
+    for message in ("before", "fail", "behind"):
+        agent.deliver(message)
+    assert system.wait_idle(WAIT)
+    system.stop()
+    assert told == ["before", "fail", "behind"]
+
+    told.clear()
+    with pytest.raises(LookupError, match="fail"):
+        replay(tmp_path / "journal", {"a": Failing()})
+    assert told == ["before", "fail"]
