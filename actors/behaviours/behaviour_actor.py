@@ -277,7 +277,7 @@ class BehaviourActor(SystemActor):
     def _restart(self, message: Restart) -> None:
         if message.run not in self._runs:
             return
-        count = exchanges_at_end(self._agent.transcript().turns, message.run.left)
+        count = exchanges_at_end(self._agent, message.run.left)
         message.run.left = []
         if count:
             self._agent.rewind(count).on_done(lambda _: send(self.actor_ref, message))
