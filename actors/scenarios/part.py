@@ -2,7 +2,6 @@
 restart. One thread, which waits for the system.
 """
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvactors.actors.scenarios.files.own import own_module
 from kvactors.actors.scenarios.folder import RunFolder, source_of
 from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
@@ -226,16 +226,17 @@ def read_runs(folder: RunFolder) -> list[Run]:
             run = run_of(*read_journal(path))
             run = replace(run, metrics=measure(run.turns, run.heard))
             for name in folder.words.metrics:
-                run = _with_own(name, run)
+                run = _with_own(name, run, folder.homes)
             runs.append(run)
     return runs
 
 
-def _with_own(name: str, run: Run) -> Run:
-    """A run with what an own function says of it; one that fails is a failure of the run."""
+def _with_own(name: str, run: Run, homes: Sequence[Path]) -> Run:
+    """A run with what an own function, which may be in the `homes`, says of it; one that fails is a
+    failure of the run."""
     module, _, attribute = name.partition(":")
     try:
-        own = [_sound(m) for m in getattr(importlib.import_module(module), attribute)(run)]
+        own = [_sound(m) for m in getattr(own_module(module, homes), attribute)(run)]
     except (Exception, SystemExit) as error:  # Whatever somebody's function may do.
         text = f"metric {name}: {error}"
         failure = Failure(0, "", "", 0, "", type(error).__name__, text)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kvactors.actors.scenarios.diff import Difference, differences
 from kvactors.actors.scenarios.files.document import read_document
+from kvactors.actors.scenarios.files.own import look_in
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ScenarioWords, json_schema
 from kvactors.actors.scenarios.folder import RunFolder, check_script
@@ -77,7 +78,7 @@ class Scenario:
         changed = [*settings, *([] if model is None else [f"model={model}"])]
         document = read_document(path).with_values(changed)
         homes = tuple(dict.fromkeys(file.parent for file, _ in document.sources))
-        _importable(homes)
+        look_in(homes)
         words = document.check()
         for point in points(words):
             check_script(words, point, path.parent, document.problem)
@@ -227,15 +228,8 @@ def part_in_folder(path: str) -> int:
 
 def _open(path: str | Path) -> RunFolder:
     folder = RunFolder.open(Path(path))
-    _importable(folder.homes)
+    look_in(folder.homes)
     return folder
-
-
-def _importable(folders: Iterable[Path]) -> None:
-    """Let own metrics stand beside the file, as modules stand beside a program."""
-    for where in (str(folder.resolve()) for folder in folders):
-        if where not in sys.path:
-            sys.path.append(where)
 
 
 def _in_another_process(folder: RunFolder, watch: Watch) -> str:

@@ -3,12 +3,12 @@
 Any thread.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvactors.actors.scenarios.files.cast import ALL, Cast
 from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, may_be_right
+from kvactors.actors.scenarios.files.own import own_module
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import (
     PhaseWords,
@@ -241,7 +241,7 @@ def load_own(name: str, at: Problem) -> Any:
     if not (module and colon and attribute):
         raise at(f"what is your own is named module:name, not {name!r}")
     try:
-        found = importlib.import_module(module)
+        found = own_module(module)
     except (Exception, SystemExit) as error:  # Whatever somebody's module may do.
         if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or ":"):
             raise at(f"no module {error.name!r} is beside the file, or installed") from error
