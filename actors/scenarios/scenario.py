@@ -96,6 +96,7 @@ class Scenario:
         own; `lockstep`: a round begins when the last one has ended. `watch` is told of each record.
         The results are written, and given back. Raises InvalidScenario, KvactorsError, OSError;
         what was done until then is kept, and `resume_run` goes on."""
+        look_in(self.homes)  # Another may have been loaded since.
         _check_own(self.words, system)
         folder = RunFolder.create(
             Path(out), self.words, self.folder, homes=self.homes, lockstep=lockstep

@@ -75,6 +75,16 @@ def test_two_scenarios_have_modules_of_one_name(homes: list[Path], tmp_path: Pat
     assert not again.failures
 
 
+def test_a_scenario_has_its_own_though_another_was_loaded_since(
+    homes: list[Path], tmp_path: Path
+) -> None:
+    for scenario, home in zip([Scenario.load(h / "talk.yaml") for h in homes], homes, strict=True):
+        with open_system(tmp_path / f"{home.name}-store") as system:
+            [run] = scenario.run(system, out=home / "out")
+
+        assert _own(run) == ({f"of_{home.name}"}, {f"I am of {home.name}."})
+
+
 def test_what_a_module_beside_a_file_makes_is_copied_and_pickled(homes: list[Path]) -> None:
     one, two = (own_module("own_things", [home]) for home in homes)
     kept = two.Kept("changed")
