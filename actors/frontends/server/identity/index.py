@@ -172,7 +172,7 @@ class Index:
         last its end; it was told `notes`. `answer_id` names what it answered there."""
         places, now = list(places), self._clock()
         with self._db:
-            self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
+            self._leave(agent_id, keep)
             self._db.executemany(
                 "insert or replace into places values (?, ?, ?, ?, ?)",
                 [(p.chain, agent_id, p.turns, p.mark, p.notes) for p in places],
@@ -199,6 +199,17 @@ class Index:
     def forget(self, agent_id: str) -> None:
         """The agent is no more."""
         with self._db:
-            for table in ("places", "agents", "answers"):
+            self._leave(agent_id, -1)
+            for table in ("agents", "answers"):
                 self._db.execute(f"delete from {table} where agent = ?", (agent_id,))
-            self._db.execute("delete from said where chain not in (select chain from places)")
+
+    def _leave(self, agent_id: str, keep: int) -> None:
+        """No places of an agent behind its first `keep` turns, nor what nobody else said there: by
+        its own places, for a look at all that was ever said takes as long as there is of it."""
+        self._db.execute(
+            "delete from said where chain in (select chain from places as mine"
+            " where agent = ? and turns > ? and not exists (select 1 from places as other"
+            " where other.chain = mine.chain and other.agent <> mine.agent))",
+            (agent_id, keep),
+        )
+        self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))

@@ -1,0 +1,57 @@
+"""What is forgotten with an agent: what it alone has said, and nothing is looked at but that."""
+
+from kvactors.actors.frontends.server.identity.index import Index, Known, Place
+
+START = b"start"
+
+
+def chain(agent: int, number: int) -> bytes:
+    return b"%08d%08d" % (agent, number)
+
+
+def filled(agents: int) -> Index:
+    """An index of so many agents that have said a hundred messages each."""
+    index = Index(None)
+    for agent in range(agents):
+        name, hashes = f"c-{agent}", [chain(agent, number) for number in range(100)]
+        index.begin(Known(name, "", "", "{}", "{}", named=False))
+        places = [Place(hash_, name, n, "mark", "{}") for n, hash_ in enumerate(hashes, 1)]
+        index.note(name, 0, places, "{}")
+        index.note_said([START, *hashes], ["said"] * 100)
+    return index
+
+
+def steps_to_forget(agents: int) -> int:
+    """Hundreds of SQLite's own steps that it takes to forget one of so many agents."""
+    index, steps = filled(agents), list[None]()
+    index.connection.set_progress_handler(lambda: steps.append(None), 100)
+    index.forget("c-0")
+    index.connection.set_progress_handler(None, 0)
+    index.close()
+    return len(steps)
+
+
+def test_to_forget_one_of_many_agents_costs_no_more_than_one_of_few() -> None:
+    assert steps_to_forget(100) < 1.5 * steps_to_forget(2)
+
+
+def test_what_the_forgotten_alone_said_is_gone_and_what_another_said_too_stays() -> None:
+    index = filled(2)
+    index.note("c-1", 100, [Place(chain(0, 0), "c-1", 101, "mark", "{}")], "{}")
+
+    index.forget("c-0")
+
+    assert index.said_behind(START) == ["said", "said"]
+    assert index.said_behind(chain(0, 0)) == []
+    assert index.said_behind(chain(1, 0)) == ["said"]
+    index.close()
+
+
+def test_what_an_agent_went_back_behind_is_gone() -> None:
+    index = filled(1)
+
+    index.note("c-0", 50, [], "{}")
+
+    assert index.said_behind(chain(0, 48)) == ["said"]
+    assert index.said_behind(chain(0, 49)) == []
+    index.close()
