@@ -160,6 +160,26 @@ def test_forks_of_an_agent_that_answers_hold_up_nobody_else(
     assert other.status_code == 200
 
 
+def test_who_come_back_together_while_their_turn_is_ended_get_one_answer(
+    server: Server, model: FaultyModel
+) -> None:
+    body = asked("hello", stream=True)
+
+    async def leave_and_come_back() -> list[str]:
+        gate = model.hold()
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            async with client.stream("POST", url(server), json=body):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            await counted(server, "kvactors_open_turns 1.0")
+            again = [asyncio.create_task(client.post(url(server), json=body)) for _ in range(4)]
+            # Theirs are at the server before this one.
+            await counted(server, "kvactors_open_turns 1.0")
+            gate.set()
+            return [(await one).text for one in again]
+
+    assert len(set(asyncio.run(leave_and_come_back()))) == 1
+
+
 def test_what_fails_at_once_is_a_status_of_a_stream_and_leaves_no_agent(server: Server) -> None:
     answer = post(server, asked("word " * 5000, stream=True))
 

@@ -81,11 +81,12 @@ class Service:
 
     async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
-        if key and key in self._open:
-            self.counts.attached.inc()
-            return await Reading(self._open[key]).wait()
-        while ending := self._ending.get(key):
-            await asyncio.wait({ending})  # Its client is back: what was prefilled is known then.
+        while key in self._open or key in self._ending:
+            if same := self._open.get(key):
+                self.counts.attached.inc()
+                return await Reading(same).wait()
+            # Its client is back: what was prefilled is known then. Others may be back before it.
+            await asyncio.wait({self._ending[key]})
         if self.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
