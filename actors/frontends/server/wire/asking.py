@@ -2,23 +2,21 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import xxhash
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from kvactors.actors.frontends.server.exchange.events import Opened
 from kvactors.actors.frontends.server.exchange.inquiry import Client
-from kvactors.actors.frontends.server.wire.errors import Failure, refused
+from kvactors.actors.frontends.server.wire.errors import Failure
+from kvactors.actors.frontends.server.wire.reading import Body, record_of
 
 __all__ = [
     "PING_SECONDS",
-    "Body",
     "client_of",
     "ignored",
     "meaning",
@@ -32,46 +30,21 @@ __all__ = [
 PING_SECONDS = 10
 # Seconds that a reader may leave its stream unread.
 SEND_SECONDS = 120
-MOST_NESTED = 64
+# Bytes of a body that is read beside the event loop: others would wait for it.
+BESIDE = 256 << 10
 # Characters of a header of ours.
 MOST_SHOWN = 1000
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _T = TypeVar("_T")
-_B = TypeVar("_B", bound="Body")
-
-
-class Body(BaseModel):
-    """A request's body. Fields that it does not know are kept aside, and named as ignored."""
-
-    model_config = ConfigDict(extra="allow", strict=False)
+_B = TypeVar("_B", bound=Body)
 
 
 async def read_body(request: Request, kind: type[_B]) -> _B:
     """The JSON body of a `request` as a record of this `kind`. Raises Failure 400 with the field
-    named."""
-    try:
-        raw = await request.body()
-        content = json.loads(raw)
-        if _SURROGATE.search(raw):
-            content = _well_formed(content)
-    except (ValueError, RecursionError) as error:
-        raise Failure(400, f"the body is no JSON: {error}") from error
-    if _depth(content) > MOST_NESTED:
-        raise Failure(400, f"the body is nested deeper than {MOST_NESTED}")
-    if not isinstance(content, dict):
-        raise Failure(400, f"the body is a JSON object, not {type(content).__name__}")
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise refused(place, first["msg"]) from error
-
-
-def _well_formed(content: Any) -> Any:
-    """`content` with U+FFFD for halves of characters: clients cut texts within one."""
-    text = json.dumps(content, ensure_ascii=False).encode("utf-16", "surrogatepass")
-    return json.loads(text.decode("utf-16", "replace"))
+    named, or 413."""
+    raw = await request.body()
+    if len(raw) > BESIDE:
+        return await asyncio.to_thread(record_of, raw, kind)
+    return record_of(raw, kind)
 
 
 def ignored(body: Body, *more: str) -> list[str]:
@@ -173,15 +146,3 @@ def _tenant(request: Request) -> str:
 
 def _named(request: Request) -> str:
     return request.headers.get("x-kvactors-agent", "")
-
-
-def _depth(value: Any) -> int:
-    deepest, waiting = 0, [(value, 1)]
-    while waiting:
-        one, depth = waiting.pop()
-        deepest = max(deepest, depth)
-        if isinstance(one, dict):
-            waiting += [(inner, depth + 1) for inner in one.values()]
-        elif isinstance(one, list):
-            waiting += [(inner, depth + 1) for inner in one]
-    return deepest

@@ -16,8 +16,9 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     Tool,
     ToolChoice,
 )
-from kvactors.actors.frontends.server.wire.asking import Body, client_of
+from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "text_of"]
@@ -29,18 +30,18 @@ MOST_ANSWERS = 16
 class ChatBody(Body):
     """A chat completion's body; what is not here is ignored."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Listed[dict[str, Any]] = Field(min_length=1)
     model: str = ""
-    stream: bool = False
+    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
     seed: int | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from kvactors.actors.frontends.server.exchange.completion import Completion
 from kvactors.actors.frontends.server.exchange.inquiry import Client
-from kvactors.actors.frontends.server.wire.asking import Body
 from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 from kvactors.core.schedule.sampling import Sampling
 
@@ -28,13 +28,13 @@ class CompletionBody(Body):
     prompt: Any
     model: str = ""
     suffix: str | None = None
-    echo: bool = False
+    echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     max_tokens: int | None = Field(None, ge=0)
     n: int | None = Field(None, ge=1, le=MOST_TEXTS)
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
     seed: int | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -53,7 +53,7 @@ def asked_of(body: CompletionBody, client: Client) -> list[Completion]:
         Completion(
             prompt,
             replace(sampling, seed=sampling.seed + number),
-            echo=body.echo,
+            echo=bool(body.echo),
             answer=body.max_tokens != 0,
             client=client,
         )
@@ -71,7 +71,7 @@ def _sampling(body: CompletionBody) -> Sampling:
         top_p=body.top_p if body.top_p is not None else 1.0,
         seed=secrets.randbits(31) if body.seed is None else body.seed,
         top_logprobs=body.logprobs,
-        prompt_logprobs=body.echo and body.logprobs is not None,
+        prompt_logprobs=bool(body.echo) and body.logprobs is not None,
         stop=tuple(text for text in stop if text),
     )
 

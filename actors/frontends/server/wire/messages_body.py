@@ -15,8 +15,9 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     Tool,
     ToolChoice,
 )
-from kvactors.actors.frontends.server.wire.asking import Body, client_of
+from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped_tools"]
@@ -25,10 +26,10 @@ __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped_tools"]
 class CountBody(Body):
     """What tokens are counted of."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Listed[dict[str, Any]] = Field(min_length=1)
     model: str = ""
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    system: str | Listed[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
 
 
@@ -36,8 +37,8 @@ class MessagesBody(CountBody):
     """A request for a message; what is not here is ignored."""
 
     max_tokens: int = Field(ge=1)
-    stream: bool = False
-    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    stop_sequences: Listed[str] | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)

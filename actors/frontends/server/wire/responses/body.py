@@ -19,9 +19,10 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     Tool,
     ToolChoice,
 )
-from kvactors.actors.frontends.server.wire.asking import Body, client_of
+from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS
 from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of
 from kvactors.core.schedule.sampling import Sampling
 
@@ -34,19 +35,19 @@ _LOGPROBS = "message.output_text.logprobs"
 class ResponseBody(Body):
     """A response's body; what is not here is ignored."""
 
-    input: str | list[Any] | None = None
+    input: str | Listed[Any] | None = None
     model: str = ""
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     store: bool | None = None
     stream: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Listed[str] | None = None
     metadata: dict[str, Any] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=100)

@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from kvactors.actors.frontends.server.wire.asking import Body, client_of, read_body
+from kvactors.actors.frontends.server.wire.asking import client_of, read_body
 from kvactors.actors.frontends.server.wire.errors import Failure
+from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.actors.frontends.server.wire.responses.items import (
     Item,
     given_back,
@@ -25,7 +26,7 @@ _ONE = "/v1/conversations/{conversation_id}"
 class ConversationBody(Body):
     """A conversation's body: what it begins with, and what its client notes on it."""
 
-    items: list[Any] | None = None
+    items: Listed[Any] | None = None
     metadata: dict[str, Any] | None = None
 
 
