@@ -140,7 +140,7 @@ class GpuActor(SystemActor):
         self._vitals.step_begins()
         engine = self._slot.engine
         with switching(self._switch_interval):
-            for event in engine.stepping():
+            for event in engine.step(self._reports.tell):
                 self._reports.tell(event)
         self._vitals.streaming = engine.streaming
 

@@ -1,11 +1,11 @@
 """The engine: admits turns, plans, runs, and says what came of it.
 
-It knows no actor, no thread and no disk. The GPU actor submits requests, takes a step again and
-again while it is `busy`, and passes the events on. Owned by one thread.
+It knows no actor, no thread and no disk. The GPU actor submits requests, calls `step` again
+and again while it is `busy`, and passes the events on. Owned by one thread.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine import status
@@ -89,13 +89,9 @@ class Engine:
         running = self.memory.running.active
         return bool(self._events or self._cancelled or running or self._admission.ready)
 
-    def step(self) -> list[Event]:
-        """Run one plan: some prefill, one decode step. Returns what happened."""
-        return [*self.stepping()]
-
-    def stepping(self) -> Iterator[Event]:
-        """The same, as it happens. Who was admitted hears it before the plan runs, and what is to
-        be read from the store is read beside it."""
+    def step(self, tell: Callable[[Event], object] | None = None) -> list[Event]:
+        """Run one plan: some prefill, one decode step. Returns what happened. `tell` hears before
+        the plan runs who was admitted, and what is to be read from the store beside it."""
         self._end_cancelled()
         running = self.memory.running
         for admitted in self._admission.admit(running.active):
@@ -104,7 +100,8 @@ class Engine:
             else:
                 self.execution.begin(admitted)
                 self._events += _begun(admitted)
-        yield from self._told()
+        while tell is not None and self._events:
+            tell(self._events.pop(0))
         running.set_lean(lean=self.memory.tight)
         self.execution.preemption.awaited = self._admission.blocked
         prefilling = [request for request in running.prefills if request.remaining]
@@ -112,9 +109,6 @@ class Engine:
         for outcome in self.execution.run(plan):
             self._reply(outcome)
         self._queue_again()
-        yield from self._told()
-
-    def _told(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 

@@ -120,7 +120,7 @@ def is_cut(taken: Taken, reply: Reply) -> bool:
 
 
 def ended_of(taken: Taken, reply: Reply, thought: int) -> Ended:
-    """The end of a turn, of its `reply`; `thought` tokens were no answer."""
+    """The end of a turn that was `taken`, of its `reply`; `thought` tokens were no answer."""
     calls = taken.reader.calls and not is_cut(taken, reply)
     reason: Reason = "calls" if calls else reply.finish_reason
     used = reply.usage
