@@ -14,7 +14,7 @@ from kvactors.actors.frontends.server.web.serve import Server
 
 RULES = "Be careful. " * 30
 OLD, NEW = "2026-11-22", "2026-11-23"
-Said = list[dict[str, str]]
+Said = list[dict[str, Any]]
 
 
 def say(server: Server, day: str, said: Said) -> httpx.Response:
@@ -27,6 +27,15 @@ def say(server: Server, day: str, said: Said) -> httpx.Response:
 def heard(server: Server, answer: httpx.Response) -> str:
     """All that the agent of an answer remembers."""
     return system_of(server).spawn(answer.headers["x-kvactors-agent"]).transcript().text
+
+
+def transcript(server: Server, answer: httpx.Response) -> list[tuple[str, str]]:
+    turns = system_of(server).spawn(answer.headers["x-kvactors-agent"]).transcript().turns
+    return [(turn.role, turn.text) for turn in turns]
+
+
+def reply_of(answer: Any) -> dict[str, Any]:
+    return dict(answer.json()["choices"][0]["message"])
 
 
 def user(text: str) -> dict[str, str]:
@@ -69,6 +78,64 @@ def test_who_begins_with_the_words_of_another_is_told_what_that_one_was(server: 
 
     assert heard(server, other).count(NEW) == 1
     assert heard(server, third).count(NEW) == 1
+
+
+def test_the_same_question_on_the_next_day_is_asked_again_with_the_new_date(
+    server: Server,
+) -> None:
+    question = [user("what day is it?")]
+    say(server, OLD, question)
+
+    again = say(server, NEW, question)
+    third = say(server, NEW, question)
+
+    assert "forked" in again.headers["x-kvactors-reused"]
+    # Who was told the same is found first: nobody hears it twice.
+    assert [heard(server, answer).count(NEW) for answer in (again, third)] == [1, 1]
+
+
+def test_nobody_but_the_user_is_made_to_tell_what_has_changed(server: Server) -> None:
+    first = [user("hello")]
+    say(server, OLD, first)
+    edited = [*first, {"role": "assistant", "content": "edited answer"}]
+    call = {"id": "x1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    looked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    found = {"role": "tool", "tool_call_id": "x1", "content": '{"a": 1}'}
+
+    one = say(server, NEW, [*edited, user("go on")])
+    other = say(server, NEW, [*first, looked, found])
+    assert NEW not in heard(server, other)
+    later = say(server, NEW, [*first, looked, found, reply_of(other), user("and then?")])
+
+    said = transcript(server, one)
+    assert next(text for _, text in said if "edited" in text).strip() == "edited answer"
+    assert any(role == "user" and NEW in text and "go on" in text for role, text in said)
+    assert any(role == "user" and NEW in text for role, text in transcript(server, later))
+
+
+def test_lines_of_documents_are_no_dates_of_today(server: Server) -> None:
+    def about(day: str) -> str:
+        document = f"Date: {day}\nTimestamp: {day} 10:00\nNow: {day} it rains."
+        system = {"role": "system", "content": f"{RULES}\n{document}"}
+        body = {"messages": [system, user("what is it about?")], "max_tokens": 4}
+        return heard(server, post(server, body))
+
+    about("3 March 2021")
+
+    assert "9 August 2024" in about("9 August 2024")
+
+
+def test_of_two_dates_neither_is_taken_for_todays(server: Server) -> None:
+    def said(day: str) -> httpx.Response:
+        dates = f"Today's date is {day}\nToday's date is 2001-01-01"
+        system = {"role": "system", "content": f"{RULES}\n{dates}"}
+        return post(server, {"messages": [system, user("hello")], "max_tokens": 4})
+
+    said(OLD)
+    other = said(NEW)
+
+    assert "x-kvactors-kept" not in other.headers
+    assert f"Today's date is {NEW}\nToday's date is 2001-01-01" in heard(server, other)
 
 
 def test_places_of_an_index_of_before_have_the_notes_of_their_agents(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ LEAST_ROOM = 256
 def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Continuation:
     """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`."""
     conversation = plan.conversation
-    new = conversation.said[plan.matched :]
+    new = list(plan.new)
     tools = dialect.system("", inquiry.tools) if plan.tools else ""
     if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
-        new = (replace(new[0], text=f"{told}\n\n{new[0].text}"), *new[1:])
+        # Nobody but the user is made to say it, if the user says something.
+        at = next((place for place, said in enumerate(new) if said.role == "user"), 0)
+        new[at] = replace(new[at], text=f"{told}\n\n{new[at].text}")
     system = dialect.system(conversation.system, inquiry.tools)
     if plan.alike:
         # The ledger's own text stands: what differs was told, or says nothing.

@@ -39,8 +39,8 @@ from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
 from kvactors.actors.frontends.server.exchange.events import Begun
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
-from kvactors.actors.frontends.server.identity.index import Index
-from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver, unnamed
+from kvactors.actors.frontends.server.identity.index import Index, unnamed
+from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply

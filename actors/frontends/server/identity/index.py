@@ -5,15 +5,16 @@ derived: what it lost costs a prefill, never a turn. It holds no text unless `te
 then only for the report of a miss.
 """
 
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 
-__all__ = ["Index", "Known", "Place"]
+__all__ = ["Index", "Known", "Place", "unnamed"]
 
 _TABLES = """
 create table if not exists agents(
@@ -58,6 +59,11 @@ class Known:
     tools: str
     notes: str
     named: bool
+
+
+def unnamed(known: Known) -> Known:
+    """The same client's agent, under a name that nobody asked for."""
+    return replace(known, agent_id=f"c-{secrets.token_hex(8)}", named=False)
 
 
 class Index:

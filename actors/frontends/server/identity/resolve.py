@@ -7,7 +7,6 @@ that it was. On the thread of the index.
 """
 
 import json
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,12 +21,12 @@ from kvactors.actors.frontends.server.identity.canonical import (
     in_order,
     tool_marks,
 )
-from kvactors.actors.frontends.server.identity.index import Index, Known, Place
-from kvactors.actors.frontends.server.identity.rules import Rule, strip
+from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
+from kvactors.actors.frontends.server.identity.rules import Rule, standing_rules, strip
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read", "unnamed"]
+__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read"]
 
 # Of a differing place, on both sides.
 _SHOWN = 10
@@ -49,12 +48,21 @@ class Conversation:
     values: dict[str, str]
     tools: dict[str, str]
 
+    @property
+    def told(self) -> str:
+        """What its system prompt and tools tell, as JSON."""
+        return json.dumps({"values": self.values, "tools": list(self.tools)})
+
+    def depth(self, chain: bytes) -> int:
+        """Of how many messages `chain` is the hash."""
+        return (self.before, *self.hashes).index(chain)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
-    are the first `matched` messages said; `tell` comes before the others, after which it knows the
-    `notes`; those that `begins` has its system prompt says. `fresh`: the agent is to be made.
+    are the first `matched` messages said; `begins` has the notes that it knows there, and after
+    `tell`, which comes with the first new one of the user, the `notes`. `fresh`: it is to be made.
     `tools`: its tools are others than those that it was told of. `alike`: it begins with the words
     of its parent, whose system prompt and tools are the same by the rules."""
 
@@ -70,6 +78,17 @@ class Plan:
     fresh: bool
     tools: bool = False
     alike: bool = False
+
+    @property
+    def new(self) -> tuple[Message, ...]:
+        """What is said behind what stays."""
+        return self.conversation.said[self.matched :]
+
+    @property
+    def untold(self) -> bool:
+        """Whether there is nothing new to tell with, but what the user said last."""
+        said = self.conversation.said
+        return bool(self.tell and said) and not self.new and said[-1].role == "user"
 
 
 def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
@@ -110,19 +129,27 @@ class Resolver:
     def plan(self, inquiry: Inquiry, busy: Iterable[str]) -> Plan:
         """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput, and
         AgentNotStored for an answer to go on that nobody knows."""
-        client = inquiry.client
-        goes_on = None
-        if inquiry.goes_on:
-            goes_on = self._index.answer(client.tenant, inquiry.goes_on)
-            if goes_on is None:
-                raise AgentNotStored(f"no answer {inquiry.goes_on!r} is known here")
+        asked, tenant = inquiry.goes_on, inquiry.client.tenant
+        goes_on = self._index.answer(tenant, asked) if asked else None
+        if asked and goes_on is None:
+            raise AgentNotStored(f"no answer {asked!r} is known here")
         conversation = read(inquiry, self._rules, goes_on)
         if not conversation.said and goes_on is None:
             raise InvalidInput("there is nothing to answer: no message but system prompts")
-        found = self._nearest(inquiry, conversation, set(busy))
+        known = (conversation.before, *conversation.hashes)
+        found = self._nearest(inquiry, conversation, known, set(busy))
         if goes_on is not None and found is None:
-            raise AgentNotStored(f"who gave the answer {inquiry.goes_on!r} no longer knows it")
-        return self._decide(inquiry, conversation, found, set(busy))
+            raise AgentNotStored(f"who gave the answer {asked!r} no longer knows it")
+        plan = self._decide(inquiry, conversation, found, set(busy))
+        if plan.untold:
+            # What it said last is said again, with what has changed.
+            found = self._nearest(inquiry, conversation, known[:-1], set(busy))
+            if goes_on is None or found is not None:
+                plan = self._decide(inquiry, conversation, found, set(busy))
+        if plan.tell and not any(message.role == "user" for message in plan.new):
+            # Nobody else is made to say it: it is told with what the user says next.
+            plan = replace(plan, tell="", notes=plan.begins)
+        return plan
 
     def _decide(
         self,
@@ -134,41 +161,29 @@ class Resolver:
         client, marks = inquiry.client, conversation.tools
         place = found.place if found else None
         miss = "" if found and found.ends else self._miss(conversation, place)
-        told = {"values": conversation.values, "tools": list(marks)}
         if found is None:
             mine = self._anew(client, marks, busy)
-            begins = notes = json.dumps(told)
+            begins = notes = conversation.told
             twin = self._twin(mine, conversation, busy)
             if twin is not None:
                 begins, parent = twin.notes, twin.agent_id
-                kept, tell = self._kept(json.loads(begins), conversation)
+                kept, tell = standing_rules(self._rules, begins, conversation.told)
             else:
                 kept, tell, parent = (), "", self._relative(client, mine)
             how = Reuse("forked" if parent else "new", kept, miss)
-            alike, said = twin is not None, (conversation, tell, notes, begins)
-            return Plan(mine, parent, 0, 0, *said, how, fresh=True, alike=alike)
+            anew = conversation, tell, notes, begins, how
+            return Plan(mine, parent, 0, 0, *anew, fresh=True, alike=twin is not None)
         place, known = found.place, found.known
-        kept, tell = self._kept(json.loads(place.notes), conversation)
-        matched = self._matched(conversation, place)
+        kept, tell = standing_rules(self._rules, place.notes, conversation.told)
+        matched = conversation.depth(place.chain)
         tools = dict(json.loads(known.tools))
         others = bool(inquiry.goes_on) and not conversation.tools.items() <= tools.items()
         if others:
             known = replace(known, tools=json.dumps(tools | conversation.tools))
         again = matched == len(conversation.said) and not found.ends
         reuse = Reuse("again" if again else "goes on", kept, miss)
-        plan = Plan(
-            known,
-            "",
-            place.turns,
-            matched,
-            conversation,
-            tell,
-            json.dumps(told),
-            "",
-            reuse,
-            fresh=False,
-            tools=others,
-        )
+        said = conversation, tell, conversation.told, place.notes, reuse
+        plan = Plan(known, "", place.turns, matched, *said, fresh=False, tools=others)
         if found.goes_on:
             return plan
         mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
@@ -176,16 +191,22 @@ class Resolver:
         return replace(plan, known=mine, parent=known.agent_id, reuse=reuse, fresh=True)
 
     def _nearest(
-        self, inquiry: Inquiry, conversation: Conversation, busy: set[str]
+        self, inquiry: Inquiry, said: Conversation, hashes: Sequence[bytes], busy: set[str]
     ) -> "_Found | None":
-        """The longest place that counts: of the client's own thread, else of any; of those that
-        are as long, one whose agent goes on there."""
+        """The longest place of `hashes` that counts: of the client's own thread, else of any; of
+        those that are as long, one whose agent goes on there, else one that was told the same."""
         client, thread = inquiry.client, _thread(inquiry.client)
-        name = self._name(client)
-        own = {name, *(self._index.thread(client.tenant, thread) if thread else ())}
-        places = self._index.places([conversation.before, *conversation.hashes])
+        own = {
+            name := self._name(client),
+            *(self._index.thread(client.tenant, thread) if thread else ()),
+        }
+        long, notes = {hash_: n for n, hash_ in enumerate(hashes)}, said.told
+
+        def rank(place: Place) -> tuple[bool, int, bool]:
+            return place.agent_id not in own, -long[place.chain], place.notes != notes
+
         best: _Found | None = None
-        for place in sorted(places, key=lambda place: place.agent_id not in own):
+        for place in sorted(self._index.places(hashes), key=rank):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
             if best is not None and not place.last:
@@ -196,7 +217,7 @@ class Resolver:
                 continue
             # Fewer tools than it was told of are no other beginning.
             told = json.loads(known.tools).items()
-            if not inquiry.goes_on and not conversation.tools.items() <= told:
+            if not inquiry.goes_on and not said.tools.items() <= told:
                 continue
             if (stands := self._stands(place)) != "no":
                 ends = stands == "end"
@@ -205,9 +226,6 @@ class Resolver:
                 found = _Found(place, known, ends, goes_on=ends and free)
                 best = found if best is None or found.goes_on else best
         return best
-
-    def _matched(self, conversation: Conversation, place: Place) -> int:
-        return (conversation.before, *conversation.hashes).index(place.chain)
 
     def _anew(
         self, client: Client, tools: dict[str, str], busy: set[str], *, forked: bool = False
@@ -250,32 +268,12 @@ class Resolver:
                 return family[0]
         return ""
 
-    def _kept(
-        self, told: dict[str, dict[str, str]], conversation: Conversation
-    ) -> tuple[tuple[str, ...], str]:
-        """The rules by which the ledger's own text stands, and what is to be told instead."""
-        before = told.get("values", {})
-        changed = {
-            name: value for name, value in conversation.values.items() if before.get(name) != value
-        }
-        rules = {rule.name: rule for rule in self._rules}
-        notes = [
-            rules[name].tell.format(value)
-            for name, value in changed.items()
-            if name in rules and rules[name].action == "note"
-        ]
-        names = list(told.get("tools", ()))
-        kept = list(changed)
-        if list(conversation.tools) != names:
-            kept.append("tool-order" if set(conversation.tools) == set(names) else "fewer-tools")
-        return tuple(kept), "\n".join(notes)
-
     def _miss(self, conversation: Conversation, place: Place | None) -> str:
         """Where the conversation leaves what is known, with some characters of both sides."""
         if place is None:
             matched, last = 0, conversation.before
         else:
-            matched, last = self._matched(conversation, place), place.chain
+            matched, last = conversation.depth(place.chain), place.chain
         if matched == len(conversation.said):
             return ""
         ours = canonical(conversation.said[matched])
@@ -286,11 +284,6 @@ class Resolver:
                 shown = f"{ours[at : at + _SHOWN]!r} instead of {theirs[at : at + _SHOWN]!r}"
                 best = f"message {matched}, character {at}: {shown}"
         return best
-
-
-def unnamed(known: Known) -> Known:
-    """The same client's agent, under a name that nobody asked for."""
-    return replace(known, agent_id=f"c-{secrets.token_hex(8)}", named=False)
 
 
 def _thread(client: Client) -> str:

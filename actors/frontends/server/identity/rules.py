@@ -1,9 +1,11 @@
 """Parts of a system prompt that change though nothing changed: nonces, dates. Pure: any thread.
 
-A rule "ignore" takes the part out of comparisons. A rule "note" does too, and its new value is told
-at the end of the conversation, where it moves nothing. What no rule names is never ignored.
+A rule "ignore" takes the part out of comparisons. A rule "note" does too, if there is one such
+part, and its new value is told with what the user says next, where it moves nothing: of several
+nobody could tell which is meant. What no rule names is never ignored.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from typing import Any, Literal
 
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["Rule", "Stripped", "read_rules", "shipped_rules", "strip"]
+__all__ = ["Rule", "Stripped", "read_rules", "shipped_rules", "standing_rules", "strip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ def strip(text: str, rules: Iterable[Rule]) -> Stripped:
     """`text` as the `rules` compare it."""
     values: dict[str, list[str]] = {}
     for rule in rules:
+        if rule.action == "note" and sum(1 for _ in rule.pattern.finditer(text)) > 1:
+            continue
 
         def taken(match: re.Match[str], rule: Rule = rule) -> str:
             value = match[1] if match.re.groups else match[0]
@@ -82,3 +86,21 @@ def _rule(entry: Any, where: str) -> Rule:
     except re.error as error:
         raise InvalidConfig(f"{where}: {entry['pattern']!r} is no pattern: {error}") from error
     return Rule(str(entry["name"]), pattern, entry["action"], str(entry.get("tell", "{}")))
+
+
+def standing_rules(rules: Sequence[Rule], told: str, says: str) -> tuple[tuple[str, ...], str]:
+    """The `rules` by which the ledger's own text stands, where an agent was `told` one thing by its
+    system prompt and tools, as JSON, and it `says` another now; and what is to be told instead."""
+    before, now = json.loads(told), json.loads(says)
+    known, values, tools = before.get("values", {}), now["values"], now["tools"]
+    changed = {name: value for name, value in values.items() if known.get(name) != value}
+    named = {rule.name: rule for rule in rules}
+    notes = [
+        named[name].tell.format(value)
+        for name, value in changed.items()
+        if name in named and named[name].action == "note"
+    ]
+    names, stands = list(before.get("tools", ())), list(changed)
+    if tools != names:
+        stands.append("tool-order" if set(tools) == set(names) else "fewer-tools")
+    return tuple(stands), "\n".join(notes)
