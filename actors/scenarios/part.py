@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvactors.actors.scenarios.files.own import own_module
 from kvactors.actors.scenarios.folder import RunFolder, source_of
-from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run
+from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run, read_frames
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
 from kvactors.actors.scenarios.journal.records import Event, Failure, Header, Metric, Run
 from kvactors.actors.scenarios.results.measure import SHARES, measure
@@ -47,21 +47,22 @@ def follow(folder: RunFolder, watch: Watch) -> Callable[[], None]:
     of a `folder`, since now or since it was last called."""
     scripts = folder.scripts()
     most = sum(script.most_turns() for script in scripts)
-    paths = [folder.journal(script.point.label) for script in scripts]
-    told = [len(_records(path)) for path in paths]
+    told = {folder.journal(script.point.label): 0 for script in scripts}
+
+    def news() -> list[Record]:
+        found: list[Record] = []
+        for path in filter(holds_run, told):
+            new = list(read_frames(path, behind=told[path]))
+            told[path] += len(new)
+            found += [record for record in new if not isinstance(record, Header)]
+        return found
 
     def tell() -> None:
-        for place, path in enumerate(paths):
-            for record in _records(path)[told[place] :]:
-                told[place] += 1
-                watch(most, record)
+        for record in news():
+            watch(most, record)
 
+    news()
     return tell
-
-
-def _records(path: Path) -> list[Record]:
-    """Those of a journal, which may not have been begun."""
-    return read_journal(path)[1] if holds_run(path) else []
 
 
 def run_part(

@@ -22,6 +22,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,10 @@ def holds_run(path: Path) -> bool:
     return path.exists() and next(_frames(path.read_bytes(), path), None) is not None
 
 
-def read_frames(path: Path) -> Iterator[Header | Record]:
-    """The header and the records of a journal, in the order in which they were written; a torn last
-    one is left out. Raises InvalidInput, OSError."""
-    for number, (_, payload) in enumerate(_begun(path)):
+def read_frames(path: Path, *, behind: int = 0) -> Iterator[Header | Record]:
+    """The header and the records of a journal, in the order in which they were written,
+    `behind` the first of them; a torn last one is left out. Raises InvalidInput, OSError."""
+    for number, (_, payload) in islice(enumerate(_begun(path)), behind, None):
         found = msgpack.unpackb(payload, strict_map_key=False)
         yield _header(found) if number == 0 else _unpacked(found)
 

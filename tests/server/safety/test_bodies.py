@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,8 +10,7 @@ import pytest
 from fastapi import Request
 from pydantic import model_validator
 
-from kvactors.actors import AgentSystem
-from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.wire.asking import BESIDE, read_body
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody
 from kvactors.actors.frontends.server.wire.errors import Failure
@@ -23,7 +21,6 @@ from kvactors.actors.frontends.server.wire.reading import (
     Body,
     record_of,
 )
-from kvactors.actors.testing import FaultyModel
 
 WAIT = 60
 # A right body of each interface, up to where something follows.
@@ -33,15 +30,6 @@ BEGINS = {
     "responses": '{"max_output_tokens":2,"input":"hi",',
     "completions": '{"max_tokens":2,"prompt":"hi",',
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with (
-        AgentSystem(FaultyModel(), store=False, context=4096) as system,
-        serve(system, port=0, any_model=True, grace=1) as server,
-    ):
-        yield server
 
 
 def post(server: Server, path: str, content: bytes) -> httpx.Response:

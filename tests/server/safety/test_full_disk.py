@@ -3,7 +3,6 @@ passes."""
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,20 +10,9 @@ import pytest
 from chats import WAIT, asked, post
 from seeded import bug, seeded
 
-from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.identity.index import Index
-from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
-from kvactors.actors.testing import FaultyModel
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with (
-        AgentSystem(FaultyModel(), store=False, context=4096) as system,
-        serve(system, port=0, any_model=True, grace=1) as server,
-    ):
-        yield server
 
 
 def full(_true: Any) -> Any:

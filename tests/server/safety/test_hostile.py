@@ -2,7 +2,6 @@
 
 import http.client
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,15 +13,6 @@ from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
 
 WAIT = 60
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with (
-        AgentSystem(FaultyModel(), store=False, context=4096) as system,
-        serve(system, port=0, any_model=True, grace=1) as server,
-    ):
-        yield server
 
 
 def asked(*texts: str, **options: Any) -> dict[str, Any]:

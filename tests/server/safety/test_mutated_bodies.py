@@ -11,9 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvactors.actors import AgentSystem
-from kvactors.actors.frontends.server.web.serve import Server, serve
-from kvactors.actors.testing import FaultyModel
+from kvactors.actors.frontends.server.web.serve import Server
 
 WAIT = 60
 TIMES = 3000 if os.environ.get("KVACTORS_FULL") else 40
@@ -85,15 +83,6 @@ BODIES: dict[str, dict[str, Any]] = {
         "tools": [{"name": "f", "input_schema": SCHEMA}],
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with (
-        AgentSystem(FaultyModel(), store=False, context=4096) as system,
-        serve(system, port=0, any_model=True, grace=1) as server,
-    ):
-        yield server
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -264,7 +264,7 @@ class Service:
         """Note where each message of the conversation stands in the agent's ledger."""
         plan, conversation = taken.plan, taken.plan.conversation
         places = places_of(taken, reply)
-        texts = [canonical(m) for m in conversation.said[plan.matched :]]
+        texts = [canonical(message) for message in plan.new]
         all_hashes = [conversation.before, *conversation.hashes]
 
         def note() -> None:

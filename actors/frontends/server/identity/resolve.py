@@ -196,10 +196,8 @@ class Resolver:
         """The longest place of `hashes` that counts: of the client's own thread, else of any; of
         those that are as long, one whose agent goes on there, else one that was told the same."""
         client, thread = inquiry.client, _thread(inquiry.client)
-        own = {
-            name := self._name(client),
-            *(self._index.thread(client.tenant, thread) if thread else ()),
-        }
+        name = self._name(client)
+        own = {name, *(self._index.thread(client.tenant, thread) if thread else ())}
         long, notes = {hash_: n for n, hash_ in enumerate(hashes)}, said.told
 
         def rank(place: Place) -> tuple[bool, int, bool]:
