@@ -24,7 +24,9 @@ class Counted(str):
 def pages(names: Names, count: int) -> list[list[str]]:
     found = [names.page("", count)]
     while len(found[-1]) == count:
-        found.append(names.page(found[-1][-1], count))
+        last = found[-1][-1]
+        found.append(names.page(last, count))
+        assert last not in found[-1], "pages that begin again have no end"
     return found
 
 
