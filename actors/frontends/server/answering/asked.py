@@ -41,7 +41,10 @@ def sampling_of(
     """How the answer of an `agent` of `system` to an `inquiry` is drawn, in the form that is asked
     for in this `dialect`, and how long it may be behind what is `said`: no longer than the context
     leaves, for clients set limits of far more than a model has."""
-    sampling = replace(inquiry.sampling, grammar=dialect.grammar(inquiry))
+    grammar = dialect.grammar(inquiry)
+    # A grammar says itself how many calls there may be, and has marks in texts of its own.
+    stops = dialect.stops(inquiry) if grammar is None else ()
+    sampling = replace(inquiry.sampling, grammar=grammar, stop=(*inquiry.sampling.stop, *stops))
     chat, turns = system.chat, agent.transcript().turns[: said.keep]
     opening = [said.system] if said.system and not said.keep else []
     texts = [*opening, *(text for _, text in said.messages)]

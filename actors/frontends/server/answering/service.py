@@ -26,17 +26,15 @@ from kvactors.actors.frontends.server.answering.taken import (
     Taken,
     admission,
     ended_of,
-    is_cut,
     log_opened,
     opened_of,
     places_of,
     standing,
     stop_of,
 )
+from kvactors.actors.frontends.server.answering.telling import told
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
-from kvactors.actors.frontends.server.dialect.token_texts import TokenTexts
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
-from kvactors.actors.frontends.server.exchange.events import Begun
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index, unnamed
@@ -44,7 +42,6 @@ from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import AsyncReplyStream
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
 
 __all__ = ["Service"]
@@ -239,22 +236,14 @@ class Service:
 
     async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
-        ticket, reader = taken.ticket, taken.reader
-        assert ticket.admitted is not None
-        begun = await ticket.admitted
-        if begun is not None:
-            broadcast.add(Begun(begun.prompt, begun.kept))
-        stop, agent = inquiry.sampling.stop, taken.agent
-        texts = TokenTexts(self.system.chat)
-        async for piece in AsyncReplyStream(ticket, stop, lambda: agent.end_turn(ticket)):
-            for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
-                broadcast.add(event)
-        reply: Reply = await ticket.reply
-        for event in reader.end(cut=is_cut(taken, reply)):
+        async for event in told(inquiry, taken, self.system.chat):
             broadcast.add(event)
+        reply: Reply = await taken.ticket.reply
         await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
-        thought = len(self.system.chat.encode_rest(reader.thoughts)) if reader.thoughts else 0
-        ended = replace(ended_of(taken, reply, thought), stop=stop_of(agent, stop))
+        thoughts = taken.reader.thoughts
+        thought = len(self.system.chat.encode_rest(thoughts)) if thoughts else 0
+        stop = stop_of(taken.agent, inquiry.sampling.stop)
+        ended = replace(ended_of(taken, reply, thought), stop=stop)
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
 

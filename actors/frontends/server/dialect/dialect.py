@@ -66,12 +66,21 @@ class Dialect:
 
     def reader(self, inquiry: Inquiry, new_id: Callable[[], str]) -> Reader:
         """Who reads the answer to an inquiry; `new_id` makes the id of a call."""
-        marks = Marks(
-            *(self.call_marks if inquiry.tools and inquiry.choice.mode != "none" else ("", "")),
-            *self._think_marks,
-        )
+        marks = Marks(*(self.call_marks if _may_call(inquiry) else ("", "")), *self._think_marks)
         names = {full_name(tool): tool for tool in inquiry.tools}
-        return Reader(marks, self._parse, names, new_id, thinking=self._opens_thinking)
+        return Reader(
+            marks,
+            self._parse,
+            names,
+            new_id,
+            thinking=self._opens_thinking,
+            parallel=inquiry.parallel,
+        )
+
+    def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
+        """Marks behind which the answer to an inquiry ends, since it may make one call only."""
+        end = self.call_marks[1]
+        return (end,) if end and _may_call(inquiry) and not inquiry.parallel else ()
 
     def grammar(self, inquiry: Inquiry) -> Grammar | None:
         """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
@@ -142,6 +151,10 @@ class Dialect:
                 raise
             found = self._chat.tokenizer.tool_parser(text, tools)
         return list(found) if isinstance(found, list) else [found]
+
+
+def _may_call(inquiry: Inquiry) -> bool:
+    return bool(inquiry.tools) and inquiry.choice.mode != "none"
 
 
 def full_name(named: Tool | Call) -> str:

@@ -41,8 +41,9 @@ class Reader:
     `text` and `calls` are what was found so far; thoughts are no part of the text. What is no call
     that can be read, though it looks like one, is text. `marks` stand around calls and thoughts,
     `parse` reads a call, `new_id` names it. `tools` are those that may be called, by
-    the names that the model uses; `thinking`: it begins with a thought. What tokens of the answer's
-    text were given with is told with it; of thoughts and calls it is not.
+    the names that the model uses; `thinking`: it begins with a thought; where calls are not
+    `parallel` only the first of several between marks is one. What tokens of the answer's text were
+    given with is told with it; of thoughts and calls it is not.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Reader:
         new_id: Callable[[], str],
         *,
         thinking: bool = False,
+        parallel: bool = True,
     ) -> None:
         self.thoughts = ""
         self.calls: tuple[Call, ...] = ()
@@ -60,6 +62,7 @@ class Reader:
         self._parse = parse
         self._tools = tools
         self._new_id = new_id
+        self._parallel = parallel
         self._within: Literal["text", "thought", "call"] = "thought" if thinking else "text"
         self._held = ""
         self._words = Words()
@@ -154,7 +157,7 @@ class Reader:
             yield from self._words.add(whole, ())
             return
         self._words.called()
-        for name, arguments in made:
+        for name, arguments in made if self._parallel else made[:1]:
             tool = self._tools.get(name)
             call = Call(
                 self._new_id(),
