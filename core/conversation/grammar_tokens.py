@@ -17,7 +17,8 @@ __all__ = ["GrammarTokens"]
 
 # Grammars that are kept compiled.
 MOST_COMPILED = 64
-SIGNS = sorted(string.printable)
+# A number ends sooner behind a digit than behind a sign.
+SIGNS = sorted(string.printable, key=lambda sign: (sign in "+-.", sign))
 Groups = tuple[tuple[int, ...], ...]
 # How many of the longest words are tried where a text must be long.
 LONG_WORDS = 64
@@ -77,7 +78,7 @@ class GrammarTokens:
     @cached_property
     def stand_ins(self) -> Groups:
         """Groups of ids, of each of which one stands for all where an answer is to end soon:
-        brackets that close, long words, and each character."""
+        brackets that close, long words, and each character, those that separate before digits."""
         return self._groups("}])>\"'")
 
     @cached_property

@@ -1,8 +1,9 @@
 """A short way out of a grammar: tokens after which an answer may end. Pure: any thread.
 
 Asked of the matcher alone, so that it holds for every kind of grammar, by a few tokens that stand
-for all, what closes first. A walk that comes to where the same is allowed as before takes another
-one, so that it leaves every loop. Where some walks were too long, a search, breadth first, looks
+for all, what closes first, then what separates. A walk that comes to where the same is allowed as
+before takes another one, so that it leaves every loop. One walk does not, since a list of so many
+items is a loop that ends by itself. Where these walks were too long, a search, breadth first, looks
 for a way of few tokens.
 """
 
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["Tokens", "short_way", "shortest_way"]
+__all__ = ["LONGEST", "Tokens", "short_way", "shortest_way"]
 
-# The longest way that is looked for, and how many walks look for it.
+# The longest way that is looked for, how many walks look for it, which of them is steady, and how
+# many visits bring no further walk: others would wait for it.
 LONGEST = 4096
 WALKS = 8
+STEADY = 1
+ENOUGH = 2048
 # How far a search goes, and how many ways of a length it follows.
 FAR = 32
 FEW = 2
@@ -50,8 +54,10 @@ def short_way(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int, ...
     """Ids of `tokens`, `most` at most, after which the answer may end; None if no such way is
     found. The `matcher` stays where it is."""
     tried: dict[bytes, int] = {}
-    for _ in range(WALKS):
-        way = _walk(tokens, matcher.deep_copy(), most, tried)
+    for number in range(WALKS):
+        if number > STEADY and sum(tried.values()) > ENOUGH:
+            break
+        way = _walk(tokens, matcher.deep_copy(), most, None if number == STEADY else tried)
         if way is not None:
             return way
     return _search(tokens, matcher.deep_copy(), most)
@@ -109,9 +115,10 @@ def _force(tokens: Tokens, matcher: "LLMatcher") -> list[int]:
 
 
 def _walk(
-    tokens: Tokens, matcher: "LLMatcher", most: int, tried: dict[bytes, int]
+    tokens: Tokens, matcher: "LLMatcher", most: int, tried: dict[bytes, int] | None
 ) -> tuple[int, ...] | None:
-    """A way of `most` tokens; `tried` counts the visits where the same tokens are allowed."""
+    """A way of `most` tokens; `tried` counts the visits where the same tokens are allowed, and a
+    steady walk counts none."""
     way: list[int] = []
     while not matcher.is_accepting():
         way += _force(tokens, matcher)
@@ -120,7 +127,9 @@ def _walk(
         if len(way) >= most:
             return None
         allowed = matcher.compute_logit_bias()
-        visit = tried[allowed] = tried.get(allowed, -1) + 1
+        visit = 0
+        if tried is not None:
+            visit = tried[allowed] = tried.get(allowed, -1) + 1
         token = _candidate(tokens, allowed, visit)
         if token is None or not matcher.consume_token(token):
             return None

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from kvactors.core.errors import InvalidGrammar
-from kvactors.core.schedule.completion import Tokens, short_way, shortest_way
+from kvactors.core.schedule.completion import LONGEST, Tokens, short_way, shortest_way
 from kvactors.core.schedule.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class Guide:
         way, kind = _first_way(tokens, grammar), grammar.kind.replace("_", " ")
         if way is None:
             raise InvalidGrammar(
-                f"no answer was found that this {kind} allows and the model's tokens can say"
+                f"no answer of at most {LONGEST} tokens was found that this {kind} allows and the "
+                "model's tokens can say"
             )
         if len(way) > max_tokens:
             raise InvalidGrammar(

@@ -68,6 +68,40 @@ def test_what_no_token_says_is_refused_without_a_long_search(tokens: GrammarToke
     assert 0 < counted.asked < 1000
 
 
+@pytest.mark.parametrize(
+    ("item", "count", "most"),
+    [
+        ({"type": "integer"}, 50, 150),
+        ({"type": "number", "minimum": 1}, 50, 150),
+        ({"type": "string"}, 50, 200),
+        ({"type": "string", "minLength": 20}, 10, 240),
+        ({}, 40, 160),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 5}, 10, 170),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, 30, 300),
+    ],
+)
+def test_a_list_of_many_items_may_be_as_short_as_its_items_are(
+    tokens: GrammarTokens, item: dict[str, Any], count: int, most: int
+) -> None:
+    listed = Grammar.json_schema({"type": "array", "items": item, "minItems": count})
+    guide = Guide(tokens, listed, most)
+
+    said = say(guide, "".join(random.Random(count).choices('[{"x7: ,]}', k=most)))
+
+    assert len(json.loads(said)) >= count
+
+
+def test_a_list_that_is_too_long_for_any_answer_is_refused_before_long(
+    tokens: GrammarTokens,
+) -> None:
+    counted = Counted(tokens)
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 5000}
+
+    with pytest.raises(InvalidGrammar, match="no answer of at most 4096 tokens"):
+        Guide(counted, Grammar.json_schema(numbers), 20_000)
+    assert counted.asked < 12_000
+
+
 def test_a_grammar_is_a_value() -> None:
     one, other = Grammar.json_schema(PERSON), Grammar.json_schema(json.dumps(PERSON))
 
