@@ -1,5 +1,6 @@
 """Chat completions through the openai package: what a client resends is not computed again."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,6 +8,8 @@ import openai
 import pytest
 
 from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.frontends.server.wire.together import all_of
+from kvactors.core.errors import AdmissionFull
 
 TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}
 ASKED = {"role": "user", "content": "What is my cat called?"}
@@ -135,3 +138,20 @@ def test_the_models_have_the_shape_of_both_packages(server: Server, client: Any)
 
     assert model.id == "default"
     assert client.models.retrieve("default").object == "model"
+
+
+def test_the_first_of_several_works_that_fails_ends_the_others() -> None:
+    ended = list[str]()
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waits")
+
+    async def fails() -> None:
+        raise AdmissionFull("there is no room")
+
+    with pytest.raises(AdmissionFull, match="no room"):
+        asyncio.run(all_of([waits, waits, fails, waits]))
+    assert len(ended) == 3

@@ -13,6 +13,7 @@ from likelihoods import check_place, logprobs_of, tokens_of
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.frontends.server.wire.together import AT_ONCE
 from kvactors.actors.testing import FaultyModel
 
 TEXT = "My cat is called Tom. My dog is called"
@@ -243,3 +244,28 @@ def test_a_client_that_goes_leaves_nothing_running(stream: bool) -> None:
     with AgentSystem(model, store=False) as system, serve(system, port=0) as server:
         asyncio.run(asyncio.wait_for(go(server.url, system), WAIT))
         assert system.stats()["generated_tokens"] < 900
+
+
+def test_a_request_of_more_texts_than_may_be_open_is_answered_whole() -> None:
+    asked = {"prompt": ["hello"] * (3 * AT_ONCE), "max_tokens": 1}
+
+    with (
+        AgentSystem(FaultyModel(), store=False) as system,
+        serve(system, port=0, most=AT_ONCE) as server,
+    ):
+        answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=WAIT)
+
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == 3 * AT_ONCE
+
+
+def test_a_text_that_fails_ends_the_others_of_its_request() -> None:
+    asked = {"prompt": [[1, 2, 3], [4, 5, 6], [10**9]], "max_tokens": 900}
+
+    with AgentSystem(FaultyModel(), store=False) as system, serve(system, port=0) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=WAIT)
+        assert not system.agents()
+        assert system.stats()["generated_tokens"] < 900
+
+    assert answer.status_code == 400
+    assert "1000000000" in answer.json()["error"]["message"]

@@ -1,11 +1,11 @@
 """`/v1/chat/completions`, as the openai package speaks it."""
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -35,7 +35,7 @@ from kvactors.actors.frontends.server.wire.asking import (
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of
 from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
-from kvactors.actors.frontends.server.wire.together import together
+from kvactors.actors.frontends.server.wire.together import all_of, together
 
 __all__ = ["chat_routes", "logprob_of"]
 
@@ -53,21 +53,23 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
         inquiry = inquiry_of(request, body)
         key, count = meaning(request, body), body.n or 1
         seed = inquiry.sampling.seed
-        opening = (
-            answers.open(
-                replace(inquiry, sampling=replace(inquiry.sampling, seed=seed + number)),
-                key=f"{key}/{number}",
-            )
-            for number in range(count)
+        opened = await all_of(
+            [
+                partial(
+                    answers.open,
+                    replace(inquiry, sampling=replace(inquiry.sampling, seed=seed + number)),
+                    key=f"{key}/{number}",
+                )
+                for number in range(count)
+            ]
         )
-        opened = await asyncio.gather(*opening)
         headers = reuse_headers(opened[0].opened, ignored(body))
         if body.stream:
             wanted = bool((body.stream_options or {}).get("include_usage"))
             chunks = _chunks(opened, model, with_usage=wanted)
             return streamed(chunks, lambda: ServerSentEvent(comment="ping"), headers)
-        work = asyncio.gather(*(_choice(i, answer) for i, answer in enumerate(opened)))
-        choices = await while_there(request, work)
+        works = [partial(_choice, i, answer) for i, answer in enumerate(opened)]
+        choices = await while_there(request, all_of(works))
         return JSONResponse(
             {
                 "id": _id(opened),

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -29,6 +30,7 @@ from kvactors.actors.frontends.server.wire.asking import (
 from kvactors.actors.frontends.server.wire.completions_body import CompletionBody, asked_of
 from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
+from kvactors.actors.frontends.server.wire.together import all_of
 
 __all__ = ["completion_routes"]
 
@@ -57,8 +59,8 @@ def completion_routes(completes: Completes, named: Named) -> APIRouter:
             pieces = await _opened(_pieces(completes, asked))
             chunks = _chunks(pieces, base, with_usage=wanted, times=body.n or 1)
             return streamed(chunks, lambda: ServerSentEvent(comment="ping"), headers)
-        work = asyncio.gather(*(_choice(completes, i, one) for i, one in enumerate(asked)))
-        choices = await while_there(request, work)
+        works = [partial(_choice, completes, i, one) for i, one in enumerate(asked)]
+        choices = await while_there(request, all_of(works))
         usage = _usage([usage for _, usage in choices], body.n or 1)
         told = {**base, "choices": [choice for choice, _ in choices], "usage": usage}
         return JSONResponse(told, headers=headers)

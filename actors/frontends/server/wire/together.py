@@ -1,15 +1,37 @@
-"""The events of several answers at once. The event loop."""
+"""Several answers of one request at once. The event loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from kvactors.actors.frontends.server.exchange.answers import Answer
 from kvactors.actors.frontends.server.exchange.events import Event
 
-__all__ = ["together"]
+__all__ = ["AT_ONCE", "all_of", "together"]
 
 # Events that wait for a slow reader.
 MOST_WAITING = 16
+# Works of one request that are begun at once: as many as a step of the engine takes, and others
+# may be open beside them.
+AT_ONCE = 64
+_T = TypeVar("_T")
+
+
+async def all_of(works: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """What all `works` return, in order. Raises what the first one fails with, when the others have
+    been ended."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(work: Callable[[], Awaitable[_T]]) -> _T:
+        async with places:
+            return await work()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(work)) for work in works]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
