@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.wire.asking import BESIDE, read_body
+from kvactors.actors.frontends.server.wire.asking import beside as made_beside
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody
 from kvactors.actors.frontends.server.wire.errors import Failure
 from kvactors.actors.frontends.server.wire.reading import (
@@ -104,6 +105,26 @@ def test_more_messages_than_anybody_has_are_refused_by_their_number(server: Serv
     assert str(MOST_LISTED) in said
 
 
+@pytest.mark.parametrize(
+    ("field", "status", "says"),
+    [
+        (lists_of(MOST_LISTS, "messages"), 413, str(MOST_LISTS)),
+        (b'{"messages":' + b"[" * 70 + b"]" * 70 + b"}", 400, "nested"),
+        (b'{"prompt":"x","temperature":NaN}', 400, "NaN"),
+        (b'{"prompt":"\xff"}', 400, "utf-8"),
+    ],
+)
+def test_what_an_agent_is_asked_has_the_same_bounds(
+    server: Server, field: bytes, status: int, says: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    url = f"{server.url}/agents/nobody/turns"
+
+    answer = httpx.post(url, content=field, headers=headers, timeout=WAIT)
+
+    assert says in check_refused(answer, "", status)
+
+
 def test_many_wrong_messages_are_one_error() -> None:
     with pytest.raises(Failure, match=r"messages\.0: ") as failed:
         record_of(lists_of(MOST_LISTED - 2, "messages"), ChatBody)
@@ -166,3 +187,5 @@ def test_only_a_large_body_is_read_beside_the_event_loop(size: int, *, beside: b
     seen = asyncio.run(read_body(Request({"type": "http"}, receive), Seen))
 
     assert ((seen.model_extra or {})["thread"] != threading.get_ident()) is beside
+    thread = asyncio.run(made_beside(Request({"type": "http"}, receive), threading.get_ident))
+    assert (thread != threading.get_ident()) is beside

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import httpx
 import pytest
@@ -152,6 +152,32 @@ def test_it_is_the_same_in_one_piece_and_in_many(
             connection.sendall(part)
 
         assert rest(connection).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize(("length", "status"), [(40_000, 200), (70_000, 431), (140_000, 431)])
+@pytest.mark.parametrize("piece", [1000, 30_000, 1_000_000])
+def test_headers_have_one_bound_however_they_are_cut(
+    locked: Server, length: int, status: int, piece: int
+) -> None:
+    long = "x" * length
+    head = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nX-Long: {long}\r\n\r\n"
+    with connected(locked) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):
+            for place in range(0, len(head), piece):
+                connection.sendall(head[place : place + piece].encode())
+
+        said = rest(connection)
+
+    assert said.startswith(f"HTTP/1.1 {status} ".encode())
+    assert status == 200 or b"65536 bytes" in said
+
+
+def test_headers_that_do_not_end_are_refused_before_their_time_is_up(locked: Server) -> None:
+    with connected(locked) as connection:
+        connection.sendall(HEAD + b"X-Long: ".ljust(2 * Limits().headers - len(HEAD) + 1, b"x"))
+
+        assert rest(connection).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("path", ["/health", "/%68ealth", "/?x=1"])

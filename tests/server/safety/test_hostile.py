@@ -7,10 +7,11 @@ from typing import Any
 import httpx
 import pytest
 from inside import system_of
+from puppets import puppet_server, thinking
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
-from kvactors.actors.testing import FaultyModel
+from kvactors.actors.testing import FaultyModel, PuppetModel
 
 WAIT = 60
 
@@ -65,6 +66,29 @@ def test_odd_texts_are_answered(server: Server, text: str) -> None:
         answer = post(server, body)
 
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses", "completions"])
+def test_what_some_take_for_the_end_of_a_line_ends_none_of_a_stream(path: str) -> None:
+    said = "one\u2028two\u2029three\x85four"
+    body = asked("hello", stream=True, model="any", input="hello", prompt="hello", max_tokens=60)
+    if path == "responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    with puppet_server(PuppetModel(lambda _heard: said, tokenizer=thinking)) as server:
+        answer = post(server, body, path)
+
+    assert answer.status_code == 200, answer.text
+    told = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    whole = "".join(json.dumps(json.loads(line)) for line in told)
+    assert all(sign in whole for sign in ("\\u2028", "\\u2029", "\\u0085"))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/agents"])
+def test_another_method_is_the_clients_fault(server: Server, path: str) -> None:
+    answer = httpx.put(f"{server.url}{path}", timeout=WAIT)
+
+    assert answer.status_code == 405
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,19 @@
 """The routes of `/agents`. The event loop."""
 
 import asyncio
-import shutil
+import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from sse_starlette import ServerSentEvent
-from starlette.background import BackgroundTask
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.frontends.server.agents.bodies import (
@@ -31,7 +33,7 @@ from kvactors.actors.frontends.server.agents.bodies import (
 from kvactors.actors.frontends.server.agents.owned import OwnedAgents, end_of
 from kvactors.actors.frontends.server.agents.turns import Turns
 from kvactors.actors.frontends.server.answering.service import Service
-from kvactors.actors.frontends.server.wire.asking import streamed, while_there
+from kvactors.actors.frontends.server.wire.asking import BoundedRoute, streamed, while_there
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.turns.options import observing
 
@@ -48,12 +50,15 @@ TURN_ANSWERS: dict[int | str, dict[str, Any]] = {
     },
     409: {"description": "The agent is busy with another request."},
 }
-UPLOAD = {"requestBody": {"content": {"application/octet-stream": {}}, "required": True}}
+BINARY = "application/octet-stream"
+UPLOAD = {"requestBody": {"content": {BINARY: {}}, "required": True}}
+# Bytes of a file that are sent at once.
+PIECE = 1 << 20
 
 
 def agent_routes(service: Service) -> APIRouter:
     """The interface over the agents of a `service`."""
-    router = APIRouter(tags=["Agents"])
+    router = APIRouter(tags=["Agents"], route_class=BoundedRoute)
     turns = Turns()
 
     def owned_by(request: Request) -> OwnedAgents:
@@ -133,19 +138,20 @@ def agent_routes(service: Service) -> APIRouter:
         await owned.prefetch(agent_id)
         return {"id": agent_id}
 
-    @router.get(f"{ONE}/export", response_class=FileResponse)
-    async def export(owned: Owned, agent_id: str, format: str = "archive") -> FileResponse:
+    @router.get(f"{ONE}/export", response_class=StreamingResponse)
+    async def export(owned: Owned, agent_id: str, format: str = "archive") -> StreamingResponse:
         """Download it: "archive" is all there is; the others are tokens and KV."""
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="kvactors-"))
         suffix = ".kvagent" if format == "archive" else ".safetensors"
-        try:
-            await owned.export(agent_id, folder / f"agent{suffix}", format)
-        except BaseException:
-            await asyncio.to_thread(shutil.rmtree, folder)
-            raise
-        done = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
-        name = f"{agent_id}{suffix}"
-        return FileResponse(folder / f"agent{suffix}", filename=name, background=done)
+        with tempfile.TemporaryDirectory(prefix="kvactors-") as folder:
+            path = Path(folder) / f"agent{suffix}"
+            await owned.export(agent_id, path, format)
+            # It has no name any more while it is sent: nothing stays, however that ends.
+            file = path.open("rb")
+        headers = {
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": f"attachment; filename*=utf-8''{quote(agent_id + suffix)}",
+        }
+        return StreamingResponse(_pieces(file), headers=headers, media_type=BINARY)
 
     @router.post(f"{ONE}/import", status_code=201, openapi_extra=UPLOAD)
     async def import_(
@@ -178,6 +184,11 @@ async def _detail(owned: OwnedAgents, agent_id: str) -> AgentDetail:
     agent, state = await owned.agent(agent_id), await owned.state(agent_id)
     view, context = AgentView.of(agent_id, state), owned.system.spec.context
     return AgentDetail(agent=view, system_prompt=agent.system_prompt, context=context)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        yield from iter(partial(file.read, PIECE), b"")
 
 
 def _remembered(agent: Agent) -> Remembered:

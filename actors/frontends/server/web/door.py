@@ -16,8 +16,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kvactors.actors.frontends.server.web.guard import Gate, shape_of
 from kvactors.actors.frontends.server.wire.errors import Failure
 
-__all__ = ["Door"]
+__all__ = ["MOST_READ", "Door"]
 
+# Bytes that come at once.
+MOST_READ = 256 << 10
 _END = b"\r\n\r\n"
 
 
@@ -51,6 +53,9 @@ class Door(H11Protocol):
         before = self.conn.their_state
         super().data_received(data)
         after = self.conn.their_state
+        if after is h11.IDLE and self._came > 2 * self._gate.limits.headers:
+            # Twice, for the gate does not count all of them: of whole ones it says it itself.
+            self._tell(self._gate.too_long(), "/")
         if after not in (h11.IDLE, h11.SEND_BODY):
             self._wait_no_more()
         elif self._waits is None or after is not before:

@@ -24,10 +24,12 @@ _OPEN = ("/", "/page/style.css", "/page/page.js", "/health")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may have at most: bytes of its body, and of its headers. Its headers must have
-    come after so many `seconds`, and its body at `slowest` bytes a second."""
+    """What a request may have at most: bytes of its body, or of the agent that is `imported`, and
+    of its headers. Its headers must have come after so many `seconds`, and its body at `slowest`
+    bytes a second."""
 
     body: int = 64 << 20
+    imported: int = 64 << 30
     headers: int = 64 << 10
     seconds: float = 20.0
     slowest: int = 1 << 10
@@ -47,8 +49,9 @@ class Gate:
     def admit(self, fields: Sequence[tuple[bytes, bytes]], path: str) -> str:
         """The tenant of a request for a `path` with these header `fields`, their names in lower
         case. Raises Failure."""
-        if sum(len(k) + len(v) for k, v in fields) > self.limits.headers:
-            raise Failure(431, f"headers of more than {self.limits.headers} bytes")
+        # A line has a colon, a blank and an end beside its name and value.
+        if sum(len(k) + len(v) + 4 for k, v in fields) > self.limits.headers:
+            raise self.too_long()
         first = {name: value.decode("latin-1") for name, value in reversed(fields)}
         host = first.get(b"host", "")
         if self.hosts and _name(host) not in self.hosts:
@@ -57,13 +60,22 @@ class Gate:
         if origin and _netloc(origin) != host and origin not in self.origins:
             raise Failure(403, f"pages of {origin!r} may not call this server: see --cors")
         length = first.get(b"content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length) > self.limits.body:
-            raise self.too_large()
+        if not (length.isascii() and length.isdigit()) or int(length) > self.most(path):
+            raise self.too_large(path)
         return self._tenant(first, path)
 
-    def too_large(self) -> Failure:
-        """What a body is refused with that is longer than it may be."""
-        return Failure(413, f"the body has more than {self.limits.body} bytes")
+    def most(self, path: str) -> int:
+        """Bytes that a body to this `path` may have. An imported agent goes to a file."""
+        imports = path.startswith("/agents/") and path.endswith("/import")
+        return self.limits.imported if imports else self.limits.body
+
+    def too_large(self, path: str) -> Failure:
+        """What a body to this `path` is refused with that is longer than it may be."""
+        return Failure(413, f"the body has more than {self.most(path)} bytes")
+
+    def too_long(self) -> Failure:
+        """What headers are refused with that are longer than they may be."""
+        return Failure(431, f"the headers have more than {self.limits.headers} bytes")
 
     def _tenant(self, first: Mapping[bytes, str], path: str) -> str:
         keys = self.keys()
@@ -97,14 +109,14 @@ class Guard:
         except Failure as failure:
             await _answer(failure, scope["path"])(scope, receive, send)
             return
-        taken = 0
+        path, taken = scope["path"], 0
 
         async def bounded() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self._gate.limits.body:
-                raise self._gate.too_large()
+            if taken > self._gate.most(path):
+                raise self._gate.too_large(path)
             return message
 
         await self._app(scope, bounded, send)

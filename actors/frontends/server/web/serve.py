@@ -20,7 +20,7 @@ from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 from kvactors.actors.frontends.server.web.app import LOOPBACK, make_app
 from kvactors.actors.frontends.server.web.command import PORT
-from kvactors.actors.frontends.server.web.door import Door
+from kvactors.actors.frontends.server.web.door import MOST_READ, Door
 from kvactors.actors.frontends.server.web.guard import Gate, Limits
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
@@ -99,6 +99,8 @@ class Server:
                 http=partial(Door, gate=gate),  # type: ignore[arg-type]
                 log_level="warning",
                 server_header=False,
+                # Beyond the bound of the door, which says what is too long.
+                h11_max_incomplete_event_size=2 * (settings.limits.headers + MOST_READ),
                 timeout_graceful_shutdown=int(settings.grace) + 1,
             )
         )

@@ -2,21 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
 
 import xxhash
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from kvactors.actors.frontends.server.exchange.events import Opened
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import Failure
-from kvactors.actors.frontends.server.wire.reading import Body, record_of
+from kvactors.actors.frontends.server.wire.reading import Body, content_of, record_of
 
 __all__ = [
     "PING_SECONDS",
+    "BoundedRoute",
+    "beside",
     "client_of",
     "ignored",
     "meaning",
@@ -34,6 +37,7 @@ SEND_SECONDS = 120
 BESIDE = 256 << 10
 # Characters of a header of ours.
 MOST_SHOWN = 1000
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=Body)
 
@@ -42,9 +46,29 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     """The JSON body of a `request` as a record of this `kind`. Raises Failure 400 with the field
     named, or 413."""
     raw = await request.body()
-    if len(raw) > BESIDE:
-        return await asyncio.to_thread(record_of, raw, kind)
-    return record_of(raw, kind)
+    return await beside(request, lambda: record_of(raw, kind))
+
+
+async def beside(request: Request, work: Callable[[], _T]) -> _T:
+    """What `work` makes of a `request`'s body: beside the event loop if that is large."""
+    large = len(await request.body()) > BESIDE
+    return await asyncio.to_thread(work) if large else work()
+
+
+class BoundedRoute(APIRoute):
+    """A route whose body FastAPI reads itself: not before it is known to be in bounds."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As FastAPI has it."""
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            if self.body_field is not None:
+                raw = await request.body()
+                await beside(request, lambda: content_of(raw))
+            return await handle(request)
+
+        return bounded
 
 
 def ignored(body: Body, *more: str) -> list[str]:
@@ -95,16 +119,16 @@ def reuse_headers(opened: Opened, fields: list[str]) -> dict[str, str]:
 
 
 def streamed(
-    events: AsyncIterator[ServerSentEvent],
+    events: AsyncGenerator[ServerSentEvent, None],
     ping: Callable[[], ServerSentEvent],
     headers: Mapping[str, str],
     *,
     every: float = PING_SECONDS,
 ) -> EventSourceResponse:
-    """A stream of `events` under `headers`, with a `ping` every so many seconds from the first
-    on."""
+    """A stream of `events`, whose data is JSON, under `headers`, with a `ping` every so many
+    seconds from the first on."""
     return EventSourceResponse(
-        events,
+        _on_one_line(events),
         headers=dict(headers),
         ping=every,
         ping_message_factory=ping,
@@ -132,6 +156,18 @@ async def while_there(request: Request, work: Awaitable[_T]) -> _T:
         return task.result()
     finally:
         watching.cancel()
+
+
+async def _on_one_line(
+    events: AsyncGenerator[ServerSentEvent, None],
+) -> AsyncGenerator[ServerSentEvent, None]:
+    """The same `events`. What some clients take for the end of a line stands in texts alone, and
+    there its escape says the same."""
+    async with aclosing(events):
+        async for event in events:
+            if event.data is not None:
+                event.data = str(event.data).translate(_LINE_ENDS)
+            yield event
 
 
 def _printable(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from kvactors.actors.frontends.server.exchange.events import (
     Usage,
 )
 from kvactors.actors.frontends.server.wire.asking import (
+    beside,
     ignored,
     meaning,
     read_body,
@@ -50,8 +51,8 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
         model = named.check(body.model)
-        inquiry = inquiry_of(request, body)
-        key, count = meaning(request, body), body.n or 1
+        inquiry = await beside(request, lambda: inquiry_of(request, body))
+        key = await beside(request, lambda: meaning(request, body))
         seed = inquiry.sampling.seed
         opened = await all_of(
             [
@@ -60,7 +61,7 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
                     replace(inquiry, sampling=replace(inquiry.sampling, seed=seed + number)),
                     key=f"{key}/{number}",
                 )
-                for number in range(count)
+                for number in range(body.n or 1)
             ]
         )
         headers = reuse_headers(opened[0].opened, ignored(body))
@@ -122,7 +123,7 @@ async def _choice(index: int, answer: Answer) -> tuple[dict[str, Any], Usage]:
 
 async def _chunks(
     answers: list[Answer], model: str, *, with_usage: bool
-) -> AsyncIterator[ServerSentEvent]:
+) -> AsyncGenerator[ServerSentEvent, None]:
     """The chunks of a stream, those of all choices as they come."""
     base = {
         "id": _id(answers),

@@ -55,10 +55,11 @@ class Failure(Exception):
 
     def body(self, shape: Shape) -> dict[str, Any]:
         """What is answered, in the `shape` of the interface."""
+        ours = self.status >= 500
         if shape == "anthropic":
-            kind = _ANTHROPIC.get(self.status, "api_error")
+            kind = _ANTHROPIC.get(self.status, "api_error" if ours else "invalid_request_error")
             return {"type": "error", "error": {"type": kind, "message": self.message}}
-        kind = _OPENAI.get(self.status, "server_error")
+        kind = _OPENAI.get(self.status, "server_error" if ours else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -68,16 +69,13 @@ class Failure(Exception):
 
 
 _OPENAI = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
 }
 _ANTHROPIC = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",

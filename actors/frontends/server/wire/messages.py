@@ -6,7 +6,7 @@ counts none twice. `message_start` waits for true numbers; pings come before it.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -26,6 +26,7 @@ from kvactors.actors.frontends.server.exchange.events import (
     Usage,
 )
 from kvactors.actors.frontends.server.wire.asking import (
+    beside,
     ignored,
     meaning,
     read_body,
@@ -55,7 +56,9 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
     async def messages(request: Request) -> Response:
         body = await read_body(request, MessagesBody)
         model = named.check(body.model)
-        answer = await answers.open(inquiry_of(request, body), key=meaning(request, body))
+        inquiry = await beside(request, lambda: inquiry_of(request, body))
+        key = await beside(request, lambda: meaning(request, body))
+        answer = await answers.open(inquiry, key=key)
         headers = reuse_headers(answer.opened, ignored(body, *skipped_tools(body)))
         if body.stream:
             ping = _event("ping", {})
@@ -67,7 +70,8 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await read_body(request, CountBody)
         named.check(body.model)
-        return {"input_tokens": await asyncio.to_thread(answers.count, inquiry_of(request, body))}
+        inquiry = await beside(request, lambda: inquiry_of(request, body))
+        return {"input_tokens": await asyncio.to_thread(answers.count, inquiry)}
 
     return router
 
@@ -96,7 +100,7 @@ def _block(content: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return content[-1]
 
 
-async def _stream(answer: Answer, model: str) -> AsyncIterator[ServerSentEvent]:
+async def _stream(answer: Answer, model: str) -> AsyncGenerator[ServerSentEvent, None]:
     """The message as events: one block after the other."""
     blocks = _Blocks()
     try:

@@ -14,7 +14,7 @@ from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 
-__all__ = ["Body", "Listed", "record_of"]
+__all__ = ["Body", "Listed", "content_of", "record_of"]
 
 MOST_NESTED = 64
 # Keys and values of a body: a thousand prompts of a thousand token ids.
@@ -54,17 +54,23 @@ class Body(BaseModel):
 
 def record_of(raw: bytes, kind: type[_B]) -> _B:
     """The JSON in `raw` as a record of this `kind`. Raises Failure with the field named."""
-    content = _content(raw)
-    if _is_deep(content):
-        raise Failure(400, f"the body is nested deeper than {MOST_NESTED}")
-    if not isinstance(content, dict):
-        raise Failure(400, f"the body is a JSON object, not {type(content).__name__}")
+    content = content_of(raw)
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise refused(place, first["msg"]) from error
+
+
+def content_of(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`, within the bounds of a body. Raises Failure."""
+    content = _content(raw)
+    if _is_deep(content):
+        raise Failure(400, f"the body is nested deeper than {MOST_NESTED}")
+    if not isinstance(content, dict):
+        raise Failure(400, f"the body is a JSON object, not {type(content).__name__}")
+    return content
 
 
 def _content(raw: bytes) -> Any:

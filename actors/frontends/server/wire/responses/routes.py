@@ -10,6 +10,7 @@ from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.answers import Answer, Answers
 from kvactors.actors.frontends.server.wire.asking import (
     PING_SECONDS,
+    beside,
     client_of,
     ignored,
     meaning,
@@ -59,7 +60,8 @@ def responses_routes(
         body = await read_body(request, ResponseBody)
         model = named.check(body.model)
         past = await _past(request, body, store)
-        key = meaning(request, body, but=("client_metadata",))
+        asked = body
+        key = await beside(request, lambda: meaning(request, asked, but=("client_metadata",)))
         body = await followed(body, client_of(request).tenant, store)
         answer = await _opened(answers, request, body, past, key)
         keep = _keeper(request, body, past, answer, store)
@@ -116,7 +118,8 @@ async def _opened(
 ) -> Answer:
     """The turn of a `request` with a `body` behind its `past`; `key` as `Answers.open` has it."""
     try:
-        return await answers.open(inquiry_of(request, body, past), key=key)
+        inquiry = await beside(request, lambda: inquiry_of(request, body, past))
+        return await answers.open(inquiry, key=key)
     except AgentNotStored as error:
         if not past.goes_on:
             raise

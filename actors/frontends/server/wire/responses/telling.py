@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from sse_starlette import ServerSentEvent
@@ -125,7 +125,7 @@ def _response(answer: Answer, body: ResponseBody, model: str, conversation: str)
     }
 
 
-async def streamed_events(events: AsyncIterator[Told]) -> AsyncIterator[ServerSentEvent]:
+async def streamed_events(events: AsyncIterator[Told]) -> AsyncGenerator[ServerSentEvent, None]:
     """`events` as they are sent, each under its name."""
     async for event in events:
         data = json.dumps(event, ensure_ascii=False)
