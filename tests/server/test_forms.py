@@ -1,11 +1,18 @@
 """Answers with a form, from the shipped model: JSON, and calls of tools that must be called."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
+from puppets import call, puppet_server, thinking
+from small_tokenizers import CHATML
+
+from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.testing import PuppetModel
 
 WEATHER = {
     "type": "function",
@@ -61,6 +68,50 @@ def test_a_tool_that_is_not_there_is_refused(client: Any) -> None:
 
     with pytest.raises(openai.BadRequestError, match="teapot"):
         ask(client, tools=[WEATHER], tool_choice=named)
+
+
+@pytest.mark.parametrize(("path", "choice"), [("chat", "required"), ("messages", {"type": "any"})])
+def test_a_call_of_none_is_refused(server: Server, path: str, choice: Any) -> None:
+    paths = {"chat": "chat/completions", "messages": "messages"}
+    asked = {"messages": ASKED, "max_tokens": 9, "tools": [], "tool_choice": choice}
+
+    answer = httpx.post(f"{server.url}/v1/{paths[path]}", json=asked, timeout=60)
+
+    assert answer.status_code == 400
+    assert "there is none" in answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[openai.OpenAI]:
+    """Its template begins each answer with a thought."""
+    end = "<|start|>assistant\n{% endif %}"
+    template = CHATML.replace(end, end.replace("{% endif", "<think>\n{% endif"))
+    puppet = PuppetModel(
+        lambda said: (
+            call("weather", city="Rome", unit="celsius") if "tools" in said else '{"a": 1}'
+        ),
+        tokenizer=lambda: thinking(template),
+    )
+    with (
+        puppet_server(puppet) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_an_answer_with_a_form_is_no_thought_though_the_template_begins_one(thinker: Any) -> None:
+    form = {"type": "json_object"}
+
+    said = ask(thinker, response_format=form).message
+
+    assert json.loads(said.content) == {"a": 1}
+    assert not hasattr(said, "reasoning_content")
+
+
+def test_nor_is_a_call_that_must_be_made(thinker: Any) -> None:
+    choice = ask(thinker, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
+
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
 
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])

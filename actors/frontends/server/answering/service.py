@@ -199,7 +199,8 @@ class Service:
             agent, options = await self._on_spawner(lambda: self._prepare(inquiry, plan))
             if plan.fresh or plan.tools:
                 await self.on_index(lambda: self.index.begin(known))
-            reader = self.dialect.reader(inquiry, new_call_id)
+            formed = options.sampling.grammar is not None
+            reader = self.dialect.reader(inquiry, new_call_id, formed=formed)
             ticket = agent.open_turn(options)
         except BaseException:
             await self._let_go(plan)

@@ -23,6 +23,8 @@ def grammar_of(
     choice, form = inquiry.choice, inquiry.form
     if choice.name and choice.name not in {tool.name for tool in names.values()}:
         raise InvalidInput(f"tool_choice: there is no tool {choice.name!r}")
+    if choice.mode == "required" and not names:
+        raise InvalidInput("tool_choice: a tool must be called, and there is none")
     if not names or choice.mode == "none":
         return _json(form.schema) if form else None
     wanted = {n: tool for n, tool in names.items() if choice.name in ("", tool.name)}
