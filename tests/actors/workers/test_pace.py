@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from threading import Event
 from typing import Any
 
 import pytest
@@ -186,7 +187,12 @@ def test_a_save_does_not_rest_while_the_store_is_asked_for_something(
 def test_a_save_does_not_rest_once_somebody_asks_to_forget_an_agent(
     open_resting: Callable[..., AgentSystem], naps: list[float]
 ) -> None:
-    system = open_resting()
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        # As long as it takes, about, until what is asked next has come.
+        Event().wait(0.1)
+
+    system = open_resting(nap)
     system.spawn("other")
     with system.spawn("decoder").stream("a story", sampling=LONG) as story:
         next(story)

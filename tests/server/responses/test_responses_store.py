@@ -1,10 +1,11 @@
 """What is kept of responses is bounded, by age, count and bytes."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+
+from databases import database
 
 from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 
@@ -28,8 +29,7 @@ class Clock:
 
 
 def store_of(path: Path | str = ":memory:", **bounds: Any) -> ResponseStore:
-    connection = sqlite3.connect(path)
-    return ResponseStore(connection, run, **bounds)
+    return ResponseStore(database(path), run, **bounds)
 
 
 def kept(store: ResponseStore, count: int) -> list[int]:

@@ -1,12 +1,12 @@
 """The events of a streamed response: their order, ids and numbers, whatever happens."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import openai
 import pytest
+from databases import database
 from fastapi import FastAPI
 from responding import GREEDY, TOLD
 from scripted_answers import ScriptedAnswers
@@ -59,7 +59,7 @@ class Puppet:
             return work()
 
         self.answers = ScriptedAnswers(server.service.dialect, *pieces)
-        store = ResponseStore(sqlite3.connect(":memory:", check_same_thread=False), run)
+        store = ResponseStore(database(), run)
         app = FastAPI()
         app.include_router(
             responses_routes(self.answers, Named("default"), store, ping_seconds=ping_seconds)

@@ -119,6 +119,7 @@ def test_what_forgotten_agents_were_told_is_forgotten() -> None:
 
     assert index.said_behind(b"0") == ["shared"]
     assert index.said_behind(b"1") == ["of b"]
+    index.close()
 
 
 def test_names_of_agents_are_a_keys_own(system: AgentSystem) -> None:

@@ -32,7 +32,7 @@ phases:
         ("about: " + 60 * "[" + 60 * "]", "scenario.yaml:1: more than 50 levels deep"),
         ("inherits: .", "scenario.yaml:1: inherits: '.' cannot be read"),
         ("inherits: nowhere.yaml", "scenario.yaml:1: inherits: 'nowhere.yaml' cannot be read"),
-        ('inherits: "a\\0b"', "cannot be read: embedded null byte"),
+        ('inherits: "a\\0b"', "scenario.yaml:1: inherits: 'a\\x00b' cannot be read"),
         ("inherits: 7", "scenario.yaml:1: inherits: it is the path of another scenario file"),
     ],
 )
