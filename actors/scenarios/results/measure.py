@@ -11,7 +11,7 @@ The working memory of [paper, 3.5], counted: what the paper shows by cases.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from kvactors.actors.scenarios.journal.records import Heard, Metric, Turn
 
@@ -20,9 +20,11 @@ __all__ = ["SHARES", "measure"]
 # Metrics that are shares of so many answers; of the others a number is all there is.
 SHARES = ("recall", "refusal", "consistency")
 Cut = tuple[str, ...]
+_Value = TypeVar("_Value")
 ALL: Cut = ()
 CUTS: tuple[Cut, ...] = (ALL, ("phase",), ("agent",), ("branch",))
 DISTANCES: tuple[Cut, ...] = (("distance",), ("phase", "distance"))
+COST_CUTS: tuple[Cut, ...] = (ALL, ("agent", "phase"), ("branch",))
 # What is asked in order to be answered alike; what is said may differ each time.
 QUESTIONS = ("ask", "choose", "probe")
 
@@ -44,14 +46,22 @@ def _shares(
     name: str, judged: Sequence[tuple[Turn, bool]], cuts: Iterable[Cut]
 ) -> Iterator[Metric]:
     for cut in cuts:
-        groups: dict[tuple[Any, ...], list[bool]] = defaultdict(list)
-        for turn, good in judged:
-            groups[tuple(getattr(turn, field) for field in cut)].append(good)
-        if cut == ("branch",) and len(groups) < 2:
-            continue
-        for key, found in groups.items():
-            if None not in key:
-                yield Metric(name, fmean(found), len(found), **dict(zip(cut, key, strict=True)))
+        for of, found in _groups(judged, cut):
+            yield Metric(name, fmean(found), len(found), **of)
+
+
+def _groups(
+    values: Iterable[tuple[Turn | Heard, _Value]], cut: Cut
+) -> Iterator[tuple[dict[str, Any], list[_Value]]]:
+    """Values of records, together by a `cut`: by branch only where there are any."""
+    groups: dict[tuple[Any, ...], list[_Value]] = defaultdict(list)
+    for record, value in values:
+        groups[tuple(getattr(record, field) for field in cut)].append(value)
+    if cut == ("branch",) and set(groups) == {("",)}:
+        return
+    for key, found in groups.items():
+        if None not in key:
+            yield dict(zip(cut, key, strict=True)), found
 
 
 def _repeated(turns: Sequence[Turn]) -> Iterator[tuple[Turn, bool]]:
@@ -78,19 +88,15 @@ def _lineage(branch: str) -> Iterator[str]:
 
 
 def _costs(turns: Sequence[Turn], heard: Sequence[Heard]) -> Iterator[Metric]:
-    """Tokens of agents in phases, and of all; `count` turns, and texts that were heard."""
+    """Tokens of all, of agents in phases and of branches; `count` turns, and texts that were
+    heard."""
     columns: dict[str, Sequence[Turn | Heard]] = {
         "prefilled": (*turns, *heard),
         "reused": turns,
         "generated": turns,
     }
     for name, records in columns.items():
-        if not records:
-            continue
-        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for record in records:
-            groups[record.agent, record.phase].append(getattr(record, f"{name}_tokens"))
-        every = [tokens for found in groups.values() for tokens in found]
-        yield Metric(f"tokens_{name}", sum(every), len(every))
-        for (agent, phase), found in groups.items():
-            yield Metric(f"tokens_{name}", sum(found), len(found), agent, phase)
+        tokens = [(record, getattr(record, f"{name}_tokens")) for record in records]
+        for cut in COST_CUTS:
+            for of, found in _groups(tokens, cut):
+                yield Metric(f"tokens_{name}", sum(found), len(found), **of)

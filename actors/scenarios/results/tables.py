@@ -29,6 +29,8 @@ __all__ = [
 Row = dict[str, Any]
 # What a metric is of.
 OF = ("agent", "phase", "branch", "distance")
+# The branch of what was before any fork: an empty cell is of all branches. No branch is called so.
+TRUNK = "(trunk)"
 # Of seconds: more than a turn's time can be told by.
 DIGITS = 4
 TAKEN = {
@@ -48,7 +50,7 @@ def metric_rows(runs: Sequence[Run]) -> Iterator[Row]:
     """Every metric of every run; of shares with the interval behind them."""
     for run, which in zip(runs, _which(runs), strict=True):
         for metric in run.metrics:
-            yield which | asdict(metric) | _bounds(_interval(metric))
+            yield which | _named(asdict(metric)) | _bounds(_interval(metric))
 
 
 def over_seeds(runs: Sequence[Run]) -> list[Row]:
@@ -89,8 +91,13 @@ def _means(runs: Sequence[Run]) -> Iterator[Row]:
         metrics[metric.name, *(getattr(metric, of) for of in OF)].append(metric)
     for (name, *of), found in metrics.items():
         values = [metric.value for metric in found]
-        row = {"name": name, **dict(zip(OF, of, strict=True))}
+        row = _named({"name": name, **dict(zip(OF, of, strict=True))})
         yield row | {"runs": len(found), "mean": fmean(values), **_bounds(_behind(found))}
+
+
+def _named(row: Row) -> Row:
+    """A metric's row, in which the trunk has a name."""
+    return row | {"branch": TRUNK} if row["branch"] == "" else row
 
 
 def _behind(found: Sequence[Metric]) -> Interval | None:

@@ -60,6 +60,25 @@ def test_branches_are_told_apart_where_there_are_any() -> None:
     assert shares[None, None, "left", None] == (0.0, 1)
 
 
+def test_what_is_told_of_one_branch_alone_is_told_to_be_of_that_one() -> None:
+    shares = found((probe(1, right=True, branch="left"),), "recall")
+
+    assert shares[None, None, "left", None] == (1.0, 1)
+
+
+def test_what_branches_cost_is_told_apart() -> None:
+    turns = (make_turn(1, generated_tokens=5), make_turn(2, branch="left", generated_tokens=7))
+
+    costs = found(turns, "tokens_generated")
+
+    assert costs == {
+        (None, None, None, None): (12, 2),
+        ("ann", "first", None, None): (12, 2),
+        (None, None, "", None): (5, 1),
+        (None, None, "left", None): (7, 1),
+    }
+
+
 @pytest.mark.parametrize(
     ("answers", "same"),
     [

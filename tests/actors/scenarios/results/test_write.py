@@ -13,10 +13,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas
+import pytest
 import runs
 from runs import make_heard, make_run, make_turn, probe
 
-from kvactors.actors.scenarios.journal.records import Event, Run, Turn
+from kvactors.actors.scenarios.journal.records import Event, Metric, Run, Turn
 from kvactors.actors.scenarios.results.intervals import bootstrap, wilson
 from kvactors.actors.scenarios.results.tables import summary
 from kvactors.actors.scenarios.results.talk import conversations, seconds_of
@@ -97,6 +98,29 @@ def test_a_metric_of_one_run_has_the_interval_of_its_share(
     assert (float(recall["low"]), float(recall["high"])) == wilson(3, 6)
     gain = next(row for row in table if row["name"] == "gain")
     assert (gain["value"], gain["low"], gain["high"]) == ("4.0", "", "")
+
+
+@pytest.mark.parametrize("table", ["metrics.csv", "summary.csv"])
+def test_no_two_rows_of_a_metric_are_of_all_where_a_run_has_branches(
+    table: str, tmp_path: Path
+) -> None:
+    own = Metric("gain", 3.0, 1, branch="")
+    forked = make_run(probe(1, right=True), probe(2, right=False, branch="left"), own=(own,))
+
+    write_results([forked], tmp_path)
+
+    of = ("name", "agent", "phase", "branch", "distance")
+    found = [tuple(row[column] for column in of) for row in rows(tmp_path / table)]
+    assert len(found) == len(set(found))
+    branches = {
+        name: [row[3] for row in found if row[0] == name and not any(row[1:3])]
+        for name in ("recall", "tokens_reused", "gain")
+    }
+    assert branches == {
+        "recall": ["", "(trunk)", "left"],
+        "tokens_reused": ["", "(trunk)", "left"],
+        "gain": ["(trunk)"],
+    }
 
 
 def test_points_of_a_sweep_are_told_apart_and_their_seeds_are_not(
