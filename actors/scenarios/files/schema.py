@@ -254,7 +254,7 @@ class ProbeWords(Words):
 
 
 class StopWords(Words):
-    """Ends the run as soon as something is so, at the end of a round."""
+    """Ends the run as soon as something is so, at the end of a round, in whichever branch."""
 
     when: Text
     reason: Text = "a stop rule"

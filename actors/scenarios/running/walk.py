@@ -5,8 +5,8 @@ A walk goes as far as it can without results. Where the file makes it depend on 
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -23,6 +23,8 @@ __all__ = ["Walk"]
 # Rounds of order free that are laid out before it is known whether somebody still speaks.
 AHEAD = 8
 Steps = Iterator[Step | NotYet]
+# In the end they say whether a stop rule has ended the run.
+Stopping = Generator[Step | NotYet, None, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,6 @@ class _Round:
     number: int
     branch: Branch
     present: frozenset[str]
-
-
-@dataclass(slots=True)
-class _Stopped:
-    """Whether a stop rule has ended a branch."""
-
-    reason: str = ""
-    rounds: list[list[Step]] = field(default_factory=list)
 
 
 class Walk:
@@ -70,7 +64,7 @@ class Walk:
 
     def _phases_from(
         self, first: int, branch: Branch, present: frozenset[str], *, forked: bool
-    ) -> Steps:
+    ) -> Stopping:
         """The phases from the `first` on; of a branch that was just `forked` there, what comes
         before that phase is done."""
         for place in range(first, len(self._words.phases)):
@@ -84,22 +78,20 @@ class Walk:
                 if phase.swap_model:
                     yield self._whole("swap", here, phase.swap_model)
                 if phase.fork:
-                    yield from self._branches(place, here)
-                    return
+                    return (yield from self._branches(place, here))
             joining = [n for n, m in self._cast.members.items() if m.joins == phase.name]
             for name in joining:
                 origin = self._cast.members[name].from_
                 assert origin is not None
                 yield self._fork(here, origin, branch.lane(name), name)
             present |= set(joining)
-            stopped = _Stopped()
-            yield from self._rounds(_Round(phase, 1, branch, present), stopped)
-            if stopped.reason:
-                yield self._whole("stop", here, stopped.reason)
-                return
-            yield from self._probes(_Round(phase, 1, branch, present))
+            here = _Round(phase, 1, branch, present)
+            if (yield from self._rounds(here)):
+                return True
+            yield from self._probes(here)
+        return False
 
-    def _branches(self, place: int, here: _Round) -> Steps:
+    def _branches(self, place: int, here: _Round) -> Stopping:
         phase, trunk = here.phase, here.branch
         for name, values in phase.fork.items():
             path = f"{trunk.path}/{name}" if trunk.path else name
@@ -107,9 +99,12 @@ class Walk:
             for agent in self._cast.members:
                 if agent in here.present:
                     yield self._fork(here, agent, branch.lane(agent), agent)
-            yield from self._phases_from(place, branch, here.present, forked=True)
+            if (yield from self._phases_from(place, branch, here.present, forked=True)):
+                return True
+        return False
 
-    def _rounds(self, first: _Round, stopped: _Stopped) -> Steps:
+    def _rounds(self, first: _Round) -> Stopping:
+        rounds: list[list[Step]] = []
         for number in range(1, first.phase.rounds + 1):
             here = _Round(first.phase, number, first.branch, first.present)
             laid: list[Step] = []
@@ -117,16 +112,17 @@ class Walk:
                 if isinstance(step, Step):
                     laid.append(step)
                 yield step
-            if here.phase.until and (yield from self._decide(here.phase.until, here)):
-                return
             for rule in self._words.stop:
                 if (yield from self._decide(rule.when, here)):
-                    stopped.reason = rule.reason
-                    return
+                    yield self._whole("stop", here, rule.reason)
+                    return True
+            if here.phase.until and (yield from self._decide(here.phase.until, here)):
+                return False
             if here.phase.order == "free":
-                stopped.rounds.append([step for step in laid if step.kind != "hear"])
-                if number > AHEAD and not (yield from self._spoken(stopped.rounds.pop(0))):
-                    return
+                rounds.append([step for step in laid if step.kind != "hear"])
+                if number > AHEAD and not (yield from self._spoken(rounds.pop(0))):
+                    return False
+        return False
 
     def _spoken(self, steps: Sequence[Step]) -> Any:
         """Whether one of them was taken, once that is known."""

@@ -137,8 +137,19 @@ def test_a_failure_ends_the_run_where_the_file_says_so(play: MakePlay) -> None:
     assert all(turn.round == 1 for turn in run.turns)
 
 
+STOPPED = FORKED + "stop:\n  - {when: answers(phase='after') | length == 2, reason: enough}\n"
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_a_stop_rule_that_holds_in_a_branch_ends_the_run(play: MakePlay, order: int) -> None:
+    run = play(STOPPED).run(order=order)
+
+    assert [turn.branch for turn in run.turns] == ["", "", "left", "left"]
+    assert [event.kind for event in run.events] == ["fork", "fork", "stop", "end"]
+
+
 @pytest.mark.parametrize("order", range(10))
-@pytest.mark.parametrize("text", [TWO, FORKED])
+@pytest.mark.parametrize("text", [TWO, FORKED, STOPPED])
 def test_a_run_goes_on_behind_any_of_its_records(play: MakePlay, text: str, order: int) -> None:
     whole = play(text)
     expected = whole.run(order=order)

@@ -252,3 +252,13 @@ def test_a_stop_rule_ends_the_run(play: MakePlay) -> None:
     assert [turn.round for turn in run.turns] == [1, 1, 1]
     assert [(event.kind, event.text) for event in run.events] == [("stop", "enough"), ("end", "")]
     assert run.ended
+
+
+def test_a_stop_rule_ends_the_run_where_its_phase_would_end_too(play: MakePlay) -> None:
+    text = TWO.replace("say:", "ask:").replace("rounds: 2", "rounds: 2\n    until: round == 1")
+    text += "  - {name: later, steps: [{ask: Later.}]}\nstop:\n  - {when: count('x') > 0}\n"
+
+    run = play(text, lambda agent, prompt: "x").run()
+
+    assert [turn.phase for turn in run.turns] == ["talk"] * 3
+    assert [event.kind for event in run.events] == ["stop", "end"]
