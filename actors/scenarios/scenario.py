@@ -9,8 +9,10 @@ What a run may raise beside what is said: whatever AgentSystem raises. Any threa
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -52,7 +54,10 @@ __all__ = [
 RESTART = 75
 # Seconds between looks at what another process has added to the journals.
 LOOKS = 0.5
+# Ctrl-C reaches this process too: what becomes of it is for the one that began it to say.
 _PART = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 import sys
 from kvactors.actors.scenarios.scenario import part_in_folder
 sys.exit(part_in_folder(sys.argv[1]))
@@ -221,10 +226,18 @@ def _check_own(words: ScenarioWords, system: AgentSystem | ClusterSystem | None)
 
 
 def part_in_folder(path: str) -> int:
-    """What a process that takes up the runs of the folder at `path` does; its status."""
+    """What a process that takes up the runs of the folder at `path` does; its status. It is killed
+    when its standard input ends, which ends with whoever began it."""
+    threading.Thread(target=_die_with_input, daemon=True).start()
     folder = _open(path)
     with _system(folder) as system:
         return RESTART if run_part(folder, system) == "restart" else 0
+
+
+def _die_with_input() -> None:
+    # A reader of sys.stdin would hold its lock when Python ends.
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _open(path: str | Path) -> RunFolder:
@@ -239,7 +252,7 @@ def _in_another_process(folder: RunFolder, watch: Watch) -> str:
     # Own metrics are found where this process finds them.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     tell_new = follow(folder, watch)
-    with subprocess.Popen(command, env=env) as process:
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE) as process:
         try:
             while (status := _ended(process)) is None:
                 tell_new()

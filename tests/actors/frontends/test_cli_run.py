@@ -1,6 +1,12 @@
 """`kvactors run` and `kvactors diff`, as they are typed."""
 
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -171,3 +177,65 @@ def test_without_its_extra_it_says_how_to_install_it(scenario: str) -> None:
 
     assert ended.returncode == 2
     assert "scenarios need the package 'yaml': pip install 'kvactors[scenarios]'" in ended.stderr
+
+
+HELD = """\
+import os
+from pathlib import Path
+
+from kvactors.actors.behaviours.behaviour import AgentBehaviour
+
+
+class Held(AgentBehaviour):
+    async def on_message(self, message, sender):
+        if message.phase == "second":
+            os.read(os.open(Path(__file__).with_name("held"), os.O_RDONLY), 1)
+        return message.text
+"""
+
+
+@pytest.fixture
+def held(scenario: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A run whose second process is held, until the end of this pipe to it closes."""
+    text = TALK.replace("name: second\n", "name: second\n    restart: true\n")
+    (tmp_path / scenario).write_text(text.replace("anna: {}", 'anna: {behaviour: "held:Held"}'))
+    (tmp_path / "held.py").write_text(HELD)
+    os.mkfifo(tmp_path / "held")
+    command = [sys.executable, "-P", "-m", "kvactors.actors.cli", "run", scenario]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        pipe = os.open(tmp_path / "held", os.O_WRONLY)  # Once the process reads from it.
+        yield process, pipe
+        os.close(pipe)
+        process.kill()
+
+
+def is_read(pipe: int, *, seconds: float) -> bool:
+    """Whether a pipe is read from for so long."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return not poll.poll(seconds * 1000)
+
+
+def test_ctrl_c_behind_a_restart_says_how_to_go_on_and_nothing_else(
+    held: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, pipe = held
+
+    os.killpg(process.pid, signal.SIGINT)
+
+    _, told = process.communicate(timeout=60)
+    assert told == "Go on with: kvactors run talk-1 --resume\n"
+    assert process.returncode == 130
+    assert not is_read(pipe, seconds=60)
+
+
+def test_the_process_behind_a_restart_ends_with_the_one_that_began_it(
+    held: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, pipe = held
+
+    process.kill()
+
+    assert not is_read(pipe, seconds=60)
