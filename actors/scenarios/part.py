@@ -2,25 +2,22 @@
 restart. One thread, which waits for the system.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from kvactors.actors.scenarios.files.own import own_module
 from kvactors.actors.scenarios.folder import RunFolder, source_of
 from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run, read_frames
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
-from kvactors.actors.scenarios.journal.records import Event, Failure, Header, Metric, Run
-from kvactors.actors.scenarios.results.measure import SHARES, measure
+from kvactors.actors.scenarios.journal.records import Event, Header, Run
+from kvactors.actors.scenarios.metrics import with_own
+from kvactors.actors.scenarios.results.measure import measure
 from kvactors.actors.scenarios.running.clustered import ClusterSystem
 from kvactors.actors.scenarios.running.live import LiveAgents, World
 from kvactors.actors.scenarios.running.runner import Runner
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.system.system import AgentSystem
-from kvactors.core.numbers import number
 
 __all__ = ["Watch", "follow", "header_of", "read_runs", "replay_runs", "run_part", "unwatched"]
 
@@ -227,33 +224,6 @@ def read_runs(folder: RunFolder) -> list[Run]:
             run = run_of(*read_journal(path))
             run = replace(run, metrics=measure(run.turns, run.heard))
             for name in folder.words.metrics:
-                run = _with_own(name, run, folder.homes)
+                run = with_own(name, run, folder.homes)
             runs.append(run)
     return runs
-
-
-def _with_own(name: str, run: Run, homes: Sequence[Path]) -> Run:
-    """A run with what an own function, which may be in the `homes`, says of it; one that fails is a
-    failure of the run."""
-    module, _, attribute = name.partition(":")
-    try:
-        own = [_sound(m) for m in getattr(own_module(module, homes), attribute)(run)]
-    except (Exception, SystemExit) as error:  # Whatever somebody's function may do.
-        text = f"metric {name}: {error}"
-        failure = Failure(0, "", "", 0, "", type(error).__name__, text)
-        return replace(run, failures=(*run.failures, failure))
-    return replace(run, metrics=(*run.metrics, *own))
-
-
-def _sound(metric: Metric) -> Metric:
-    """A metric that tables can take. Raises TypeError, ValueError."""
-    if not isinstance(metric, Metric):
-        raise TypeError(f"{metric!r:.80} is no Metric")
-    if not isinstance(metric.name, str) or not metric.name:
-        raise TypeError(f"a metric is called {metric.name!r:.80}, which is no name")
-    value = number(metric.value)
-    if value is None or not math.isfinite(value):
-        raise ValueError(f"{metric.name} is {metric.value!r:.80}, which is no number")
-    if metric.name in SHARES:
-        raise ValueError(f"every run has a metric {metric.name}: call yours otherwise")
-    return replace(metric, value=value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvactors.actors.scenarios.journal.records import Run
-from kvactors.actors.scenarios.results.measure import SHARES
+from kvactors.actors.scenarios.results.measure import COSTS, SHARES
 from kvactors.actors.scenarios.results.tables import Row, over_seeds
 from kvactors.actors.scenarios.results.talk import conversations, process_begins
 
@@ -101,7 +101,7 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, "Figure"]]:
     if shares := [row for row in whole if row["name"] in SHARES and row["distance"] is None]:
         yield "shares", "Shares of answers, with 95 % intervals", _shares(shares)
     for name in dict.fromkeys(row["name"] for row in whole):
-        if name not in SHARES and not name.startswith("tokens_"):
+        if name not in SHARES and name not in COSTS:
             own = [row for row in whole if row["name"] == name]
             yield f"metric-{_plain(name)}", f"{name}, with 95 % intervals", _shares(own)
     if any(run.turns for run in runs):

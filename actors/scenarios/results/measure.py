@@ -15,10 +15,16 @@ from typing import Any, TypeVar
 
 from kvactors.actors.scenarios.journal.records import Heard, Metric, Turn
 
-__all__ = ["SHARES", "measure"]
+__all__ = ["COSTS", "SHARES", "measure"]
 
 # Metrics that are shares of so many answers; of the others a number is all there is.
 SHARES = ("recall", "refusal", "consistency")
+# Metrics of tokens, and the field that each sums up.
+COSTS = {
+    "tokens_prefilled": "prefilled_tokens",
+    "tokens_reused": "reused_tokens",
+    "tokens_generated": "generated_tokens",
+}
 Cut = tuple[str, ...]
 _Value = TypeVar("_Value")
 ALL: Cut = ()
@@ -90,13 +96,9 @@ def _lineage(branch: str) -> Iterator[str]:
 def _costs(turns: Sequence[Turn], heard: Sequence[Heard]) -> Iterator[Metric]:
     """Tokens of all, of agents in phases and of branches; `count` turns, and texts that were
     heard."""
-    columns: dict[str, Sequence[Turn | Heard]] = {
-        "prefilled": (*turns, *heard),
-        "reused": turns,
-        "generated": turns,
-    }
-    for name, records in columns.items():
-        tokens = [(record, getattr(record, f"{name}_tokens")) for record in records]
+    for name, field in COSTS.items():
+        records = (*turns, *heard) if field == "prefilled_tokens" else turns
+        tokens = [(record, getattr(record, field)) for record in records]
         for cut in COST_CUTS:
             for of, found in _groups(tokens, cut):
-                yield Metric(f"tokens_{name}", sum(found), len(found), **of)
+                yield Metric(name, sum(found), len(found), **of)

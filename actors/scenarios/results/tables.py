@@ -20,7 +20,6 @@ __all__ = [
     "Row",
     "metric_rows",
     "over_seeds",
-    "point",
     "summary",
     "turn_rows",
     "write_csv",
@@ -59,14 +58,10 @@ def over_seeds(runs: Sequence[Run]) -> list[Row]:
     points: dict[str, list[Run]] = defaultdict(list)
     columns: dict[str, Row] = {}
     for run, varied in zip(runs, _parameters(runs), strict=True):
-        points[point(run.header.parameters)].append(run)
-        columns[point(run.header.parameters)] = varied
-    return [columns[name] | row for name, same in points.items() for row in _means(same)]
-
-
-def point(parameters: Mapping[str, Any]) -> str:
-    """A point of a sweep in words: "reward 2, risk high"; "" where nothing is varied."""
-    return ", ".join(f"{name} {value}" for name, value in parameters.items())
+        point = repr(run.header.parameters)  # 1 and "1" are two.
+        points[point].append(run)
+        columns[point] = varied
+    return [columns[point] | row for point, same in points.items() for row in _means(same)]
 
 
 def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
@@ -124,11 +119,20 @@ def _parameters(runs: Sequence[Run]) -> list[Row]:
     rows: list[Row] = [{} for _ in runs]
     for name in names:
         values = [run.header.parameters.get(name) for run in runs]
-        kinds = {float if type(value) is int else type(value) for value in values} - {type(None)}
-        for row, value in zip(rows, values, strict=True):
-            column = f"parameter {name}" if name in TAKEN else name
-            row[column] = value if len(kinds) < 2 or value is None else str(value)
+        column = f"parameter {name}" if name in TAKEN else name
+        for row, value in zip(rows, _of_one_kind(values), strict=True):
+            row[column] = value
     return rows
+
+
+def _of_one_kind(values: Sequence[Any]) -> list[Any]:
+    """Values as they are, or where they are of several kinds, as texts: in quotes where these would
+    not tell 1 from "1"."""
+    kinds = {float if type(value) is int else type(value) for value in values} - {type(None)}
+    if len(kinds) < 2:
+        return list(values)
+    alike = len(set(map(str, values))) < len(set(map(repr, values)))
+    return [None if value is None else (repr if alike else str)(value) for value in values]
 
 
 def _flat(value: Any) -> Any:

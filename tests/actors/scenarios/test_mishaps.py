@@ -225,24 +225,6 @@ def left_by(out: Path) -> int:
     return sum(path.stat().st_size for path in files) - drawn
 
 
-def test_own_functions_are_metrics(
-    write: Write, tmp_path: Path, system: AgentSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(
-        "from kvactors.actors.scenarios.journal.records import Metric\n"
-        "def words(run):\n"
-        "    return [Metric('words', float(sum(len(t.answer) for t in run.turns)), 1)]\n",
-        "own_metrics.py",
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
-    [run] = Scenario.load(write(TALK + "metrics: own_metrics:words\n")).run(
-        system, out=tmp_path / "out"
-    )
-
-    assert next(m.value for m in run.metrics if m.name == "words") > 20
-
-
 GIVEN_UP = """\
 name: given-up
 sampling: {max_tokens: 60}

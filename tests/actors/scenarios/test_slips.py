@@ -193,46 +193,6 @@ def test_few_runs_of_a_sweep_go_on_at_once(
     assert all(run.ended for run in runs)
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        "1 // 0",
-        "[None]",
-        "[Metric('w', None, 1)]",
-        "[Metric('recall', 4.0, 3)]",
-        "[Metric('w', True, 1)]",
-        "[Metric(None, 1.0, 1)]",
-    ],
-)
-def test_an_own_metric_that_is_wrong_is_a_failure_in_the_report(
-    write: Write, tmp_path: Path, system: AgentSystem, monkeypatch: pytest.MonkeyPatch, made: str
-) -> None:
-    head = "from kvactors.actors.scenarios.journal.records import Metric\n"
-    name = f"own_{abs(hash(made))}"
-    write(f"{head}def words(run):\n    return {made}\n", f"{name}.py")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    [run] = Scenario.load(write(f"{TALK}metrics: {name}:words\n")).run(system, out=tmp_path / "out")
-
-    assert run.failures[0].text.startswith(f"metric {name}:words: ")
-    assert f"metric {name}:words" in (tmp_path / "out/report.html").read_text()
-
-
-def test_an_own_metric_may_be_a_number_of_numpys(
-    write: Write, tmp_path: Path, system: AgentSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = "[Metric('a', np.int64(6), 1), Metric('b', np.float32(0.5), 1)]"
-    head = "import numpy as np\nfrom kvactors.actors.scenarios.journal.records import Metric\n"
-    write(f"{head}def words(run):\n    return {made}\n", "own_of_numpy.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    text = f"{TALK}metrics: own_of_numpy:words\n"
-
-    [run] = Scenario.load(write(text)).run(system, out=tmp_path / "out")
-
-    assert not run.failures
-    assert [(m.name, m.value) for m in run.metrics if m.name in "ab"] == [("a", 6), ("b", 0.5)]
-
-
 def test_two_do_not_write_into_one_folder(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:

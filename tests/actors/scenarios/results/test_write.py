@@ -85,6 +85,19 @@ def test_a_column_has_values_of_one_kind(tmp_path: Path) -> None:
     assert [row["open"] for row in rows(tmp_path / "turns.csv.gz")] == ["True", "2"]
 
 
+def test_a_text_that_looks_like_a_number_is_another_point_than_that_number(tmp_path: Path) -> None:
+    varied = [make_run(make_turn(1), parameters={"open": value}) for value in ("1", 1, True)]
+
+    write_results(varied, tmp_path)
+
+    table = [row for row in rows(tmp_path / "summary.csv") if row["name"] == "tokens_reused"]
+    assert [(row["open"], row["runs"]) for row in table if not row["agent"]] == [
+        ("'1'", "1"),
+        ("1", "1"),
+        ("True", "1"),
+    ]
+
+
 def test_a_metric_of_one_run_has_the_interval_of_its_share(
     sweep: list[Run], tmp_path: Path
 ) -> None:
