@@ -5,6 +5,7 @@ Any thread.
 
 import csv
 import fnmatch
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +28,8 @@ __all__ = ["ALL", "Cast", "Member", "make_cast"]
 
 ALL = "all"
 MOST_AGENTS = 100_000
-# "007" is a name, 7 and -0.5 are numbers.
-NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+# "007" is a name; 7, -0.5 and 1e-3 are numbers, as in YAML.
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 MOST_DIGITS = 300
 OWN = ("name", "group", "number")
 
@@ -152,10 +153,12 @@ def _rows(path: Path, place: tuple[str, ...], problem: Any) -> list[dict[str, An
 
 
 def _value(text: str) -> Any:
-    """What looks like a number is one."""
+    """What looks like a number is one, if it is finite."""
     if len(text) > MOST_DIGITS or not NUMBER.fullmatch(text):
         return text
-    return float(text) if "." in text else int(text)
+    if text.lstrip("-").isdigit():
+        return int(text)
+    return float(text) if math.isfinite(float(text)) else text
 
 
 def _persona(

@@ -49,6 +49,25 @@ def test_a_number_is_read_as_it_is_written(write: Write, written: str, value: An
     assert [(v, type(v)) for v in _read(write, written)] == [(value, type(value))] * 2
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *(("7", 7), ("-0.5", -0.5), ("1e-3", 0.001), ("-2.5E+3", -2500.0)),
+        # Codes and names are no numbers.
+        *((text, text) for text in ("007", "-01", "1e", "e3", "1e999", "3 km", "", "\u0663")),
+    ],
+)
+def test_a_cell_of_a_table_is_a_number_as_a_file_has_it_but_for_codes(
+    write: Write, play: Callable[..., Any], written: str, value: Any
+) -> None:
+    write(f"name,value\nanna,{written}\n", "people.csv")
+    text = TALK.replace("{anna: {}}", "{people: {table: people.csv}}").replace("WRITTEN", "0")
+
+    found = play(text).script.cast.members["anna"].view.value
+
+    assert (found, type(found)) == (value, type(value))
+
+
 def test_no_number_is_one_too(write: Write) -> None:
     assert all(math.isnan(value) for value in _read(write, ".nan"))
 
