@@ -16,9 +16,9 @@ class Supervision:
     """How a behaviour that raised goes on. The message that it raised on is lost; one that was
     asked is answered with the error.
 
-    `on_error`: "restart" goes on with the agent's memory as it is; "rewind" forgets the last
-    turn first, if the failed message had taken one; "stop" ends the behaviour; "escalate" ends
-    it and lets its parent fail with the same error. A restart waits `backoff` seconds, twice
+    `on_error`: "restart" goes on with the agent's memory as it is; "rewind" forgets the failed
+    message's turns first, up to one that somebody else asked for since; "stop" ends the
+    behaviour; "escalate" ends it and lets its parent fail with the same error. A restart waits `backoff` seconds, twice
     as long each time in a row up to `longest_backoff`; more than `most` within `window` seconds
     end the behaviour. Raises InvalidConfig.
     """
