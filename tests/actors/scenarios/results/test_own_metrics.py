@@ -44,7 +44,7 @@ def test_own_functions_are_metrics(
         ("[None]", "InvalidScenario"),
         ("[Metric('w', None, 1)]", "InvalidScenario"),
         ("[Metric('recall', 4.0, 3)]", "InvalidScenario"),
-        ("[Metric('tokens_prefilled', 4.0, 3)]", "InvalidScenario"),
+        ("[Metric('tokens_prefilled', 4.0, 3, 'anna')]", "InvalidScenario"),
         ("[Metric('w', 1.0, 1, agent=['anna'])]", "InvalidScenario"),
         ("[Metric('w', 1.0, 1, phase=1)]", "InvalidScenario"),
         ("[Metric('w', 1.0, 1, distance='far')]", "InvalidScenario"),
