@@ -17,8 +17,8 @@ __all__ = ["with_own"]
 
 
 def with_own(name: str, run: Run, homes: Sequence[Path]) -> Run:
-    """A run with what an own function, which may be in the `homes`, says of it; one that fails is a
-    failure of the run."""
+    """A run with what the own function of a `name`, which may be in the `homes`, says of it; one
+    that fails is a failure of the run."""
     module, _, attribute = name.partition(":")
     where = ""
     try:
