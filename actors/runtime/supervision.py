@@ -18,9 +18,9 @@ class Supervision:
 
     `on_error`: "restart" goes on with the agent's memory as it is; "rewind" forgets the failed
     message's turns first, up to one that somebody else asked for since; "stop" ends the
-    behaviour; "escalate" ends it and lets its parent fail with the same error. A restart waits `backoff` seconds, twice
-    as long each time in a row up to `longest_backoff`; more than `most` within `window` seconds
-    end the behaviour. Raises InvalidConfig.
+    behaviour; "escalate" ends it and lets its parent fail with the same error. A restart
+    waits `backoff` seconds, twice as long each time in a row up to `longest_backoff`; more than
+    `most` within `window` seconds end the behaviour. Raises InvalidConfig.
     """
 
     on_error: OnError = "stop"

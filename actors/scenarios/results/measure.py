@@ -97,7 +97,9 @@ def _costs(turns: Sequence[Turn], heard: Sequence[Heard]) -> Iterator[Metric]:
     """Tokens of all, of agents in phases and of branches; `count` turns, and texts that were
     heard."""
     for name, field in COSTS.items():
-        records = (*turns, *heard) if field == "prefilled_tokens" else turns
+        records: Sequence[Turn | Heard] = turns
+        if field == "prefilled_tokens":
+            records = (*turns, *heard)
         tokens = [(record, getattr(record, field)) for record in records]
         for cut in COST_CUTS:
             for of, found in _groups(tokens, cut):
