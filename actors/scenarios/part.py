@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.folder import RunFolder, source_of
 from kvactors.actors.scenarios.journal.file import Journal, Record, holds_run, read_frames
 from kvactors.actors.scenarios.journal.reading import read_journal, run_of
@@ -33,10 +34,25 @@ def unwatched(most_turns: int, record: Record) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A run on its way."""
+    """A run on its way. `wrong` is what of its file cannot be run, once it is known."""
 
     runner: Runner
     journal: Journal
+    wrong: InvalidScenario | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is begun any more."""
+        return self.wrong is not None or bool(self.runner.ended)
+
+    def advance(self, go_on: Callable[[], None]) -> None:
+        """Let it `go_on`. What is wrong with it is no other run's end."""
+        if self.wrong is None:
+            try:
+                go_on()
+            except InvalidScenario as error:
+                label = self.runner.script.point.label
+                self.wrong = InvalidScenario(f"{label} has not ended: {error}")
 
 
 def follow(folder: RunFolder, watch: Watch) -> Callable[[], None]:
@@ -78,12 +94,18 @@ def _run_part(folder: RunFolder, system: AgentSystem | ClusterSystem, watch: Wat
     most = sum(script.most_turns() for script in scripts)
     part = _Part(folder, World(system), lambda record: watch(most, record))
     part.check(scripts)
+    wrong: list[InvalidScenario] = []
     # What concerns the system concerns every run in it.
     alone = any(phase.restart or phase.swap_model for phase in folder.words.phases)
     many = 1 if alone else AT_ONCE
     for first in range(0, len(scripts), many):
-        if part.run(scripts[first : first + many]) == "restart":
+        runs = part.run(scripts[first : first + many])
+        if any(run.runner.ended == "restart" for run in runs):
             return "restart"
+        wrong += [run.wrong for run in runs if run.wrong is not None]
+    if wrong:
+        more = f" (and {len(wrong) - 1:,} runs more)" if wrong[1:] else ""
+        raise InvalidScenario(f"{wrong[0]}{more}") from wrong[0]
     return "end"
 
 
@@ -109,18 +131,18 @@ class _Part:
         new = [s for s in scripts if not holds_run(self._folder.journal(s.point.label))]
         self._world.require_new(map(self._prefix, new))
 
-    def run(self, scripts: Sequence[Script]) -> str:
-        """Run these at once."""
+    def run(self, scripts: Sequence[Script]) -> list[_Running]:
+        """Run these at once, until each is over."""
         with ExitStack() as stack:
             runs = [self._begin(script, stack) for script in scripts]
-            while going := [run for run in runs if not run.runner.ended]:
+            while going := [run for run in runs if not run.over]:
                 assert any(run.runner.flying for run in going), "a run waits for nothing"
                 for run in going:
                     run.journal.sync()
                 self._world.wait()
             for run in runs:
                 run.journal.sync()
-        return "restart" if any(run.runner.ended == "restart" for run in runs) else "end"
+        return runs
 
     def _begin(self, script: Script, stack: ExitStack) -> _Running:
         path = self._folder.journal(script.point.label)
@@ -133,14 +155,15 @@ class _Part:
         journal = Journal(path)
         stack.callback(journal.close)
         runner = Runner(script, self._keeper(journal, records), lockstep=self._folder.lockstep)
-        runner.replay(records)
-        if runner.ended == "end":
-            return _Running(runner, journal)
+        run = _Running(runner, journal)
+        run.advance(lambda: runner.replay(records))
+        if run.wrong is not None or runner.ended == "end":
+            return run
         origin = self._folder.origin
         agents = LiveAgents(
             self._world,
             script,
-            runner.take,
+            lambda step, outcome: run.advance(lambda: runner.take(step, outcome)),
             prefix=self._prefix(script),
             origin=None if origin is None else f"{origin}{script.point.label}",
             renewed=self._folder.renewed,
@@ -151,8 +174,8 @@ class _Part:
         stack.callback(agents.abandon)
         journal.append(taken_up)
         self._watch(taken_up)
-        runner.go_on(agents)
-        return _Running(runner, journal)
+        run.advance(lambda: runner.go_on(agents))
+        return run
 
     def _prefix(self, script: Script) -> str:
         return f"{self._folder.tag}{script.point.label}"

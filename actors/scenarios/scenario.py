@@ -38,6 +38,7 @@ from kvactors.actors.scenarios.results.write import write_results
 from kvactors.actors.scenarios.running.clustered import ClusterSystem
 from kvactors.actors.scenarios.running.script import points
 from kvactors.actors.system.system import AgentSystem
+from kvactors.core.errors import KvactorsError
 
 __all__ = [
     "ClusterSystem",
@@ -227,11 +228,15 @@ def _check_own(words: ScenarioWords, system: AgentSystem | ClusterSystem | None)
 
 def part_in_folder(path: str) -> int:
     """What a process that takes up the runs of the folder at `path` does; its status. It is killed
-    when its standard input ends, which ends with whoever began it."""
+    when its standard input ends, which ends with whoever began it. Raises SystemExit, which says
+    what ended the runs."""
     threading.Thread(target=_die_with_input, daemon=True).start()
-    folder = _open(path)
-    with _system(folder) as system:
-        return RESTART if run_part(folder, system) == "restart" else 0
+    try:
+        folder = _open(path)
+        with _system(folder) as system:
+            return RESTART if run_part(folder, system) == "restart" else 0
+    except (KvactorsError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 def _die_with_input() -> None:

@@ -239,3 +239,14 @@ def test_the_process_behind_a_restart_ends_with_the_one_that_began_it(
     process.kill()
 
     assert not is_read(pipe, seconds=60)
+
+
+def test_what_ends_a_run_behind_a_restart_is_one_line(scenario: str, tmp_path: Path) -> None:
+    rule = "name: second\n    restart: true\n    order: rule\n    rule: \"['eve']\"\n"
+    (tmp_path / scenario).write_text(TALK.replace("name: second\n", rule))
+
+    ran = run_child("from kvactors.actors.cli import main; main()", "run", scenario)
+
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert "the rule of phase 'second' names 'eve', who is not in `who`\n" in ran.stderr
