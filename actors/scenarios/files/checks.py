@@ -76,9 +76,6 @@ class Checks:
                 raise at(f"{name!r} means something else in templates: call it otherwise")
             if isinstance(values, tuple) and (not values or len(set(values)) < len(values)):
                 raise at("its values must be different, one at least")
-            for value in values if isinstance(values, tuple) else (values,):
-                if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                    raise at(f"{value:.3e} has more than 64 bits")
         for name in self._phases:
             if self._phases.count(name) > 1:
                 raise self._make(("phases", self._phases.index(name)), f"two phases are {name!r}")

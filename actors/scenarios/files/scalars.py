@@ -9,6 +9,9 @@ import yaml
 
 __all__ = ["Loader"]
 
+# What a journal can hold; and digits beyond which Python takes its time.
+HOLDS = 2**63
+MOST_DIGITS = 100
 _TAG = "tag:yaml.org,2002:"
 _HELD_OTHERWISE = {_TAG + name for name in ("bool", "int", "float", "timestamp", "value")}
 # Kind, pattern, and the characters that it begins with.
@@ -37,7 +40,11 @@ class Loader(yaml.SafeLoader):
 def _int(loader: Loader, node: yaml.Node) -> int:
     text = str(loader.construct_scalar(node))  # type: ignore[arg-type]
     bases = {"0o": 8, "0x": 16}
-    return int(text, bases.get(text[:2], 10))
+    value = int(text, bases.get(text[:2], 10)) if len(text) <= MOST_DIGITS else HOLDS
+    if not -HOLDS <= value < HOLDS:
+        problem = f"{text:.20} has more than 64 bits"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return value
 
 
 def _float(loader: Loader, node: yaml.Node) -> float:

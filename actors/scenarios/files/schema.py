@@ -32,6 +32,8 @@ MOST_ROUNDS = 1_000_000
 MOST_SEEDS = 10_000
 MOST_CHOICES = 256  # of Sampling
 
+# What a journal can hold.
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Scalar = bool | int | float | str | None
 # What ids of agents, folders and expressions can hold without a quote.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
@@ -45,6 +47,12 @@ def _listed(value: Any) -> Any:
 
 Names = Annotated[
     tuple[Text, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[Text, ...])
+]
+# Where nobody would speak or hear, and nothing would say so.
+Some = Annotated[
+    tuple[Text, ...],
+    Field(min_length=1),
+    BeforeValidator(_listed, json_schema_input_type=str | tuple[Text, ...]),
 ]
 
 
@@ -69,8 +77,6 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-# What a journal can hold.
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seeds = Annotated[
     tuple[Whole, ...],
     BeforeValidator(_seeds, json_schema_input_type=int | str | tuple[int, ...]),
@@ -88,12 +94,12 @@ class Words(BaseModel):
 class SamplingWords(Words):
     """How answers are drawn; what is left out is as in `Sampling`. The seed is the run's."""
 
-    max_tokens: int = Field(default=256, ge=1)
-    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: Whole = Field(default=256, ge=1)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, ge=0, le=1)
-    top_k: int = Field(default=0, ge=0)
+    top_k: Whole = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     stop: Names = ()
 
 
@@ -101,11 +107,11 @@ class EngineWords(Words):
     """Parameters of AgentSystem that a scenario may set; all others are as that has them, and null
     is its None: keys and values in float, the model's own context."""
 
-    context: int | None = Field(default=None, ge=1)
+    context: Whole | None = Field(default=None, ge=1)
     kv_bits: Literal[4, 8] | None = 4
-    float_tokens: int = Field(default=0, ge=0)
-    max_batch: int = Field(default=16, ge=1)
-    memory_budget: str | int | None = None
+    float_tokens: Whole = Field(default=0, ge=0)
+    max_batch: Whole = Field(default=16, ge=1)
+    memory_budget: str | Whole | None = None
     speculation: Literal["auto", "off"] = "auto"
     deterministic: bool = False
     reproducible: bool = False
@@ -143,7 +149,7 @@ class ChannelWords(Words):
     """Who hears what is said in it, and in which form. `listeners` is an expression that names
     them for each `speaker`; else all `members` hear, but for whoever speaks."""
 
-    members: Names = ("all",)
+    members: Some = ("all",)
     listeners: Text | None = None
     form: Text = "{{ speaker.name }}: {{ text }}"
 
@@ -196,7 +202,7 @@ class PhaseWords(Words):
     """Speakers do steps, in rounds. `restart`, `swap_model` and `fork` happen before it."""
 
     name: Name
-    who: Names = ("all",)
+    who: Some = ("all",)
     order: Literal["round_robin", "random", "together", "rule", "free"] = "round_robin"
     rule: Text | None = None  # an expression: the names of a round's speakers
     starts: Names = ()  # of order free
@@ -229,8 +235,8 @@ class ProbeWords(Words):
 
     name: Name
     ask: Text
-    who: Names = ("all",)
-    after: Names = ("all",)  # phases at whose end it is asked
+    who: Some = ("all",)
+    after: Some = ("all",)  # phases at whose end it is asked
     each: Text | None = None  # an expression: one question for each `item` of this list
     about: Name | None = None  # the phase in which it was told, for working memory
     choices: Names = ()

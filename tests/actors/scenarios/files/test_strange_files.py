@@ -61,6 +61,25 @@ def test_a_strange_file_is_refused_in_words(write: Write, text: str, told: str) 
             "probes: [{name: p, ask: x, about: all}]\nphases:",
             "probes.0.about: no such phase as 'all'",
         ),
+        (
+            "phases:",
+            f"parameters: {{a: {10**30}}}\nphases:",
+            "scenario.yaml:5: no YAML: 1000000000",
+        ),
+        ("phases:", f"parameters: {{a: 0x{'f' * 9999}}}\nphases:", "has more than 64 bits"),
+        ("phases:", "sampling: {max_tokens: 1e30}\nphases:", "sampling.max_tokens: unable to pa"),
+        ("phases:", "sampling: {temperature: .inf}\nphases:", "temperature: input should be a fi"),
+        (
+            "phases:",
+            "probes: [{name: p, ask: x, after: []}]\nphases:",
+            "probes.0.after: Tuple should have at least 1",
+        ),
+        (
+            "phases:",
+            "channels: {a: {members: []}}\nphases:",
+            "channels.a.members: Tuple should have at",
+        ),
+        ("steps:", "who: []\n    steps:", "phases.0.who: Tuple should have at least 1"),
     ],
 )
 def test_a_strange_text_is_refused_with_its_line(
