@@ -5,6 +5,7 @@ In an SVG that goes into a page, ink has the colour of the page's text.
 """
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -73,7 +74,9 @@ def draw_all(runs: Sequence[Run], folder: Path) -> list[Picture]:
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        # A browser has other fonts: what this one cannot show is in the SVG as text.
+        warnings.filterwarnings("ignore", message="Glyph")
         return [
             Picture(name, caption, *_save(figure, folder / name))
             for name, caption, figure in _figures(runs)

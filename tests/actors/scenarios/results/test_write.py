@@ -191,6 +191,14 @@ def test_pictures_are_whole_and_a_name_is_no_formula(sweep: list[Run], tmp_path:
     assert "$x_$" in (tmp_path / "figures" / "timeline.svg").read_text(encoding="utf-8")
 
 
+def test_what_a_font_cannot_show_is_no_warning(tmp_path: Path) -> None:
+    varied = [make_run(probe(1, right=True), parameters={"mood": mood}) for mood in ("落着", "怒")]
+
+    written = write_results(varied, tmp_path)
+
+    assert "怒" in next(path for path in written if path.name == "shares.svg").read_text()
+
+
 def test_many_agents_and_many_turns_make_no_huge_picture(tmp_path: Path) -> None:
     turns = [
         make_turn(step, f"agent {step % 300}", heard_by=(f"agent {(7 * step) % 300}",))
