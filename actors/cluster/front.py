@@ -9,11 +9,12 @@ from kvactors.actors.cluster.agents.front import FrontAgent
 from kvactors.actors.cluster.agents.spawning import spawn
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.client import forget
-from kvactors.actors.cluster.protocol.errors import ClusterError, UnknownAgent
+from kvactors.actors.cluster.protocol.errors import AgentExists, ClusterError, UnknownAgent
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.info import ModelInfo
+from kvactors.persistence import errors as persistence
 
 __all__ = ["ClusterFront", "ClusterHealth"]
 
@@ -49,10 +50,15 @@ class ClusterFront:
     def spawn(self, agent_id: str, *, from_: str | None = None, wait: bool = True) -> FrontAgent:
         """The agent `agent_id`, new or as it is; `from_`: a new one, with the memory of that one. A
         fork always waits for the turn of its parent that runs (`wait`). Raises as
-        `Cluster.spawn`."""
+        `Cluster.spawn`, but as a system does that there is nobody to fork, or one of that name."""
         agent = None if from_ is not None else self._agents.get(agent_id)
         if agent is None:
-            spawn(self._link, agent_id, from_=from_)
+            try:
+                spawn(self._link, agent_id, from_=from_)
+            except UnknownAgent as error:
+                raise persistence.AgentNotStored(from_ or agent_id) from error
+            except AgentExists as error:
+                raise persistence.AgentExists(agent_id) from error
             agent = FrontAgent(agent_id, self._link, self.info)
         try:
             agent.look()

@@ -185,3 +185,17 @@ def test_a_lost_node_is_a_pause(server: Server, nodes: Together) -> None:
     assert headers["x-kvactors-agent"] == agent
     assert "Tom" in text_of(answer)
     assert nodes.cluster.place(agent).node == place.replica
+
+
+def test_an_agent_of_the_cluster_is_forked_over_by_no_client(
+    server: Server, nodes: Together
+) -> None:
+    system = {"role": "system", "content": "You are forked."}
+    told(server, "You are forked.")
+    nodes.cluster.spawn("alice").ask("Remember me.").get(timeout=WAIT)
+
+    options = {"extra_headers": {"x-kvactors-agent": "alice"}}
+    _, headers = ask(server, [system, ASKED], **options)
+
+    assert "forked" in headers["x-kvactors-reused"]
+    assert headers["x-kvactors-agent"] != "alice"

@@ -59,7 +59,7 @@ def event_routes(service: Service, system: AgentSystem) -> APIRouter:
         """`snapshot` each second: health, counts and bytes by tier, rates, the turns that run; and
         `queued`, `started`, `ended`, `restored`, `saved`, `evicted`, `fault` as they happen. With
         API keys there is nothing of other keys' agents in it, nor a sum over them."""
-        if service.closing:
+        if service.claims.closing:
             raise SystemStopped("the server is stopping")
         owned = OwnedAgents(service, str(getattr(request.state, "tenant", "")))
         return streamed(watch.read(owned), lambda: ServerSentEvent(comment="ping"), {})
@@ -82,7 +82,7 @@ class Watch:
         queue = asyncio.Queue[Told](MOST_WAITING)
         self._join(queue)
         try:
-            while not self._service.closing:
+            while not self._service.claims.closing:
                 name, content = await queue.get()
                 if name == "closing":
                     break
@@ -120,7 +120,7 @@ class Watch:
     async def _ask(self) -> None:
         """Tell how the system is, until nobody reads."""
         try:
-            while not self._service.closing:
+            while not self._service.claims.closing:
                 self._tell(("snapshot", await asyncio.to_thread(self._parts.watching.snapshot)))
                 await asyncio.sleep(EVERY)
         except SystemStopped:

@@ -52,7 +52,7 @@ class OwnedAgents:
         """Whether the client may see the agent that the system calls so."""
         if not self.tenant:
             return True
-        known = await self.service.on_index(lambda: self.service.index.known(inner))
+        known = await self.service.claims.on_index(lambda: self.service.index.known(inner))
         return known is not None and known.tenant == self.tenant
 
     async def inner(self, agent_id: str) -> str:
@@ -69,7 +69,9 @@ class OwnedAgents:
         """All, the last used first."""
         states = await self._states()
         if self.tenant:
-            mine = await self.service.on_index(lambda: self.service.index.of_tenant(self.tenant))
+            mine = await self.service.claims.on_index(
+                lambda: self.service.index.of_tenant(self.tenant)
+            )
             states = [state for state in states if state.agent_id in mine]
         return sorted(states, key=lambda state: -(state.last_used or float("inf")))
 
@@ -109,7 +111,7 @@ class OwnedAgents:
         if keep is not None:
             end_of(source, keep)
 
-        def make(inner: str) -> None:
+        def make(inner: str) -> Agent:
             child = self.system.spawn(inner, from_=source, context_policy=policy)
             try:
                 if keep is not None:
@@ -117,6 +119,7 @@ class OwnedAgents:
             except BaseException:
                 self.system.forget(inner)
                 raise
+            return child
 
         return await self._make(agent_id, make)
 
@@ -129,7 +132,7 @@ class OwnedAgents:
     async def forget(self, agent_id: str) -> None:
         """Delete it. Raises AgentNotStored, AgentBusy."""
         inner = await self.inner(agent_id)
-        if not await self.service.forget(inner):
+        if not await self.service.claims.forget(inner):
             raise AgentBusy(agent_id)
 
     async def prefetch(self, agent_id: str) -> None:
@@ -139,15 +142,16 @@ class OwnedAgents:
 
     # -- what is behind it -------------------------------------------------------------
 
-    async def _make(self, agent_id: str | None, make: Callable[[str], object]) -> str:
+    async def _make(self, agent_id: str | None, make: Callable[[str], Agent]) -> str:
         name = agent_id or f"a-{secrets.token_hex(6)}"
         inner = f"{self.tenant}/{name}" if self.tenant else name
-        async with self.service.hold(inner):
+        async with self.service.claims.hold(inner):
             if await self._exists(inner):
                 raise AgentExists(name)
-            await asyncio.to_thread(make, inner)
-            known = Known(inner, self.tenant, f"agent:{name}", "{}", "{}", named=True)
-            await self.service.on_index(lambda: self.service.index.begin(known))
+            prompt = (await asyncio.to_thread(make, inner)).system_prompt or ""
+            anew = f"agent:{name}", "{}", "{}"
+            known = Known(inner, self.tenant, *anew, named=True, prompt=prompt)
+            await self.service.claims.on_index(lambda: self.service.index.begin(known))
         return name
 
     async def _handle(self, inner: str) -> Agent:

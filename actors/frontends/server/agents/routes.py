@@ -112,7 +112,7 @@ def agent_routes(service: Service) -> APIRouter:
         """Let it remember something without an answer."""
         agent = await owned.agent(agent_id)
         turn = observing(agent.host.info, body.text, body.role)
-        async with owned.service.hold(agent.agent_id):
+        async with owned.service.claims.hold(agent.agent_id):
             await agent.open_turn(replace(turn, tenant=owned.tenant)).reply
             return _remembered(agent)
 
@@ -122,7 +122,7 @@ def agent_routes(service: Service) -> APIRouter:
         if len(body.model_fields_set) > 1:
             raise refused("to_token", "only one of keep, exchanges and to_token can be given")
         agent = await owned.agent(agent_id)
-        async with owned.service.hold(agent.agent_id):
+        async with owned.service.claims.hold(agent.agent_id):
             to_token = body.to_token if body.keep is None else end_of(agent, body.keep)
             await agent.rewind(body.exchanges, to_token=to_token)
             return _remembered(agent)

@@ -101,7 +101,7 @@ async def _hold(
 ) -> None:
     """Open a turn, and hold its agent while it runs."""
     try:
-        async with owned.service.hold(agent.agent_id):
+        async with owned.service.claims.hold(agent.agent_id):
             ticket = agent.open_turn(options)
             if opened.cancelled():
                 agent.end_turn(ticket)

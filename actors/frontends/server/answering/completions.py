@@ -35,7 +35,7 @@ class Completions:
 
     async def complete(self, asked: Completion) -> AsyncGenerator[Continued | Completed, None]:
         """As `kvactors.actors.frontends.server.exchange.completion.Completes.complete`."""
-        if self._service.closing:
+        if self._service.claims.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._open) >= self._service.most:
             raise AdmissionFull(f"{len(self._open)} texts are open; {self._service.most} may be")

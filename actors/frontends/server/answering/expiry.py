@@ -34,11 +34,11 @@ async def expire(
     Returns who left."""
     gone = list[str]()
     if seconds is not None:
-        for agent in await service.idle_agents(time.time() - seconds):
+        for agent in await service.claims.idle_agents(time.time() - seconds):
             gone += await _forget(service, agent)
     if most is None or root is None:
         return gone
-    left = await service.idle_agents(time.time())
+    left = await service.claims.idle_agents(time.time())
     while left and await asyncio.to_thread(disk_bytes, root, left) > most:
         gone += await _forget(service, left.pop(0))
     return gone
@@ -58,7 +58,7 @@ def disk_bytes(root: Path, agents: list[str]) -> int:
 
 async def _forget(service: Service, agent_id: str) -> list[str]:
     try:
-        return [agent_id] if await service.forget(agent_id) else []
+        return [agent_id] if await service.claims.forget(agent_id) else []
     except KvactorsError as error:
         logger.warning("%r is not forgotten: %s", agent_id, error)
         return []

@@ -46,7 +46,8 @@ class Home(Protocol):
 
     def spawn(self, agent_id: str, *, from_: str | None = None, wait: bool = True) -> Speaker:
         """The agent `agent_id`, as it is by now; `from_`: a new one with the memory of that one,
-        once the turn that it takes has ended, unless not to `wait`. Raises KvactorsError."""
+        once the turn that it takes has ended, unless not to `wait`. Raises KvactorsError, for a
+        fork AgentExists, and AgentNotStored where there is no parent."""
         ...
 
     def forget(self, agent_id: str) -> None: ...

@@ -1,15 +1,13 @@
-"""Service: takes the turns that clients ask for, and keeps what it learns about who knows what.
-
-One thread of its own plans turns over the index; the event loop reads what comes of them.
+"""Service: takes the turns that clients ask for, and keeps what it learns about who knows what. The
+event loop.
 """
 
 import asyncio
 import logging
 import secrets
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -20,6 +18,7 @@ from kvactors.actors.frontends.server.answering.asked import (
     sampling_of,
 )
 from kvactors.actors.frontends.server.answering.broadcast import Broadcast, Reading
+from kvactors.actors.frontends.server.answering.claims import Claims
 from kvactors.actors.frontends.server.answering.counts import Counts
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.answering.taken import (
@@ -29,16 +28,15 @@ from kvactors.actors.frontends.server.answering.taken import (
     log_opened,
     opened_of,
     places_of,
-    standing,
     stop_of,
 )
 from kvactors.actors.frontends.server.answering.telling import told
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
-from kvactors.actors.frontends.server.exchange.answers import AgentBusy, Answer
+from kvactors.actors.frontends.server.exchange.answers import Answer
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
-from kvactors.actors.frontends.server.identity.index import Index, unnamed
-from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
+from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.identity.resolve import Plan
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply
@@ -63,15 +61,10 @@ class Service:
         self.system = system
         self.index = index
         self.most = most
-        self.closing = False
         self.dialect = Dialect(system.chat)
         self.counts = Counts()
         self.counts.open.set_function(lambda: len(self._tasks))
-        self._resolver = Resolver(index, rules, partial(standing, system))
-        self._planner = ThreadPoolExecutor(1, "kvactors-index")
-        # A fork waits for the store; others must not wait behind it.
-        self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
-        self._busy: set[str] = set()
+        self.claims = Claims(system, index, rules, most)
         self._open: dict[str, Broadcast] = {}
         self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -84,7 +77,7 @@ class Service:
                 return await Reading(same).wait()
             # Its client is back: what was prefilled is known then. Others may be back before it.
             await asyncio.wait({self._ending[key]})
-        if self.closing:
+        if self.claims.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
             raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
@@ -100,58 +93,16 @@ class Service:
         """Tokens of a prompt that begins anew."""
         return len(prompt_tokens(self.system.chat, self.dialect, inquiry))
 
-    async def idle_agents(self, before: float) -> list[str]:
-        """Agents without a name that were last used before a time, in seconds since 1970."""
-        return await self.on_index(lambda: self.index.idle(before))
-
-    async def forget(self, agent_id: str) -> bool:
-        """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
-
-        def work() -> bool:
-            if free := agent_id not in self._busy:
-                self.index.forget(agent_id)
-                self.system.forget(agent_id)
-            return free
-
-        return await self.on_index(work)
-
-    async def on_index(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns, done on the thread of the index."""
-        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
-
-    async def _on_spawner(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
-
-    @asynccontextmanager
-    async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
-        """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
-        Raises AgentBusy, SystemStopped."""
-        if self.closing:
-            raise SystemStopped("the server is stopping and takes no more turns")
-
-        def claim() -> None:
-            if agent_id in self._busy:
-                raise AgentBusy(agent_id)
-            self._busy.add(agent_id)
-
-        await self.on_index(claim)
-        try:
-            yield
-        finally:
-            self._busy.discard(agent_id)
-
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
-        self.closing = True
+        self.claims.closing = True
         running = list(self._tasks.values())
         if running:
             await asyncio.wait(running, timeout=seconds)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._spawner.shutdown(wait=False, cancel_futures=True)
-        self._planner.shutdown()
-        self.index.close()
+        self.claims.close()
 
     # -- one turn ----------------------------------------------------------------------
 
@@ -176,14 +127,14 @@ class Service:
                 if taken is not None:
                     await self._give_up(inquiry, taken)
                     if not broadcast.taken.done():
-                        await self._let_go(taken.plan)
+                        await self.claims.let_go(taken.plan)
             finally:
                 broadcast.fail(error)
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:
             if taken is not None:
-                self._busy.discard(taken.agent.agent_id)
+                self.claims.release(taken.plan)
             self._keep(broadcast)
 
     async def _give_up(self, inquiry: Inquiry, taken: Taken) -> None:
@@ -193,47 +144,26 @@ class Service:
             await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
 
     async def _begin(self, inquiry: Inquiry) -> Taken:
-        plan = await self.on_index(lambda: self._plan(inquiry))
-        known = plan.known
+        # Long texts take time, which is not that of the streams on the loop.
+        plan, agent, options = await self.claims.take(inquiry, partial(self._options, inquiry))
         try:
-            agent, options = await self._on_spawner(lambda: self._prepare(inquiry, plan))
-            if plan.fresh or plan.tools:
-                await self.on_index(lambda: self.index.begin(known))
+            if plan.fresh or plan.tools or not plan.keep:
+                await self.claims.on_index(lambda: self.index.begin(plan.known))
             formed = options.sampling.grammar is not None
             reader = self.dialect.reader(inquiry, new_call_id, formed=formed)
             ticket = agent.open_turn(options)
         except BaseException:
-            await self._let_go(plan)
+            await self.claims.let_go(plan)
             raise
         return Taken(plan, agent, ticket, reader, options.sampling)
 
-    def _prepare(self, inquiry: Inquiry, plan: Plan) -> tuple[Speaker, TurnOptions]:
-        """Who answers, and what is asked: to fork and to read long texts takes time, which is not
-        that of the streams on the loop."""
-        parent = plan.parent or None
-        agent = self.system.spawn(plan.known.agent_id, from_=parent, wait=False)
+    def _options(self, inquiry: Inquiry, plan: Plan, agent: Speaker) -> TurnOptions:
+        """What an `agent` is asked."""
         said = continuation(self.dialect, inquiry, plan, agent)
         sampling = sampling_of(self.system, self.dialect, inquiry, agent, said)
         sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
         client = inquiry.client
-        return agent, TurnOptions(said, sampling, priority=client.priority, tenant=client.tenant)
-
-    async def _let_go(self, plan: Plan) -> None:
-        """Nothing comes of a plan; who was made for it goes."""
-        self._busy.discard(plan.known.agent_id)
-        if plan.fresh:
-            with suppress(KvactorsError, asyncio.CancelledError):
-                await self.forget(plan.known.agent_id)
-
-    def _plan(self, inquiry: Inquiry) -> Plan:
-        plan = self._resolver.plan(inquiry, self._busy)
-        if plan.fresh and not plan.parent and plan.known.named:
-            agent = self.system.spawn(plan.known.agent_id)
-            if agent.transcript().turns:
-                # Nobody's that clients made: what it remembers stays.
-                plan = replace(plan, known=unnamed(plan.known))
-        self._busy.add(plan.known.agent_id)
-        return plan
+        return TurnOptions(said, sampling, priority=client.priority, tenant=client.tenant)
 
     async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""
@@ -263,7 +193,7 @@ class Service:
             self.index.note_said(all_hashes[plan.matched :], texts)
 
         try:
-            await self.on_index(note)
+            await self.claims.on_index(note)
         except sqlite3.OperationalError as error:
             # What is lost there costs a prefill; the turn is said, and in the ledger.
             logger.error("a turn of %r is not in the index: %s", taken.agent.agent_id, error)

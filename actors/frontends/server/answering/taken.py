@@ -74,15 +74,21 @@ def marks_of(turns: Sequence[Turn]) -> list[str]:
     return marks
 
 
+def _prompt_mark(agent: Speaker) -> str:
+    """A hash of what an agent's ledger begins with."""
+    return xxhash.xxh3_64_hexdigest((agent.system_prompt or "").encode("utf-8", "surrogatepass"))
+
+
 def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
     """What the ledger of a place's agent, at `home`, says of the place; a cancelled answer after it
     counts for none."""
     try:
-        turns = home.spawn(place.agent_id).transcript().turns
+        agent = home.spawn(place.agent_id)
     except KvactorsError:
         return "no"
-    marks = marks_of(turns[: place.turns])
-    if not place.mark or len(marks) < place.turns or marks[-1] != place.mark:
+    turns = agent.transcript().turns
+    marks = [_prompt_mark(agent), *marks_of(turns[: place.turns])]
+    if not place.mark or len(marks) <= place.turns or marks[-1] != place.mark:
         return "no"
     rest = turns[place.turns :]
     over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
@@ -137,7 +143,8 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
         before = conversation.hashes[-1] if conversation.hashes else conversation.before
         hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
     # Who begins alike finds the first by its beginning.
-    first = [] if plan.keep else [Place(conversation.before, agent_id, 0, "", plan.begins)]
+    mark = _prompt_mark(taken.agent)
+    first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]
     marks = marks_of(turns)[plan.keep :]
     # A turn that was taken back meanwhile has none.
     marks += [""] * (len(hashes) - len(marks))

@@ -1,8 +1,8 @@
 """Which agent knows which conversation: hashes on disk, beside the ledgers. One thread at a time.
 
 A place says that an agent's first `turns` turns are a conversation, by its hash. The index is
-derived: what it lost costs a prefill, never a turn. It holds no text unless `texts` says so, and
-then only for the report of a miss.
+derived: what it lost costs a prefill, never a turn. It holds no text but the prompts that agents
+were made with and, if `texts` says so, what the report of a miss shows.
 """
 
 import secrets
@@ -19,7 +19,8 @@ __all__ = ["Index", "Known", "Place", "unnamed"]
 _TABLES = """
 create table if not exists agents(
     agent text primary key, tenant text not null, thread text not null, tools text not null,
-    notes text not null, named integer not null, used real not null);
+    notes text not null, named integer not null, used real not null,
+    prompt not null default '');
 create index if not exists threads on agents(tenant, thread);
 create table if not exists places(
     chain blob not null, agent text not null, turns integer not null, mark text not null,
@@ -51,7 +52,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Known:
     """An agent that clients made: its `tools` by name, and what notes it was told at last, by rule,
-    as JSON both."""
+    as JSON both. `prompt`: the system prompt that it was made with for whoever names it."""
 
     agent_id: str
     tenant: str
@@ -59,11 +60,12 @@ class Known:
     tools: str
     notes: str
     named: bool
+    prompt: str = ""
 
 
 def unnamed(known: Known) -> Known:
     """The same client's agent, under a name that nobody asked for."""
-    return replace(known, agent_id=f"c-{secrets.token_hex(8)}", named=False)
+    return replace(known, agent_id=f"c-{secrets.token_hex(8)}", named=False, prompt="")
 
 
 class Index:
@@ -85,7 +87,9 @@ class Index:
         if path is not None:
             path.chmod(0o600)
         self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
-        if "notes" not in [row[1] for row in self._db.execute("pragma table_info(places)")]:
+        if "prompt" not in self._columns("agents"):
+            self._db.execute("alter table agents add column prompt not null default ''")
+        if "notes" not in self._columns("places"):
             # Before, an agent's last notes stood for all its places.
             self._db.executescript(
                 "alter table places add column notes text not null default '';"
@@ -123,10 +127,15 @@ class Index:
     def known(self, agent_id: str) -> Known | None:
         """An agent of this id, if a client made it."""
         row = self._db.execute(
-            "select agent, tenant, thread, tools, notes, named from agents where agent = ?",
+            "select agent, tenant, thread, tools, notes, named, prompt from agents where agent = ?",
             (agent_id,),
         ).fetchone()
-        return None if row is None else Known(*row)
+        return None if row is None else replace(Known(*row), prompt=self.sealed.read(row[-1]))
+
+    def begun(self, agent_id: str) -> bool:
+        """Whether an agent knows any conversation."""
+        places = self._db.execute("select 1 from places where agent = ? limit 1", (agent_id,))
+        return places.fetchone() is not None
 
     def of_tenant(self, tenant: str) -> set[str]:
         """The agents that an API key made."""
@@ -160,15 +169,18 @@ class Index:
         )
         return [agent for (agent,) in rows]
 
+    def _columns(self, table: str) -> list[str]:
+        return [row[1] for row in self._db.execute(f"pragma table_info({table})")]
+
     # -- writing -----------------------------------------------------------------------
 
     def begin(self, known: Known) -> None:
         """An agent is made for a client; nothing is known of it yet."""
         with self._db:
             self._db.execute(
-                "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?)",
+                "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?, ?)",
                 (known.agent_id, known.tenant, known.thread, known.tools, known.notes, known.named,
-                 self._clock()),
+                 self._clock(), known.prompt and self.sealed.write(known.prompt)),
             )  # fmt: skip
 
     def note(

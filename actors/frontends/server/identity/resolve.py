@@ -15,18 +15,15 @@ from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import (
-    beginning,
     canonical,
-    chains,
-    in_order,
-    tool_marks,
 )
+from kvactors.actors.frontends.server.identity.conversation import Conversation, read
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
-from kvactors.actors.frontends.server.identity.rules import Rule, standing_rules, strip
+from kvactors.actors.frontends.server.identity.rules import Rule, standing_rules
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["Conversation", "Plan", "Resolver", "Stands", "read"]
+__all__ = ["Plan", "Resolver", "Stands"]
 
 # Of a differing place, on both sides.
 _SHOWN = 10
@@ -34,28 +31,6 @@ _SHOWN = 10
 
 Stands = Callable[[Place], Literal["no", "within", "end"]]
 """Whether a place is where it was: not, within what its agent remembers, or at its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What an inquiry says, as it is compared: `said`, without the `system` prompt in front.
-    `before` is the hash of all that comes before it, `hashes` has one for each message of it."""
-
-    system: str
-    said: tuple[Message, ...]
-    before: bytes
-    hashes: tuple[bytes, ...]
-    values: dict[str, str]
-    tools: dict[str, str]
-
-    @property
-    def told(self) -> str:
-        """What its system prompt and tools tell, as JSON."""
-        return json.dumps({"values": self.values, "tools": list(self.tools)})
-
-    def depth(self, chain: bytes) -> int:
-        """Of how many messages `chain` is the hash."""
-        return (self.before, *self.hashes).index(chain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +66,6 @@ class Plan:
         return bool(self.tell and said) and not self.new and said[-1].role == "user"
 
 
-def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
-    """The conversation of an `inquiry`, compared by `rules`, behind that of the hash `goes_on`."""
-    messages = inquiry.messages
-    first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
-    # Behind what is known already none of them comes first.
-    first = 0 if goes_on else first
-    system = "\n\n".join(message.text for message in messages[:first])
-    stripped = strip(system, rules)
-    before = goes_on or beginning(inquiry.client.tenant)
-    if goes_on is None:
-        (before,) = chains(before, [Message("system", system)], rules)
-    said = in_order(messages[first:])
-    hashes = tuple(chains(before, said))
-    marks = tool_marks(inquiry.tools)
-    return Conversation(system, said, before, hashes, dict(stripped.values), marks)
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A place and its agent, which `ends` there, and may go on itself."""
@@ -126,9 +84,11 @@ class Resolver:
         self._rules = rules
         self._stands = stands
 
-    def plan(self, inquiry: Inquiry, busy: Iterable[str]) -> Plan:
-        """Who takes the turn, while the agents of `busy` cannot. Raises InvalidInput, and
-        AgentNotStored for an answer to go on that nobody knows."""
+    def plan(self, inquiry: Inquiry, busy: Iterable[str], *, alone: bool = False) -> Plan:
+        """Who takes the turn, while the agents of `busy` cannot; `alone`: nobody that would be made
+        of another, unless an answer is to be gone on with. Raises InvalidInput, and AgentNotStored
+        for an answer that nobody knows."""
+        inquiry = self._with_its_prompt(inquiry)
         asked, tenant = inquiry.goes_on, inquiry.client.tenant
         goes_on = self._index.answer(tenant, asked) if asked else None
         if asked and goes_on is None:
@@ -140,12 +100,12 @@ class Resolver:
         found = self._nearest(inquiry, conversation, known, set(busy))
         if goes_on is not None and found is None:
             raise AgentNotStored(f"who gave the answer {asked!r} no longer knows it")
-        plan = self._decide(inquiry, conversation, found, set(busy))
+        plan = self._decide(inquiry, conversation, found, set(busy), alone=alone)
         if plan.untold:
             # What it said last is said again, with what has changed.
             found = self._nearest(inquiry, conversation, known[:-1], set(busy))
             if goes_on is None or found is not None:
-                plan = self._decide(inquiry, conversation, found, set(busy))
+                plan = self._decide(inquiry, conversation, found, set(busy), alone=alone)
         if plan.tell and not any(message.role == "user" for message in plan.new):
             # Nobody else is made to say it: it is told with what the user says next.
             plan = replace(plan, tell="", notes=plan.begins)
@@ -157,22 +117,13 @@ class Resolver:
         conversation: Conversation,
         found: "_Found | None",
         busy: set[str],
+        *,
+        alone: bool,
     ) -> Plan:
-        client, marks = inquiry.client, conversation.tools
-        place = found.place if found else None
+        client, place = inquiry.client, found.place if found else None
         miss = "" if found and found.ends else self._miss(conversation, place)
         if found is None:
-            mine = self._anew(client, marks, busy)
-            begins = notes = conversation.told
-            twin = self._twin(mine, conversation, busy)
-            if twin is not None:
-                begins, parent = twin.notes, twin.agent_id
-                kept, tell = standing_rules(self._rules, begins, conversation.told)
-            else:
-                kept, tell, parent = (), "", self._relative(client, mine)
-            how = Reuse("forked" if parent else "new", kept, miss)
-            anew = conversation, tell, notes, begins, how
-            return Plan(mine, parent, 0, 0, *anew, fresh=True, alike=twin is not None)
+            return self._begin(client, conversation, busy, miss, alone=alone)
         place, known = found.place, found.known
         kept, tell = standing_rules(self._rules, place.notes, conversation.told)
         matched = conversation.depth(place.chain)
@@ -186,9 +137,36 @@ class Resolver:
         plan = Plan(known, "", place.turns, matched, *said, fresh=False, tools=others)
         if found.goes_on:
             return plan
-        mine = replace(self._anew(client, marks, busy, forked=True), tools=known.tools)
+        if not inquiry.goes_on and (alone or self._waiting(client, busy)):
+            return self._begin(client, conversation, busy, miss, alone=alone)
+        mine = replace(self._anew(client, conversation.tools, busy), tools=known.tools)
         reuse = reuse if again else replace(reuse, how="forked")
         return replace(plan, known=mine, parent=known.agent_id, reuse=reuse, fresh=True)
+
+    def _begin(
+        self,
+        client: Client,
+        conversation: Conversation,
+        busy: set[str],
+        miss: str,
+        *,
+        alone: bool,
+    ) -> Plan:
+        """Who begins a conversation: the agent that its client names, if that waits for it, else a
+        new one, with the words of who begins alike unless it is to be `alone`."""
+        waiting = self._waiting(client, busy)
+        mine = waiting or self._anew(client, conversation.tools, busy)
+        begins = told = conversation.told
+        kept, tell, parent = tuple[str, ...](), "", ""
+        twin = None if waiting or alone else self._twin(mine, conversation, busy)
+        if twin is not None:
+            begins, parent = twin.notes, twin.agent_id
+            kept, tell = standing_rules(self._rules, begins, told)
+        elif not waiting and not alone:
+            parent = self._relative(client, mine)
+        mine = replace(mine, tools=json.dumps(conversation.tools))
+        anew = conversation, tell, told, begins, Reuse("forked" if parent else "new", kept, miss)
+        return Plan(mine, parent, 0, 0, *anew, fresh=not waiting, alike=twin is not None)
 
     def _nearest(
         self, inquiry: Inquiry, said: Conversation, hashes: Sequence[bytes], busy: set[str]
@@ -207,8 +185,9 @@ class Resolver:
         for place in sorted(self._index.places(hashes), key=rank):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
-            if best is not None and not place.last:
-                # No better than the best; of a beginning that many share there are very many.
+            if not place.turns or (best is not None and not place.last):
+                # A mere beginning is a twin's; others are no better than the best, and of a
+                # beginning that many share there are very many.
                 continue
             known = self._index.known(place.agent_id)
             if known is None or known.tenant != client.tenant:
@@ -225,15 +204,33 @@ class Resolver:
                 best = found if best is None or found.goes_on else best
         return best
 
-    def _anew(
-        self, client: Client, tools: dict[str, str], busy: set[str], *, forked: bool = False
-    ) -> Known:
+    def _anew(self, client: Client, tools: dict[str, str], busy: set[str]) -> Known:
         """A new agent for a client: under the name that it asks for, if that is free."""
         name = self._name(client)
-        taken = forked or name in busy or self._index.known(name) is not None
-        named = bool(name) and not taken
+        free = bool(name) and name not in busy and self._index.known(name) is None
         mine = Known(name, client.tenant, _thread(client), json.dumps(tools), "{}", True)
-        return mine if named else unnamed(mine)
+        return mine if free else unnamed(mine)
+
+    def _waiting(self, client: Client, busy: set[str]) -> Known | None:
+        """The agent that a client names, if it was made for it and was told nothing yet."""
+        known = self._own(client)
+        if known is None or known.agent_id in busy or self._index.begun(known.agent_id):
+            return None
+        return known
+
+    def _own(self, client: Client) -> Known | None:
+        """The agent that a client names, if it is its own."""
+        known = self._index.known(self._name(client)) if client.agent else None
+        return known if known is not None and known.tenant == client.tenant else None
+
+    def _with_its_prompt(self, inquiry: Inquiry) -> Inquiry:
+        """With the system prompt that the agent was made with which its client names, if the client
+        says none."""
+        known, said = self._own(inquiry.client), inquiry.messages
+        says = inquiry.goes_on or (said and said[0].role == "system")
+        if known is None or not known.prompt or says:
+            return inquiry
+        return replace(inquiry, messages=(Message("system", known.prompt), *said))
 
     def _name(self, client: Client) -> str:
         """The system's id of the agent that a client names: names are a key's own."""
@@ -252,9 +249,11 @@ class Resolver:
             if known is None or known.agent_id == mine.agent_id:
                 continue
             if json.loads(known.tools) == conversation.tools:
-                if known.agent_id not in busy:
-                    return place
-                twin = twin or place
+                free = known.agent_id not in busy
+                if (free or twin is None) and self._stands(place) != "no":
+                    twin = place
+                    if free:
+                        break
         return twin
 
     def _relative(self, client: Client, mine: Known) -> str:

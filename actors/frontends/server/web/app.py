@@ -57,7 +57,7 @@ def make_app(
     app.include_router(chat_routes(service, named))
     app.include_router(completion_routes(Completions(service), named))
     index = service.index
-    store = ResponseStore(index.connection, service.on_index, sealed=index.sealed)
+    store = ResponseStore(index.connection, service.claims.on_index, sealed=index.sealed)
     app.include_router(responses_routes(service, named, store))
     app.include_router(messages_routes(service, named))
     # The page shows what these say, and a cluster's front says none of it.
@@ -96,4 +96,4 @@ def _health(service: Service, keys: Callable[[], Collection[str]]) -> tuple[bool
     if keys():
         # Whoever asks, these are agents of others.
         health = replace(health, waiting=())
-    return health.state in ("ok", "stalled") and not service.closing, asdict(health)
+    return health.state in ("ok", "stalled") and not service.claims.closing, asdict(health)

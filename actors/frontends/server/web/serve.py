@@ -136,7 +136,7 @@ class Server:
     def stop(self) -> None:
         """Take no more turns, let the running ones finish, and end; twice is as good as once."""
         # At once: streams that have no end of their own would hold it up.
-        self.service.closing = True
+        self.service.claims.closing = True
         self._server.should_exit = True
         self._thread.join()
 

@@ -1,0 +1,145 @@
+"""Claims: who takes which turn by now, for an agent takes one at a time.
+
+One thread of its own plans turns over the index, and sees who is busy; agents are made on others.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TypeVar
+
+from kvactors.actors.errors import AgentExists, AgentNotStored
+from kvactors.actors.frontends.server.answering.home import Home, Speaker
+from kvactors.actors.frontends.server.answering.taken import standing
+from kvactors.actors.frontends.server.exchange.answers import AgentBusy
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
+from kvactors.actors.frontends.server.identity.rules import Rule
+from kvactors.core.errors import KvactorsError, SystemStopped
+
+__all__ = ["Claims"]
+
+# Parents that may be forgotten while they are forked, before a turn does without one.
+PARENTS = 2
+_T = TypeVar("_T")
+
+
+class Claims:
+    """Those of clients on the agents of a `system`, found through `index` by `rules`; at most
+    `most` agents are made at once. While it is `closing` there are no new ones."""
+
+    def __init__(self, system: Home, index: Index, rules: Sequence[Rule], most: int) -> None:
+        self.closing = False
+        self._system = system
+        self._index = index
+        self._resolver = Resolver(index, rules, partial(standing, system))
+        self._planner = ThreadPoolExecutor(1, "kvactors-index")
+        # A fork waits for the store; others must not wait behind it.
+        self._spawner = ThreadPoolExecutor(most, "kvactors-spawn")
+        self._busy: set[str] = set()
+
+    async def on_index(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, done on the thread of the index."""
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
+
+    async def take(
+        self, inquiry: Inquiry, asked: Callable[[Plan, Speaker], _T]
+    ) -> tuple[Plan, Speaker, _T]:
+        """Who takes the turn of an `inquiry`, as planned: claimed, and there; and what they are
+        `asked`, found where others may wait, too. Raises as `Resolver.plan`, KvactorsError."""
+        taken, lost = set[str](), 0
+        while True:
+            alone = lost == PARENTS
+            plan = await self.on_index(partial(self._claim, inquiry, taken, alone=alone))
+            try:
+                agent, what = await self._beside(partial(self._prepare, plan, asked))
+            except AgentNotStored:
+                self.release(plan)
+                if not plan.parent or alone:
+                    raise
+                # Forgotten since it was planned with.
+                lost += 1
+            except AgentExists:
+                self.release(plan)
+                taken.add(plan.known.agent_id)
+            except BaseException:
+                await self.let_go(plan)
+                raise
+            else:
+                return plan, agent, what
+
+    def release(self, plan: Plan) -> None:
+        """The turn of a `plan` is over."""
+        self._busy.discard(plan.known.agent_id)
+
+    async def let_go(self, plan: Plan) -> None:
+        """Nothing comes of a `plan`; who was made for it goes."""
+        self.release(plan)
+        if plan.fresh:
+            with suppress(KvactorsError, asyncio.CancelledError):
+                await self.forget(plan.known.agent_id)
+
+    @asynccontextmanager
+    async def hold(self, agent_id: str) -> AsyncGenerator[None, None]:
+        """Nobody else takes turns of an agent meanwhile: requests of its conversation go to a fork.
+        Raises AgentBusy, SystemStopped."""
+        if self.closing:
+            raise SystemStopped("the server is stopping and takes no more turns")
+
+        def claim() -> None:
+            if agent_id in self._busy:
+                raise AgentBusy(agent_id)
+            self._busy.add(agent_id)
+
+        await self.on_index(claim)
+        try:
+            yield
+        finally:
+            self._busy.discard(agent_id)
+
+    async def idle_agents(self, before: float) -> list[str]:
+        """Agents without a name that were last used before a time, in seconds since 1970."""
+        return await self.on_index(lambda: self._index.idle(before))
+
+    async def forget(self, agent_id: str) -> bool:
+        """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
+
+        def work() -> bool:
+            if free := agent_id not in self._busy:
+                self._index.forget(agent_id)
+                self._system.forget(agent_id)
+            return free
+
+        return await self.on_index(work)
+
+    def close(self) -> None:
+        """End the threads, and close the index."""
+        self._spawner.shutdown(wait=False, cancel_futures=True)
+        self._planner.shutdown()
+        self._index.close()
+
+    def _claim(self, inquiry: Inquiry, taken: set[str], *, alone: bool) -> Plan:
+        plan = self._resolver.plan(inquiry, self._busy | taken, alone=alone)
+        self._busy.add(plan.known.agent_id)
+        return plan
+
+    async def _beside(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
+
+    def _prepare(self, plan: Plan, asked: Callable[[Plan, Speaker], _T]) -> tuple[Speaker, _T]:
+        agent = self._make(plan)
+        return agent, asked(plan, agent)
+
+    def _make(self, plan: Plan) -> Speaker:
+        """The agent of a `plan`. Raises AgentExists for one that has something to lose: clients
+        take nobody's memory."""
+        name = plan.known.agent_id
+        if plan.parent:
+            return self._system.spawn(name, from_=plan.parent, wait=False)
+        agent = self._system.spawn(name)
+        if not plan.keep and (agent.transcript().turns or (plan.fresh and agent.system_prompt)):
+            raise AgentExists(name, "remembers something else")
+        return agent

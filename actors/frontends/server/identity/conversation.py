@@ -1,0 +1,55 @@
+"""What a client says, as it is compared. Pure: any thread."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
+from kvactors.actors.frontends.server.identity.canonical import (
+    beginning,
+    chains,
+    in_order,
+    tool_marks,
+)
+from kvactors.actors.frontends.server.identity.rules import Rule, strip
+
+__all__ = ["Conversation", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What an inquiry says, as it is compared: `said`, without the `system` prompt in front.
+    `before` is the hash of all that comes before it, `hashes` has one for each message of it."""
+
+    system: str
+    said: tuple[Message, ...]
+    before: bytes
+    hashes: tuple[bytes, ...]
+    values: dict[str, str]
+    tools: dict[str, str]
+
+    @property
+    def told(self) -> str:
+        """What its system prompt and tools tell, as JSON."""
+        return json.dumps({"values": self.values, "tools": list(self.tools)})
+
+    def depth(self, chain: bytes) -> int:
+        """Of how many messages `chain` is the hash."""
+        return (self.before, *self.hashes).index(chain)
+
+
+def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conversation:
+    """The conversation of an `inquiry`, compared by `rules`, behind that of the hash `goes_on`."""
+    messages = inquiry.messages
+    first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+    # Behind what is known already none of them comes first.
+    first = 0 if goes_on else first
+    system = "\n\n".join(message.text for message in messages[:first])
+    stripped = strip(system, rules)
+    before = goes_on or beginning(inquiry.client.tenant)
+    if goes_on is None:
+        (before,) = chains(before, [Message("system", system)], rules)
+    said = in_order(messages[first:])
+    hashes = tuple(chains(before, said))
+    marks = tool_marks(inquiry.tools)
+    return Conversation(system, said, before, hashes, dict(stripped.values), marks)
