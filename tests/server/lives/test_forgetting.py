@@ -1,5 +1,9 @@
 """What is forgotten with an agent: what it alone has said, and nothing is looked at but that."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
 
 START = b"start"
@@ -55,3 +59,19 @@ def test_what_an_agent_went_back_behind_is_gone() -> None:
     assert index.said_behind(chain(0, 48)) == ["said"]
     assert index.said_behind(chain(0, 49)) == []
     index.close()
+
+
+def test_texts_that_an_index_of_before_left_behind_are_gone_when_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    path, known, left = tmp_path / "clients.db", chain(0, 0), chain(0, 99)
+    with closing(Index(path)) as index:
+        index.begin(Known("c-0", "", "", "{}", "{}", named=False))
+        index.note("c-0", 0, [Place(known, "c-0", 1, "mark", "{}")], "{}")
+        index.note_said([START, known, left], ["known", "left"])
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("pragma user_version = 0")
+
+    with closing(Index(path)) as again:
+        assert again.said_behind(START) == ["known"]
+        assert again.said_behind(known) == []

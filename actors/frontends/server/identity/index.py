@@ -96,6 +96,13 @@ class Index:
                 "update places set notes = coalesce((select notes from agents"
                 " where agents.agent = places.agent), '{}');"
             )
+        if self._db.execute("pragma user_version").fetchone() == (0,):
+            # Before, texts stayed that an agent had gone back behind, and nothing else finds them.
+            self._db.executescript(
+                "delete from said where not exists"
+                " (select 1 from places where places.chain = said.chain);"
+                "pragma user_version = 1;"
+            )
 
     @property
     def connection(self) -> sqlite3.Connection:
