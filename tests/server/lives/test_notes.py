@@ -113,6 +113,20 @@ def test_nobody_but_the_user_is_made_to_tell_what_has_changed(server: Server) ->
     assert any(role == "user" and NEW in text for role, text in transcript(server, later))
 
 
+def test_a_branch_from_before_the_user_told_it_is_told_what_has_changed(server: Server) -> None:
+    first = [user("look around")]
+    say(server, OLD, first)
+    call = {"id": "x2", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    looked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    begun: Said = [*first, looked, {"role": "tool", "tool_call_id": "x2", "content": '{"a": 2}'}]
+    told = say(server, NEW, [*begun, user("go on")])
+
+    branches = [say(server, day, [*begun, user("or rather this")]) for day in (NEW, OLD)]
+
+    assert all("forked" in branch.headers["x-kvactors-reused"] for branch in branches)
+    assert [heard(server, answer).count(NEW) for answer in (told, *branches)] == [1, 1, 0]
+
+
 def test_lines_of_documents_are_no_dates_of_today(server: Server) -> None:
     def about(day: str) -> str:
         document = f"Date: {day}\nTimestamp: {day} 10:00\nNow: {day} it rains."

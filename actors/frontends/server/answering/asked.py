@@ -25,8 +25,7 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker)
     new = list(plan.new)
     tools = dialect.system("", inquiry.tools) if plan.tools else ""
     if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
-        # Nobody but the user is made to say it, if the user says something.
-        at = next((place for place, said in enumerate(new) if said.role == "user"), 0)
+        at = plan.telling
         new[at] = replace(new[at], text=f"{told}\n\n{new[at].text}")
     system = dialect.system(conversation.system, inquiry.tools)
     if plan.alike:

@@ -148,7 +148,10 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
     marks = marks_of(turns)[plan.keep :]
     # A turn that was taken back meanwhile has none.
     marks += [""] * (len(hashes) - len(marks))
+    # Who branches off before the message that told it has not heard it.
+    notes = [plan.begins] * plan.telling + [plan.notes] * len(hashes)
+    known = zip(hashes, marks, notes, strict=False)
     return first + [
-        Place(hash_, agent_id, number, mark, plan.notes)
-        for number, (hash_, mark) in enumerate(zip(hashes, marks, strict=False), plan.keep + 1)
+        Place(hash_, agent_id, number, mark, told)
+        for number, (hash_, mark, told) in enumerate(known, plan.keep + 1)
     ]

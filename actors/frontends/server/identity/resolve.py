@@ -60,6 +60,12 @@ class Plan:
         return self.conversation.said[self.matched :]
 
     @property
+    def telling(self) -> int:
+        """Which of the new ones tells what has changed: nobody but the user is made to say it, if
+        the user says something."""
+        return next((at for at, said in enumerate(self.new) if said.role == "user"), 0)
+
+    @property
     def untold(self) -> bool:
         """Whether there is nothing new to tell with, but what the user said last."""
         said = self.conversation.said
@@ -85,9 +91,9 @@ class Resolver:
         self._stands = stands
 
     def plan(self, inquiry: Inquiry, busy: Iterable[str], *, alone: bool = False) -> Plan:
-        """Who takes the turn, while the agents of `busy` cannot; `alone`: nobody that would be made
-        of another, unless an answer is to be gone on with. Raises InvalidInput, and AgentNotStored
-        for an answer that nobody knows."""
+        """Who takes the turn of an `inquiry`, while the agents of `busy` cannot; `alone`: nobody
+        that would be made of another, unless an answer is to be gone on with. Raises InvalidInput,
+        and AgentNotStored for an answer that nobody knows."""
         inquiry = self._with_its_prompt(inquiry)
         asked, tenant = inquiry.goes_on, inquiry.client.tenant
         goes_on = self._index.answer(tenant, asked) if asked else None
