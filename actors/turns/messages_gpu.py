@@ -16,6 +16,7 @@ __all__ = [
     "EncodeFloats",
     "Forget",
     "ForkCache",
+    "KVEvicted",
     "LoadModel",
     "PrefetchKV",
     "ReadStats",
@@ -143,6 +144,16 @@ class Saved:
     """Bytes that no longer wait."""
     limit: int | None = None
     """Tokens of KV that the store has, if it has not all that it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVEvicted:
+    """To the GPU actor: the store has deleted an agent's KV, for others' to have room."""
+
+    agent_id: str
+    """Whose."""
+    fingerprint: str
+    """Of which model."""
 
 
 @dataclass(frozen=True, slots=True)

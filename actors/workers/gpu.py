@@ -18,6 +18,7 @@ from kvactors.actors.turns.messages_gpu import (
     EncodeFloats,
     Forget,
     ForkCache,
+    KVEvicted,
     LoadModel,
     PrefetchKV,
     ReadStats,
@@ -167,6 +168,11 @@ class GpuActor(SystemActor):
     @handles(Saved)
     def _saved(self, message: Saved) -> None:
         self._slot.engine.saved(message.agent_id, message.nbytes, message.limit)
+
+    @handles(KVEvicted)
+    def _kv_evicted(self, message: KVEvicted) -> None:
+        if message.fingerprint == self._slot.model.fingerprint:
+            self._slot.engine.saved(message.agent_id, 0, limit=0)
 
     @handles(PrefetchKV)
     def _prefetch(self, message: PrefetchKV) -> None:

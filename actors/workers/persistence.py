@@ -7,7 +7,6 @@ all of them. Nothing is dropped: ledger records that could not be written are wr
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from shutil import disk_usage
 from time import perf_counter
 from traceback import format_exception
@@ -15,7 +14,7 @@ from typing import Any
 
 from kvactors.actors.errors import SaveFailed, public, public_errors
 from kvactors.actors.runtime.dispatcher import Dispatcher, SystemActor, handles, send
-from kvactors.actors.turns.messages_gpu import Restored, Saved
+from kvactors.actors.turns.messages_gpu import KVEvicted, Restored, Saved
 from kvactors.actors.turns.messages_store import (
     CountStored,
     Flush,
@@ -109,6 +108,8 @@ class PersistenceActor(SystemActor):
         if self._store is None:
             with public_errors():
                 self._store = self._open_store()
+            self._store.limit.evicted = self._evicted
+            self._store.limit.busy = self._outstanding.agents
         return self._store
 
     @handles(ReadLedger)
@@ -198,8 +199,6 @@ class PersistenceActor(SystemActor):
                 durable=group.durable,
                 cached=group.cached,
                 failed=group.failed,
-                evicted=partial(self._evicted, {save.fingerprint for save in group.saves}),
-                busy=self._outstanding.agents,
                 pace=pace,
             )
         except Exception as error:
@@ -207,12 +206,11 @@ class PersistenceActor(SystemActor):
             logger.error("a group of saves failed: %s", "".join(format_exception(error)))
             group.fail(error)
 
-    def _evicted(self, written: set[str | None], agent_id: str, fingerprint: str) -> None:
+    def _evicted(self, agent_id: str, fingerprint: str) -> None:
         if self._tracer.on:
             self._tracer.tell(Evicted(perf_counter(), agent_id, 0, "disk"))
         # The engine may hold this KV and think it is on disk: its next save is of all.
-        if fingerprint in written:
-            send(self._gpu, Saved(agent_id, 0, limit=0))
+        send(self._gpu, KVEvicted(agent_id, fingerprint))
 
     def _end(self, turns: list[SaveTurn], error: BaseException | None) -> None:
         """A save ended. A failure is told at once: what the agent saves next begins before it."""

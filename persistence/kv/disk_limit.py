@@ -6,9 +6,11 @@ Persistence thread only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 from dataclasses import dataclass
 
+from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders
 
@@ -19,14 +21,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Who must, and who should, not be evicted by a commit; and who is told."""
+    """Who must, and who should, not be evicted by a commit."""
 
     keep: Set[Key]
     """Never: what this commit writes."""
-    last: Callable[[], Set[str]]
-    """Encoded ids of agents in use: only after all others."""
-    evicted: Callable[[str, str], None]
-    """Called with agent id and fingerprint, before the KV is deleted."""
+    last: Callable[[], Iterable[str]] = tuple
+    """Ids of agents that leave after all others, as those that are busy do."""
 
 
 class DiskLimit:
@@ -35,6 +35,10 @@ class DiskLimit:
     def __init__(self, kv: KvFolders, max_disk: int | None) -> None:
         self._kv = kv
         self._max_disk = max_disk
+        self.evicted: Callable[[str, str], object] = _nobody
+        """Called with agent id and fingerprint, before KV is deleted, whatever makes room."""
+        self.busy: Callable[[], Iterable[str]] = tuple
+        """Ids of the agents in use: their KV leaves after all others'."""
 
     def make_room(self, key: Key, change: int, eviction: Eviction) -> None:
         """Evict until `key` may take `change` more bytes; counts them as taken.
@@ -52,7 +56,7 @@ class DiskLimit:
                 name,
                 other.fingerprint[:8],
             )
-            eviction.evicted(name, other.fingerprint)
+            self.evicted(name, other.fingerprint)
             self._kv.drop(other)
         self._kv.disk.reserve(key, change)
 
@@ -61,14 +65,28 @@ class DiskLimit:
         newer = self._kv.newer
         while True:
             known = len(newer)
-            found = []
             keep = {*eviction.keep, *newer}
-            for key in self._kv.disk.victims(change, limit, keep, eviction.last):
-                manifest = self._kv.usable(key)
-                found.append((key, manifest.agent_id if manifest else key.agent))
+            keys = self._kv.disk.victims(change, limit, keep, lambda: self._last(eviction))
+            found = [(key, self._name(key)) for key in keys]
             if len(newer) == known:
                 return found
+
+    def _name(self, key: Key) -> str:
+        """Whose KV it is; its folder's name where no manifest tells."""
+        with suppress(OSError):
+            manifest = self._kv.usable(key)
+            if manifest is not None:
+                return manifest.agent_id
+        return key.agent
+
+    def _last(self, eviction: Eviction) -> set[str]:
+        """Encoded ids of those that leave after all others."""
+        return {encode_agent_id(agent_id) for agent_id in (*self.busy(), *eviction.last())}
 
     def has_room(self, size: int) -> bool:
         """Whether `size` more bytes fit without an eviction."""
         return self._max_disk is None or self._kv.disk.size + size <= self._max_disk
+
+
+def _nobody(agent_id: str, fingerprint: str) -> None:
+    """Nobody has to know of an eviction."""

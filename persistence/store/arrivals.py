@@ -26,7 +26,7 @@ from kvactors.persistence.files.segment import encode_segment, seal_segment
 from kvactors.persistence.kv.disk_limit import Eviction
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.manifest import Entry, Manifest, encode_manifest
-from kvactors.persistence.store.group import commit_one, nobody
+from kvactors.persistence.store.group import commit_one
 from kvactors.persistence.store.parts import StoreParts
 
 __all__ = ["Arrival", "Arrivals"]
@@ -119,5 +119,4 @@ class Arrival:
         return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)
 
     def _make_room(self, key: Key, size: int) -> None:
-        eviction = Eviction(self._entries.keys(), set, nobody)
-        self._store.limit.make_room(key, size, eviction)
+        self._store.limit.make_room(key, size, Eviction(self._entries.keys()))

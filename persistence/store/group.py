@@ -18,17 +18,12 @@ from kvactors.persistence.kv.part import Claims, KvPart
 from kvactors.persistence.ledger.part import LedgerPart
 from kvactors.persistence.store.parts import StoreParts
 
-__all__ = ["Done", "Failed", "OnEvicted", "Reports", "commit_group", "commit_one", "nobody"]
+__all__ = ["Done", "Failed", "Reports", "commit_group", "commit_one"]
 
 _log = logging.getLogger(__name__)
 
 Done = Callable[[Save], None]
 Failed = Callable[[Save, str, BaseException], None]
-OnEvicted = Callable[[str, str], None]
-
-
-def nobody(agent_id: str, fingerprint: str) -> None:
-    """Nobody has to know of an eviction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +33,8 @@ class Reports:
     durable: Done
     cached: Done
     failed: Failed
-    evicted: OnEvicted
-    busy: Callable[[], Iterable[str]]
-    pace: Callable[[], object]
-
-    def busy_encoded(self) -> set[str]:
-        """Encoded ids of the agents in use."""
-        return {encode_agent_id(agent_id) for agent_id in self.busy()}
+    pace: Callable[[], object] = bool
+    last: Callable[[], Iterable[str]] = tuple
 
 
 def commit_group(store: StoreParts, saves: Sequence[Save], reports: Reports) -> None:
@@ -57,20 +47,15 @@ def commit_group(store: StoreParts, saves: Sequence[Save], reports: Reports) -> 
     _commit_kv(store, [part for part in with_kv if part.save.segments], reports)
 
 
-def commit_one(
-    store: StoreParts,
-    save: Save,
-    evicted: OnEvicted = nobody,
-    busy: Callable[[], Iterable[str]] = tuple,
-) -> None:
-    """Commit one `save` to `store`, durable on return; `evicted` and `busy` as in `Store.commit`.
-    Raises what it fails with."""
+def commit_one(store: StoreParts, save: Save, last: Callable[[], Iterable[str]] = tuple) -> None:
+    """Commit one `save` to `store`, durable on return; the KV of the agents that `last` gives
+    leaves after all others'. Raises what it fails with."""
     errors: list[BaseException] = []
 
     def failed(_save: Save, _part: str, error: BaseException) -> None:
         errors.append(error)
 
-    commit_group(store, [save], Reports(_done, _done, failed, evicted, busy, bool))
+    commit_group(store, [save], Reports(_done, _done, failed, last=last))
     if errors:
         raise errors[0]
 
@@ -98,7 +83,7 @@ def _commit_kv(store: StoreParts, written: Sequence[LedgerPart], reports: Report
     keep = {
         Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "") for part in written
     }
-    eviction = Eviction(keep, reports.busy_encoded, reports.evicted)
+    eviction = Eviction(keep, reports.last)
     parts = [
         KvPart(
             part.save,

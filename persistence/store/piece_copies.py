@@ -25,7 +25,7 @@ from kvactors.persistence.files.reading import NotAFile, read_file
 from kvactors.persistence.files.segment import open_segment
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.manifest import Entry
-from kvactors.persistence.store.group import OnEvicted, commit_one, nobody
+from kvactors.persistence.store.group import commit_one
 from kvactors.persistence.store.parts import StoreParts
 
 __all__ = ["PIECE_BYTES", "PieceCopies"]
@@ -78,13 +78,12 @@ class PieceCopies:
         self,
         agent_id: str,
         piece: Mapping[str, Any],
-        evicted: OnEvicted = nobody,
-        busy: Callable[[], Iterable[str]] = tuple,
+        last: Callable[[], Iterable[str]] = tuple,
     ) -> bool:
         """Store a `piece` for `agent_id` behind what is here, in place of what is from its first
-        token on; durable on return. Whose KV goes for it is told and chosen by `evicted` and
-        `busy`, as in `Store.commit`. False, with a line in the log: it could not be used, or does
-        not fit. Raises OSError."""
+        token on; durable on return. The KV of the agents that `last` gives leaves for it after all
+        others'. False, with a line in the log: it could not be used, or does not fit. Raises
+        OSError."""
         try:
             key = Key(self._touch(encode_agent_id(agent_id)), _checked(piece))
             copied = [_Copied(*item) for item in piece["segments"]]
@@ -92,7 +91,7 @@ class PieceCopies:
             segments = [self._open(key, item) for item in fresh]
             if segments:
                 save = Save(agent_id, (), key.fingerprint, tuple(segments))
-                commit_one(self._store, save, evicted, busy)
+                commit_one(self._store, save, last)
         except (StorageError, ValueError, TypeError, KeyError) as error:
             _log.info("a copy of KV of %r is left out: %s", agent_id, error)
             return False

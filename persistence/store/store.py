@@ -32,7 +32,7 @@ from kvactors.persistence.ledger.folder import Ledgers
 from kvactors.persistence.store.agent_files import AgentFiles
 from kvactors.persistence.store.arrivals import Arrivals
 from kvactors.persistence.store.fork import fork
-from kvactors.persistence.store.group import Done, Failed, OnEvicted, Reports, commit_group, nobody
+from kvactors.persistence.store.group import Done, Failed, Reports, commit_group
 from kvactors.persistence.store.listing import (
     Listing,
     StoreCounts,
@@ -87,7 +87,8 @@ class Store:
         sealing = None if encryption_key is None else Sealing(encryption_key)
         self._kv = KvFolders(self._files, self.root / "kv", sealing, share=share_segments)
         self._ledgers = Ledgers(self._files, self.root / "agents", self._kv.marks, sealing)
-        self._parts = StoreParts(self._ledgers, self._kv, DiskLimit(self._kv, max_disk))
+        self.limit = DiskLimit(self._kv, max_disk)
+        self._parts = StoreParts(self._ledgers, self._kv, self.limit)
         self.arrivals = Arrivals(self._parts, self._touch)
         self.files = AgentFiles(self._parts, self._touch)
         self.listing = Listing(self._parts, self.agent_folders, self._touch)
@@ -200,8 +201,6 @@ class Store:
         durable: Done,
         cached: Done,
         failed: Failed,
-        evicted: OnEvicted = nobody,
-        busy: Callable[[], Iterable[str]] = tuple,
         pace: Callable[[], object] = bool,
     ) -> None:
         """Write saves of many agents with one group of syncs.
@@ -214,9 +213,8 @@ class Store:
         tried. The callbacks run on this thread and must not raise. `pace()` is called after
         each segment that was hashed, written or synced, and may take its time.
 
-        Over max_disk, KV is evicted: that of the least recently used agents first, of the
-        agents that `busy()` gives last. `evicted(agent_id,
-        fingerprint)` is called before the files are deleted.
+        Over max_disk, KV is evicted: that of the least recently used agents first, of those
+        that `limit.busy` gives last; `limit.evicted` is told.
 
         A segment that another agent is known to have is linked, not written. Several saves
         of one agent are committed one after another, in order.
@@ -225,7 +223,7 @@ class Store:
         for save in saves:
             self._touch(encode_agent_id(save.agent_id))
 
-        reports = Reports(durable, cached, failed, evicted, busy, pace)
+        reports = Reports(durable, cached, failed, pace)
         for group in rounds(saves):
             commit_group(self._parts, group, reports)
 

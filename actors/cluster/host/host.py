@@ -194,8 +194,8 @@ class SystemHost:
         """Store one of `pieces`, if it fits; of an agent that is not served. Where the disk is full
         those that are served lose their KV last. Raises OSError."""
         self._turns.require_none(agent)
-        evicted, served = self._turns.evicted, self._turns.ids
-        await self._with_store(lambda store: store.pieces.add(agent, piece, evicted, served))
+        served = self._turns.ids
+        await self._with_store(lambda store: store.pieces.add(agent, piece, served))
 
     async def forget(self, agent: str) -> None:
         """Delete it from memory and disk. What was set aside of it stays."""

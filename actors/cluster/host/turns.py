@@ -8,10 +8,8 @@ from kvactors.actors.cluster.host.answers import plain_logprobs
 from kvactors.actors.cluster.host.saved import SavedKV
 from kvactors.actors.cluster.host.whole_turns import read_turn
 from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.system import AgentSystem
-from kvactors.actors.turns.messages_gpu import Saved
 from kvactors.actors.turns.options import TurnOptions, check_options, withdrawing
 from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.actors.turns.stream import AsyncReplyStream
@@ -38,11 +36,6 @@ class ServedTurns:
     def ids(self) -> list[str]:
         """Of all that are served. Any thread."""
         return [agent.agent_id for agent in self._system.agents()]
-
-    def evicted(self, agent: str, fingerprint: str) -> None:
-        """The engine may think that this KV is on disk: its next save is of all. Any thread."""
-        if fingerprint == self._system.info.fingerprint:
-            send(self._system.parts.lifecycle.gpu, Saved(agent, 0, limit=0))
 
     def asked(self, agent: str, kind: str, given: dict[str, Any]) -> ReplyFuture[Reply]:
         """Put a turn of this `kind`, "ask", "observe", "turn" or "withdraw", into the lane of

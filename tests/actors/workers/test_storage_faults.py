@@ -131,6 +131,28 @@ def test_an_agent_that_max_disk_evicted_while_hot_is_saved_whole_at_its_next_tur
     assert warm.usage.reused_tokens == len(transcript.token_ids) - 1
 
 
+def test_whose_kv_made_room_for_an_import_is_saved_whole_at_its_next_turn(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    first = open_system()
+    first.spawn("bob").ask([2] * 300, sampling=SHORT).get(timeout=WAIT)
+    first.wait_idle()
+    first.export_agent("bob", tmp_path / "bob.kva")
+    first.forget("bob")
+    first.spawn("alice").ask([1] * 300, sampling=SHORT).get(timeout=WAIT)
+    first.stop()
+    size = sum(path.stat().st_size for path in (tmp_path / "store" / "kv").rglob("*.*"))
+    system = open_system(max_disk=size * 3 // 2)
+    alice = system.spawn("alice")
+    alice.ask([1], sampling=SHORT).get(timeout=WAIT).cached.get(timeout=WAIT)
+
+    system.import_agent(tmp_path / "bob.kva", "bob")
+    reply = alice.ask([3], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.cache == "hot"
+    assert reply.cached.get(timeout=WAIT) is True
+
+
 def test_an_encrypted_agent_comes_back_warm_with_its_key_and_not_at_all_without(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:

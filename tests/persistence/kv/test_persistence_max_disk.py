@@ -9,7 +9,7 @@ import pytest
 from store_saves import F1, kv_save, put
 
 from kvactors.persistence import MaxDiskExceeded, Store
-from kvactors.persistence.testing.doubles import Outcomes, example_segment
+from kvactors.persistence.testing.doubles import example_segment
 
 
 def test_the_cap_evicts_the_least_recently_used_kv_and_never_a_ledger(tmp_path: Path) -> None:
@@ -90,22 +90,13 @@ def filled(root: Path, names: str, room: int) -> Store:
 
 def test_busy_agents_are_evicted_last(tmp_path: Path) -> None:
     store = filled(tmp_path, "abcd", 0)
-    outcomes, evicted = Outcomes(), list[tuple[str, str]]()
-
-    def save(name: str) -> None:
-        store.commit(
-            [kv_save(name, example_segment(0, 256, seed=ord(name)))],
-            durable=outcomes.durable.append,
-            cached=outcomes.cached.append,
-            failed=lambda *failure: outcomes.failed.append(failure),
-            evicted=lambda agent, fingerprint: evicted.append((agent, fingerprint)),
-            busy=lambda: ["b"],
-        )
+    evicted = list[tuple[str, str]]()
+    store.limit.evicted = lambda agent, fingerprint: evicted.append((agent, fingerprint))
+    store.limit.busy = lambda: ["b"]
 
     for name in "efgh":
-        save(name)
+        put(store, kv_save(name, example_segment(0, 256, seed=ord(name))))
 
-    assert not outcomes.failed
     assert evicted == [("a", F1), ("c", F1), ("d", F1), ("e", F1)]
     assert store.kv_extent("b", F1) == 256
     store.close()
@@ -152,3 +143,20 @@ def test_evicting_shared_segments_goes_on_until_it_frees_something(tmp_path: Pat
     assert [again.kv_extent(name, F1) for name in "abcd"] == [0, 0, 0, 256]
     assert again.kv_size <= limit
     again.close()
+
+
+def test_a_folder_that_cannot_be_read_keeps_no_other_agents_kv_from_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store := Store(tmp_path), kv_save("a", example_segment(0, 256)))
+    store.close()
+    store = Store(tmp_path)
+    [folder] = (tmp_path / "kv" / F1).iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_bytes(b"no folder")
+
+    outcomes = put(store, kv_save("b", example_segment(0, 256)))
+
+    assert not outcomes.failed
+    assert str(folder) in caplog.text
+    store.close()
