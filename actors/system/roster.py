@@ -65,7 +65,7 @@ class AgentRoster:
         self._lifecycle = lifecycle
         self._host = host
         self._agents = agents
-        # By folder: the ledger's length when it was read, and what it said.
+        # By folder: the ledger's length when it was read, and what it said; -1: to be read again.
         self._read: dict[str, tuple[int, _Memory]] = {}
 
     def stats(self) -> dict[str, int]:
@@ -107,8 +107,8 @@ class AgentRoster:
         known = dict[str, _Memory]()
         stored = dict[str, Glance]()
         for glance, memory in zip(glances, self._memories(glances), strict=True):
-            # KV alone is of an agent half forgotten.
-            if glance.ledger_bytes:
+            # KV alone, of no ledger that it saw, is of an agent that half arrived.
+            if glance.ledger_bytes or memory.problem:
                 known[memory.agent_id], stored[memory.agent_id] = memory, glance
         for actor in self._agents.actors():
             if not agent_ids or actor.agent_id in agent_ids:
@@ -129,7 +129,7 @@ class AgentRoster:
     def _learn(self, some: list[Glance]) -> None:
         read = self._with_store(lambda store: [_read(store, glance.folder) for glance in some])
         for glance, memory in zip(some, read, strict=True):
-            self._read[glance.folder] = (glance.ledger_bytes, memory)
+            self._read[glance.folder] = (-1 if memory.problem else glance.ledger_bytes, memory)
 
     def _with_store(self, work: Any) -> Any:
         store = self._lifecycle.persistence
@@ -141,7 +141,7 @@ def _read(store: Store, folder: str) -> _Memory:
         agent_id, records = store.listing.read(folder)
         sizes = _sizes(records)
         return _Memory(agent_id, len(sizes), sum(sizes))
-    except (KvactorsError, KeyError, TypeError, ValueError) as error:
+    except (KvactorsError, OSError, KeyError, TypeError, ValueError) as error:
         return _Memory(folder, problem=str(error))
 
 

@@ -82,11 +82,15 @@ class KvFolders:
 
     @cached_property
     def disk(self) -> DiskUsage:
-        """What every folder costs; all are measured when it is first asked for."""
+        """What every folder costs; all are measured when it is first asked for. One that cannot be
+        read counts as nothing: it is no other agent's matter."""
         found = DiskUsage()
         for agent in self.agents():
             for key in self.keys_of(agent):
-                found.note(key, measure_folder(self.folder(key)))
+                try:
+                    found.note(key, measure_folder(self.folder(key)))
+                except OSError as error:
+                    _log.warning("the size of %s is not known: %s", self.folder(key), error)
         return found
 
     def manifest(self, key: Key) -> Manifest | None:

@@ -147,7 +147,7 @@ class Ledgers:
         path = self.path(encoded)
         try:
             return read_agent_id(self._read(path, _FIRST), path, self.sealing)
-        except (FileNotFoundError, LedgerUnreadable, NewerFormat):
+        except (OSError, LedgerUnreadable, NewerFormat):
             return None
 
     def is_named(self, agent_id: str) -> bool:

@@ -103,7 +103,7 @@ class Listing:
         ledger = self._store.ledgers.path(folder)
         usage = self._store.kv.disk.get(Key(folder, fingerprint))
         size, used = 0, 0.0
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             status = ledger.stat()
             size, used = status.st_size, status.st_mtime
         if usage is None:
@@ -129,16 +129,18 @@ def count(store: StoreParts, fingerprint: str, in_memory: Set[str]) -> StoreCoun
 
 
 def describe(ledgers: Ledgers, kv: KvFolders, encoded: str) -> StoredAgent:
-    """Everything that `ledgers` and `kv` know of the agent whose directory is named `encoded`.
-    Raises OSError."""
+    """Everything that `ledgers` and `kv` know of the agent whose directory is named `encoded`."""
     path = ledgers.path(encoded)
     agent_id, records, problem, size = encoded, 0, None, 0
     times = [0.0]
-    if path.exists():
+    with suppress(OSError):
         size, times = path.stat().st_size, [path.stat().st_mtime]
     kv_bytes, kv_tokens, shared = {}, {}, 0
     for key in kv.keys_of(encoded):
-        usage, manifest = kv.disk.get(key), kv.usable(key)
+        usage, manifest = kv.disk.get(key), None
+        # One that the disk does not give is the ledger's problem too, below.
+        with suppress(OSError):
+            manifest = kv.usable(key)
         shared += kv.disk.shared(key)
         agent_id = manifest.agent_id if manifest else agent_id
         kv_bytes[key.fingerprint] = usage.size if usage else 0
@@ -147,7 +149,7 @@ def describe(ledgers: Ledgers, kv: KvFolders, encoded: str) -> StoredAgent:
     try:
         found = ledgers.load(encoded)
         records = found.records if found else 0
-    except (LedgerUnreadable, NewerFormat) as error:
+    except (LedgerUnreadable, NewerFormat, OSError) as error:
         problem = str(error)
     agent_id = ledgers.owner(encoded) or agent_id
     used = max(times)

@@ -80,6 +80,8 @@ def _ledger(
     agent_id: str, path: Path, marks: list[Mark], sealing: Sealing | None
 ) -> Iterator[Problem]:
     try:
+        if path.parent.is_symlink():
+            yield Problem(agent_id, path, "its folder is a symbolic link")
         found = scan(read_file(path), path, marks, sealing)
         if encode_agent_id(found.agent_id) != path.parent.name:
             yield Problem(agent_id, path, f"it belongs to {found.agent_id!r}")

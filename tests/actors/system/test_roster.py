@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.testing.models import grid
@@ -45,12 +49,37 @@ def test_a_ledger_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
     assert (before, after) == (2, 4)
 
 
-def test_a_damaged_ledger_hides_no_other_agent(tmp_path: Path) -> None:
+def overwrite(ledger: Path) -> None:
+    ledger.write_bytes(b"?" * ledger.stat().st_size)
+
+
+def empty(ledger: Path) -> None:
+    ledger.write_bytes(b"")
+
+
+def delete(ledger: Path) -> None:
+    ledger.unlink()
+
+
+def delete_the_folder(ledger: Path) -> None:
+    shutil.rmtree(ledger.parent)
+
+
+def put_a_file_in_the_folders_place(ledger: Path) -> None:
+    shutil.rmtree(ledger.parent)
+    ledger.parent.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "damage", [overwrite, empty, delete, delete_the_folder, put_a_file_in_the_folders_place]
+)
+def test_a_ledger_that_cannot_be_read_hides_no_agent(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     with AgentSystem(grid, store=tmp_path) as system:
         for name in ("ann", "bob"):
             system.spawn(name).ask("hello", sampling=SHORT).get()
-    ledger = tmp_path / "agents" / encode_agent_id("ann") / "ledger.log"
-    ledger.write_bytes(b"?" * ledger.stat().st_size)
+    damage(tmp_path / "agents" / encode_agent_id("ann") / "ledger.log")
 
     with AgentSystem(grid, store=tmp_path) as system:
         states = {state.agent_id: state for state in system.known_agents()}
@@ -59,6 +88,22 @@ def test_a_damaged_ledger_hides_no_other_agent(tmp_path: Path) -> None:
     (damaged,) = states.values()
     assert damaged.problem
     assert damaged.turns == 0
+
+
+def test_a_ledger_that_was_repaired_is_read_again(tmp_path: Path) -> None:
+    with AgentSystem(grid, store=tmp_path) as system:
+        system.spawn("ann").ask("hello", sampling=SHORT).get()
+    ledger = tmp_path / "agents" / encode_agent_id("ann") / "ledger.log"
+    sound = ledger.read_bytes()
+    overwrite(ledger)
+
+    with AgentSystem(grid, store=tmp_path) as system:
+        (damaged,) = system.known_agents()
+        ledger.write_bytes(sound)
+        (ann,) = system.known_agents()
+
+    assert damaged.problem
+    assert (ann.agent_id, ann.problem) == ("ann", None)
 
 
 def test_without_a_store_those_in_memory_are_known() -> None:

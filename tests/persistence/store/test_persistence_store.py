@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from store_saves import F1, RECORD, kv_save, put
 
-from kvactors.persistence import InvalidFingerprint, KvGap, Save, Segment, Store
+from kvactors.persistence import (
+    InvalidFingerprint,
+    KvGap,
+    LedgerUnreadable,
+    Save,
+    Segment,
+    Store,
+)
 from kvactors.persistence.testing.doubles import CountingFiles, FailingFiles, example_segment
 
 F2 = "f" * 32
@@ -230,3 +237,42 @@ def test_agents_lists_what_is_stored(store: Store) -> None:
     assert a.kv_bytes[F1] == store.kv_size > 128
     assert a.ledger_bytes > b.ledger_bytes > 0
     assert a.last_used > 1e9
+
+
+def test_a_ledger_that_the_disk_does_not_give_is_that_agents_problem_alone(tmp_path: Path) -> None:
+    put(
+        store := Store(tmp_path),
+        kv_save("a", example_segment(0, 8)),
+        Save("b", (RECORD,), None, ()),
+    )
+    store.close()
+    [folder] = (tmp_path / "agents").glob("a-*")
+    (folder / "ledger.log").unlink()
+    folder.rmdir()
+    folder.write_bytes(b"no folder")
+    store = Store(tmp_path)
+
+    stored = {agent.agent_id: agent.problem for agent in store.agents()}
+    [problem] = store.verify()
+
+    assert stored.keys() == {"a", "b"}
+    assert "Not a directory" in (stored["a"] or "")
+    assert stored["b"] is None
+    assert problem.path == folder / "ledger.log"
+    store.close()
+
+
+def test_a_folder_that_is_a_link_is_named_by_verify_as_it_is_refused(tmp_path: Path) -> None:
+    put(store := Store(tmp_path / "store"), Save("a", (RECORD,), None, ()))
+    store.close()
+    [folder] = (tmp_path / "store" / "agents").iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    store = Store(tmp_path / "store")
+
+    [problem] = store.verify()
+
+    assert "symbolic link" in problem.reason
+    with pytest.raises(LedgerUnreadable, match="symbolic link"):
+        store.read_ledger("a")
+    store.close()
