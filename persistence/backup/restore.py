@@ -15,7 +15,7 @@ from kvactors.persistence.files.atomic import NO_LINKS, Files
 from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.files.naming import LEDGER_NAME, MANIFEST_NAME
 
-__all__ = ["read_notes", "restore"]
+__all__ = ["NOTES", "read_notes", "restore"]
 
 NOTES = "backup.notes"
 """Within a restored store: the notes of its snapshot."""
@@ -83,8 +83,9 @@ class _Making:
 
     def run(self, snapshot: Snapshot) -> None:
         """All of it."""
+        # What a kill left of another restore.
+        (self._root / NOTES).unlink(missing_ok=True)
         for folder in ("agents", "kv"):
-            # What a kill left of another restore.
             shutil.rmtree(self._root / folder, ignore_errors=True)
             self._files.mkdir(self._root / folder)
         for agent in snapshot.agents:

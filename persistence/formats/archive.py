@@ -58,6 +58,14 @@ VERSION = 1
 _ABOUT = "archive.json"
 _FORMAT = "kvactors-archive"
 _MAGIC = b"PK\x03\x04"
+# What zipfile raises; UnicodeDecodeError for the name of a member.
+_BAD_ZIP = (
+    zipfile.BadZipFile,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+)
 # Everything but KV is read whole; a ledger of a year of talk has some 100 MB.
 _MAX_PLAIN = 1 << 30
 
@@ -151,7 +159,7 @@ class _Reader:
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
                 yield cls(archive, file.seek(0, 2))
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        except _BAD_ZIP as error:
             raise ImportRejected("file", f"no archive that can be read: {error}") from error
         except SegmentUnreadable as error:
             raise ImportRejected("kv", str(error)) from error
@@ -231,6 +239,8 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
         plain = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not plain or member.file_size != member.compress_size or total > size:
             raise ImportRejected(member.filename, "archives are stored as they are, unpacked")
+        if not 0 <= member.header_offset < size:
+            raise ImportRejected(member.filename, f"it begins at byte {member.header_offset}")
         if member.filename in found:
             raise ImportRejected(member.filename, "it is there twice")
         found[member.filename] = member

@@ -12,7 +12,7 @@ from store_saves import F1, RECORD, put
 from kvactors.persistence import Save, Store
 from kvactors.persistence.backup.backup import Backup
 from kvactors.persistence.backup.objects import Objects
-from kvactors.persistence.backup.restore import restore
+from kvactors.persistence.backup.restore import NOTES, read_notes, restore
 from kvactors.persistence.errors import StoreAlreadyOpen, StoreLocked
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -52,6 +52,17 @@ def test_two_restores_at_once_do_not_mix(tmp_path: Path, objects: Objects) -> No
     assert restore(Meanwhile(None), tmp_path / "new") == 1
     assert refused
     assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
+
+
+def test_notes_that_a_killed_restore_left_are_not_of_another_snapshot(
+    tmp_path: Path, objects: Objects
+) -> None:
+    (tmp_path / "new.restoring").mkdir()
+    (tmp_path / "new.restoring" / NOTES).write_bytes(b"of another snapshot")
+
+    restore(objects, tmp_path / "new")
+
+    assert read_notes(tmp_path / "new") == b""
 
 
 def test_an_empty_directory_behind_a_link_becomes_a_store(tmp_path: Path, objects: Objects) -> None:

@@ -121,6 +121,31 @@ def test_every_flipped_bit_ends_in_the_same_agent_or_a_refusal(
     assert refused > 250
 
 
+def misname(data: bytearray, directory: int) -> None:
+    """The name of a member is said to be UTF-8, and is not."""
+    data[directory + 9] |= 8
+    data[directory + 46] = 0xFF
+
+
+def misplace(data: bytearray, directory: int) -> None:
+    """The directory is said to begin a byte later: so members begin a byte before the file."""
+    data[-6:-2] = (directory + 1).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("change", [misname, misplace])
+def test_a_directory_of_members_that_cannot_be_is_refused(
+    path: Path, other: Store, change: Callable[[bytearray, int], None]
+) -> None:
+    data = bytearray(path.read_bytes())
+    change(data, data.index(b"PK\x01\x02"))
+    path.write_bytes(data)
+
+    with pytest.raises(ImportRejected):
+        import_archive(other, path, "bob")
+
+    assert other.agents() == []
+
+
 def test_every_truncation_is_refused(path: Path, other: Store) -> None:
     good = path.read_bytes()
     for size in range(0, len(good), 509):
