@@ -35,11 +35,18 @@ async def asked(
 async def held(
     host: SystemHost, model: FaultyModel, *, streamed: bool
 ) -> tuple[asyncio.Task[Record], threading.Event]:
-    """The request r1 of alice, in the middle of it, and what lets its `model` go on."""
-    gate = model.hold()
+    """The request r1 of alice, in the middle of it, and what lets its `model` go on. One that is
+    `streamed` has been told of."""
+    gate, told = model.hold(), asyncio.Event()
     request = ask_request([1, 2], request_id="r1", sampling=SHORT)
-    task = asyncio.create_task(host.turn("alice", request, (lambda *_: None) if streamed else None))
+    tell = (lambda _: told.set()) if streamed else None
+    task = asyncio.create_task(host.turn("alice", request, tell))
     await asyncio.to_thread(model.reached.wait, WAIT)
+    if streamed:
+        # That its prompt is known is told behind the step that reads it: the next one is held.
+        first, gate = gate, model.hold()
+        first.set()
+        await asyncio.wait_for(told.wait(), WAIT)
     return task, gate
 
 
