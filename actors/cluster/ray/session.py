@@ -79,7 +79,7 @@ def open_link(
 
 def _parse(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 2**16:
         raise InvalidInput(f'an address is "host:port", not {address!r}')
     return LOOPBACK if host == "localhost" else host, int(port)
 
@@ -93,6 +93,8 @@ def _check_same(address: str) -> None:
 def _check_listens(host: str, port: int) -> None:
     try:
         socket.create_connection((host, port), 5).close()
+    except UnicodeError as error:
+        raise InvalidInput(f"no host has the name {host!r}: {error}") from error
     except OSError as error:
         raise ClusterUnreachable(
             f"nobody listens at {host}:{port} ({error.strerror or error}): start a head there with "

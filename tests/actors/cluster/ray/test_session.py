@@ -21,10 +21,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("address", ["", "here", "here:", "here:there", ":"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "here", "here:", "here:there", ":", "here:0", "here:65536", "here:" + "9" * 5000],
+)
 def test_an_address_has_a_host_and_a_port(address: str) -> None:
     with pytest.raises(InvalidInput, match='"host:port"'):
         check_reachable(address)
+
+
+@pytest.mark.parametrize("host", ["here..there", "x" * 300, "\ud800"])
+def test_what_no_host_is_called_is_refused(host: str) -> None:
+    with pytest.raises(InvalidInput, match="no host has the name"):
+        check_reachable(f"{host}:6379")
 
 
 def test_where_nobody_listens_it_is_said_at_once() -> None:
