@@ -157,9 +157,9 @@ class Cluster:
             last = next(reversed(page)) if len(page) == PAGE else None
         return found
 
-    def place(self, agent_id: str) -> Place:
+    def place(self, agent: str | ClusterAgent) -> Place:
         """Where one lives: its node, its replica, its epoch. Raises UnknownAgent."""
-        return Place.from_record(self._ask("find", agent=agent_id))
+        return Place.from_record(self._ask("find", agent=id_of(agent)))
 
     def forget(self, agent: str | ClusterAgent) -> None:
         """Delete an agent on all nodes, behind its turn that runs; once more is nothing. Raises
@@ -169,9 +169,11 @@ class Cluster:
     def migrate(self, agent: str | ClusterAgent, to: str | None = None) -> Place:
         """Bring an agent with its memory to the node `to`, or to the least loaded other one; its
         place there, where it stays until that is drained or lost. It answers while it is copied; a
-        turn that runs at the end of that ends first. Raises UnknownAgent, UnknownNode, NoRoom."""
+        turn that runs at the end of that ends first. Raises InvalidInput, UnknownAgent,
+        UnknownNode, NoRoom."""
         agent_id = id_of(agent)
-        target = to or self._least(agent_id, but=self.place(agent_id).node)
+        here = self.place(agent_id).node
+        target = self._least(agent_id, but=here) if to is None else _node_named(to)
         self._ask("move", agent=agent_id, target=target)
         while not (found := self._ask("moved", agent=agent_id))["over"]:
             pass
@@ -182,7 +184,8 @@ class Cluster:
 
     def drain(self, node: str, *, undo: bool = False) -> None:
         """Bring all agents of a node to others, and none there; returns when it has none. `undo`:
-        let agents come again. Raises UnknownNode, NoRoom where there is no other node."""
+        let agents come again. Raises InvalidInput, UnknownNode, NoRoom where there is no other."""
+        _node_named(node)
         if not undo:
             self._least(node, but=node)
         self._ask("drain", node=node, on=not undo)
@@ -222,6 +225,13 @@ class Cluster:
             raise NoRoom(agent=agent_id, nodes=but)
         least: str = min(nodes, key=lambda n: (nodes[n]["bytes"], nodes[n]["waiting"], n))
         return least
+
+
+def _node_named(node: object) -> str:
+    """The name of one. Raises InvalidInput."""
+    if not isinstance(node, str):
+        raise InvalidInput(f"a node is named by a string, not {type(node).__name__}")
+    return node
 
 
 def _of(node: str, stats: dict[str, Any]) -> dict[str, Any]:

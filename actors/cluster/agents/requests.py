@@ -34,8 +34,11 @@ def checked_ask(
     """The request of what `ClusterAgent.ask` was given. What only the model can tell, its node
     checks. Raises InvalidInput, EmptyPrompt."""
     check_known("ask", options, AskOptions.__annotations__)
-    check_turn(options.get("sampling"), options.get("timeout"), options.get("priority", 0))
-    check_threshold(options.get("threshold", THRESHOLD))
+    # As plain numbers: NumPy's, say, would not cross.
+    options["timeout"], options["priority"] = check_turn(
+        options.get("sampling"), options.get("timeout"), options.get("priority", 0)
+    )
+    options["threshold"] = check_threshold(options.get("threshold", THRESHOLD))
     messages = options.get("messages")
     if (prompt is None) == (messages is None):
         raise InvalidInput("give a prompt or messages, one of them")

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from kvactors.actors.cluster.host.whole_turns import plain_turn
 from kvactors.actors.cluster.protocol.errors import WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.wire import pack
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.turns.checks import check_request_id
@@ -43,14 +44,14 @@ def ask_request(
     prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
 ) -> dict[str, Any]:
     """A turn, as `Agent.ask` takes it, with a `request_id`. Raises InvalidInput without one, and
-    for a prompt that has no plain form."""
+    for a prompt that has no plain form, or a number of more than 64 bits."""
     record: dict[str, Any] = {"kind": "ask", **options}
     record["id"] = _required(record.pop("request_id", None))
     if prompt is not None:
         record["prompt"] = _plain_prompt(prompt)
     if record.get("sampling") is not None:
         record["sampling"] = _changed(record["sampling"])
-    return record
+    return _sendable(record)
 
 
 def observe_request(request_id: str, text: str, role: str = "user") -> dict[str, Any]:
@@ -60,17 +61,18 @@ def observe_request(request_id: str, text: str, role: str = "user") -> dict[str,
 
 def turn_request(request_id: str, turn: TurnOptions) -> dict[str, Any]:
     """A `turn` of a front end, under its `request_id`. Raises InvalidInput for a prompt that has
-    no plain form."""
+    no plain form, or a number of more than 64 bits."""
     plain = {"kind": "turn", **plain_turn(turn), "sampling": _changed(turn.sampling)}
-    return {"id": _required(request_id), **plain}
+    return _sendable({"id": _required(request_id), **plain})
 
 
 def rewind_request(
     request_id: str, turns: int | None = None, to_token: int | None = None
 ) -> dict[str, Any]:
-    """What `Agent.rewind` takes: `turns` or `to_token`, under its `request_id`."""
+    """What `Agent.rewind` takes: `turns` or `to_token`, under its `request_id`. Raises InvalidInput
+    for a number of more than 64 bits."""
     found = {"id": _required(request_id), "kind": "rewind", "turns": turns, "to_token": to_token}
-    return {name: value for name, value in found.items() if value is not None}
+    return _sendable({name: value for name, value in found.items() if value is not None})
 
 
 def read_request(record: Record) -> tuple[str, dict[str, Any]]:
@@ -132,6 +134,14 @@ def _required(request_id: str | None) -> str:
     if found is None:
         raise InvalidInput("a turn of a cluster has a request_id: whoever asks again asks with it")
     return found
+
+
+def _sendable(record: dict[str, Any]) -> dict[str, Any]:
+    try:
+        pack(record)
+    except OverflowError as error:
+        raise InvalidInput("a number that a node is sent has 64 bits at most") from error
+    return record
 
 
 def _plain_prompt(prompt: str | Sequence[int]) -> str | list[int]:

@@ -4,11 +4,14 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvactors import Cluster
-from kvactors.actors.cluster.protocol.errors import AgentExists, NoRoom, UnknownAgent
+from kvactors.actors.cluster.protocol.errors import AgentExists, NoRoom, UnknownAgent, UnknownNode
 from kvactors.actors.turns.reply import Reply
 from kvactors.core.errors import (
     BlockingCall,
@@ -99,6 +102,8 @@ def test_sampling_and_whole_conversations_cross(open_cluster: Open) -> None:
     assert [len(scored.top) for scored in found.logprobs] == [1, 1]
     chosen = Sampling(choices=("yes", "no"))
     assert agent.ask("Is it?", sampling=chosen).get(timeout=60).text in ("yes", "no")
+    numbers: Any = {"timeout": np.float32(60), "priority": np.int64(1), "threshold": Fraction(1, 2)}
+    assert agent.ask("Is it?", **numbers).get(timeout=60).text
 
 
 def test_bad_input_is_refused_before_anything_is_sent(open_cluster: Open) -> None:
@@ -126,6 +131,22 @@ def test_bad_input_is_refused_before_anything_is_sent(open_cluster: Open) -> Non
     with pytest.raises(AgentExists):
         cluster.spawn("ada", system_prompt="Another.")
     assert not agent.transcript().turns
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["here"], object()])
+def test_what_is_no_name_is_refused_before_anybody_is_asked(open_cluster: Open, wrong: Any) -> None:
+    cluster = open_cluster()
+    cluster.spawn("ada")
+
+    with pytest.raises(InvalidAgentId, match="a string, not"):
+        cluster.place(wrong)
+    for undo in (False, True):
+        with pytest.raises(InvalidInput, match="a node is named by a string, not"):
+            cluster.drain(wrong, undo=undo)
+    with pytest.raises(InvalidInput if wrong else NoRoom):
+        cluster.migrate("ada", wrong)
+    with pytest.raises(UnknownNode):
+        cluster.migrate("ada", "")
 
 
 def test_who_is_forgotten_is_nobody(open_cluster: Open) -> None:

@@ -13,6 +13,7 @@ from kvactors.actors.cluster.host.requests import (
     observe_request,
     read_request,
     read_spawn_options,
+    rewind_request,
     spawn_options,
 )
 from kvactors.actors.cluster.protocol.errors import WrongRecord
@@ -72,6 +73,16 @@ def test_a_turn_of_a_cluster_needs_an_id(wrong: Any) -> None:
 def test_a_prompt_without_a_plain_form_is_refused_where_it_is_asked(prompt: Any) -> None:
     with pytest.raises(InvalidInput, match="token ids"):
         ask_request(prompt, request_id="r1")
+
+
+@pytest.mark.parametrize(
+    "options", [{"priority": 2**70}, {"sampling": Sampling(seed=-(2**70))}, {"timeout": 2**70}]
+)
+def test_a_number_that_does_not_cross_is_refused_where_it_is_asked(options: Any) -> None:
+    with pytest.raises(InvalidInput, match="64 bits"):
+        ask_request("hello", request_id="r1", **options)
+    with pytest.raises(InvalidInput, match="64 bits"):
+        rewind_request("r1", turns=2**70)
 
 
 @pytest.mark.parametrize(
