@@ -72,7 +72,7 @@ actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/
     actors/errors actors/runtime actors/scenarios/files actors/scenarios/journal actors/system
     actors/turns core/errors core/schedule core/text
 actors/scenarios: actors/scenarios/files actors/scenarios/journal actors/scenarios/results
-    actors/scenarios/running actors/system core/numbers persistence/files
+    actors/scenarios/running actors/system core/errors core/numbers persistence/files
 actors/system: actors/agents actors/behaviours actors/errors actors/runtime actors/system/observe
     actors/turns actors/workers core/arena core/blas core/cache core/conversation core/engine
     core/errors core/model core/numbers core/schedule core/schedule/speculation core/trace
