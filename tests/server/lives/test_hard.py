@@ -206,7 +206,8 @@ def test_sub_agents_give_way_to_who_somebody_waits_for(
             talking = asyncio.create_task(client.post(url(server), json=long))
             await until("decoding", 1)
             helper = {header: "helper"}
-            help_ = asked("help") | {"prompt": "help"}
+            # Long enough to run on while the other answer is read.
+            help_ = asked("help", max_tokens=500) | {"prompt": "help"}
             ask = client.post(f"{server.url}/v1/{path}", json=help_, headers=helper)
             helping = asyncio.create_task(ask)
             await until("waiting", 1)
