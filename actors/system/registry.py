@@ -58,8 +58,8 @@ class AgentRegistry:
         self._log_text = log_text
         self._lock = threading.RLock()
         self._spawned: dict[str, Spawned] = {}
-        # Ids of children whose parents have turns to finish first.
-        self._forking: set[str] = set()
+        # Ids of agents that are just being forked or imported: nobody else's until they are there.
+        self._coming: set[str] = set()
         self._paused = False
 
     def __len__(self) -> int:
@@ -78,18 +78,15 @@ class AgentRegistry:
         self._lock = threading.RLock()
 
     def actors(self) -> list[AgentActor]:
-        """The actors of all agents."""
-        with self._lock:
-            return [spawned.actor for spawned in self._spawned.values()]
+        """The actors of all agents. Without the lock: callbacks look at them, too."""
+        return [spawned.actor for spawned in self._spawned.copy().values()]
 
     def actor(self, agent_id: str) -> AgentActor | None:
         """The actor of an agent, if it was spawned."""
-        spawned = self._spawned.get(agent_id)
-        return None if spawned is None else spawned.actor
+        return spawned.actor if (spawned := self._spawned.get(agent_id)) else None
 
     def pause(self) -> list[ReplyFuture[bool]]:
-        """Let no agent begin a turn; the futures are settled when none of theirs runs, and by
-        those that are gone, too."""
+        """Let no agent begin a turn; futures are settled when none of theirs runs, or is left."""
         with self._lock:
             self._lifecycle.require_running()
             self._paused = True
@@ -155,30 +152,34 @@ class AgentRegistry:
     def find(self, agent_id: str) -> Agent | None:
         """The agent of this id, if it was spawned in this system. Raises InvalidAgentId."""
         check_id(agent_id)
-        spawned = self._spawned.get(agent_id)
-        return None if spawned is None else spawned.handle
+        return spawned.handle if (spawned := self._spawned.get(agent_id)) else None
 
     def add(self, agent_id: str, store: Callable[[], None]) -> Agent:
-        """The agent that `store` puts into the store. Raises AgentExists, and what it raises."""
+        """The agent that `store` puts into the store. Raises AgentExists, and what that raises."""
         with self._lock:
             self._lifecycle.require_running()
-            if agent_id in self._spawned:
+            if agent_id in self._spawned or agent_id in self._coming:
                 raise AgentExists(agent_id)
-            if agent_id in self._forking:
-                raise AgentExists(agent_id, "is just being forked")
+            self._coming.add(agent_id)
+        try:
             store()
-            return self.spawn(agent_id)
+            with self._lock:
+                self._coming.remove(agent_id)
+                return self.spawn(agent_id)
+        finally:
+            self._coming.discard(agent_id)
 
     def agents(self) -> list[Agent]:
         """The agents spawned in this system, in the order of their ids."""
-        with self._lock:
-            return [self._spawned[agent_id].handle for agent_id in sorted(self._spawned)]
+        return [spawned.handle for _, spawned in sorted(self._spawned.copy().items())]
 
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
         check_id(agent_id)
         with self._lock:
             self._lifecycle.require_running()
+            if agent_id in self._coming:
+                raise AgentNotStored(agent_id, "to forget")
             spawned = self._spawned.pop(agent_id, None)
             self._behaviours.stop(agent_id)
             if spawned is not None:
@@ -207,8 +208,8 @@ class AgentRegistry:
             self._lifecycle.require_running()
             known = self._spawned.get(agent_id)
             if known is None:
-                if agent_id in self._forking:
-                    raise AgentExists(agent_id, "is just being forked")
+                if agent_id in self._coming:
+                    raise AgentExists(agent_id, "is just being made")
                 records = self._records(agent_id)
                 transcript = restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
@@ -223,9 +224,9 @@ class AgentRegistry:
         source = self._source(parent)
         with self._lock:
             self._lifecycle.require_running()
-            if child in self._spawned or child in self._forking:
+            if child in self._spawned or child in self._coming:
                 raise AgentExists(child)
-            self._forking.add(child)
+            self._coming.add(child)
         stored = None
         try:
             ticket = self._host.send(source, lambda t: Fork(t, child, wait), None, streamed=False)
@@ -243,7 +244,7 @@ class AgentRegistry:
                 raise public(error) from error
             raise
         finally:
-            self._forking.discard(child)
+            self._coming.discard(child)
 
     def _source(self, parent: str | Agent) -> AgentActor:
         """The actor of the agent that is forked."""
