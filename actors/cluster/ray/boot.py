@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.journal import FileJournal, held_alone
@@ -16,7 +16,7 @@ from kvactors.actors.cluster.member.member import MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.wire import answered, pack
-from kvactors.actors.cluster.ray.errors import ClusterUnreachable
+from kvactors.actors.cluster.ray.errors import ClusterUnreachable, NameTaken
 from kvactors.actors.cluster.ray.raylet import NODE
 from kvactors.actors.cluster.ray.shell import CONCURRENT, Shell
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
@@ -80,7 +80,7 @@ def start_directory(folder: Path, settings: Settings) -> Any:
 
 
 def start_node(options: MemberOptions, settings: Settings) -> Any:
-    """On the raylet of its name; its actor, once it has joined. Raises ClusterError."""
+    """On the raylet of its name; its actor, once it has joined. Raises NameTaken, ClusterError."""
     packed = msgpack.packb(asdict(options)), msgpack.packb(asdict(settings))
     return start_actor(NodeActor, options.name, f"{NODE}{options.name}", *packed)
 
@@ -104,18 +104,20 @@ def read_settings(seconds: float) -> Settings:
 
 def start_actor(kind: type[Shell], name: str, resource: str, *arguments: object) -> Any:
     """One of this `kind` called `name`, made of `arguments`, where there is a `resource`; once it
-    answers. Ray makes another one where it dies. Raises ClusterError."""
-    actor = (
-        ray.remote(kind)
-        .options(
-            name=name,
-            namespace=NAMESPACE,
-            num_cpus=0,
-            resources={resource: 0.001},
-            max_restarts=-1,
-            max_concurrency=CONCURRENT,
-        )
-        .remote(*arguments)
+    answers. Ray makes another one where it dies. Raises NameTaken, ClusterError."""
+    made = ray.remote(kind).options(
+        name=name,
+        namespace=NAMESPACE,
+        num_cpus=0,
+        resources={resource: 0.001},
+        max_restarts=-1,
+        max_concurrency=CONCURRENT,
     )
+    try:
+        actor = made.remote(*arguments)
+    except ActorAlreadyExistsError as error:
+        raise NameTaken(
+            f"{name!r} runs in this cluster already: give this node another name (--name)"
+        ) from error
     answered(ray.get(actor.ready.remote()))
     return actor

@@ -43,7 +43,7 @@ class NodeCommand:
 def run_node(command: NodeCommand, told: Callable[[], int], say: Callable[[str], None]) -> None:
     """Start Ray's processes and the node of `command`, `say` that they run, and end them when
     `told` to: once, and its agents go to other nodes first; twice, and at once. Raises
-    InvalidConfig, RayletFailed, ClusterUnreachable, WrongToken, ClusterError.
+    InvalidConfig, RayletFailed, ClusterUnreachable, WrongToken, NameTaken, ClusterError.
     """
     if require_token(make=command.joins is None):
         say(f"A token was made: copy {token_file()} to the same place on the other machines.")
@@ -117,4 +117,4 @@ def _own_signals() -> Iterator[None]:
 
 def _refuse_ended(raylet: Raylet) -> None:
     if not raylet.running:
-        raise RayletFailed(f"Ray's processes on this machine have ended: {raylet.log}")
+        raise RayletFailed(f"Ray's processes on this machine have ended: {raylet.said}")

@@ -2,11 +2,15 @@
 
 from kvactors.core.errors import KvactorsError
 
-__all__ = ["ClusterUnreachable", "RayletFailed", "WrongToken"]
+__all__ = ["ClusterUnreachable", "NameTaken", "RayletFailed", "WrongToken"]
 
 
 class ClusterUnreachable(KvactorsError):
     """Nobody answers at the address of a cluster."""
+
+
+class NameTaken(KvactorsError):
+    """Another node of the cluster runs under this name."""
 
 
 class RayletFailed(KvactorsError):

@@ -55,9 +55,9 @@ class Raylet:
     def __init__(self, what: Started, timeout: float = 120.0) -> None:
         """Start `what`; returns when it runs. Raises RayletFailed, after `timeout` seconds too."""
         what.folder.mkdir(parents=True, exist_ok=True)
-        self.log = what.folder / "ray.log"
+        self._log = what.folder / "ray.log"
         command = [sys.executable, "-m", "kvactors.actors.cluster.ray.ray_start", *what.arguments]
-        with self.log.open("wb") as log:
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
             )
@@ -79,6 +79,11 @@ class Raylet:
         """Whether all of Ray's processes are there: where one ends, the others are ended."""
         return self._process.poll() is None
 
+    @property
+    def said(self) -> str:
+        """What they wrote last: the file goes with the folder."""
+        return self._log.read_text(errors="replace").strip()[-1000:]
+
     def stop(self) -> None:
         """End them. Twice is as good as once."""
         assert self._process.stdin is not None
@@ -90,11 +95,10 @@ class Raylet:
             self._process.wait()
 
     def _wait(self, until: float) -> None:
-        while _READY not in self.log.read_bytes():
+        while _READY not in self._log.read_bytes():
             if not self.running or time.monotonic() > until:
                 self.stop()
-                said = self.log.read_text(errors="replace").strip()[-1000:]
-                raise RayletFailed(f"Ray did not start ({self.log}): {said}")
+                raise RayletFailed(f"Ray did not start: {self.said}")
             time.sleep(0.05)
 
 

@@ -141,6 +141,9 @@ def test_a_node_whose_ray_died_ends_and_comes_back_over_its_store(three: Nodes) 
     os.kill(three.raylet_pid("three"), signal.SIGKILL)
 
     assert process.wait(60) == 2
+    # In Ray's words: where it wrote them is gone with it.
+    said = (three.folder / "three.log").read_text().partition("on this machine have ended: ")[2]
+    assert "raylet" in said
     assert agent.ask(QUESTION).get(timeout=60).text == "Your cat is called Biscuit."
     assert turns(agent) == [*FACTS, QUESTION]
     three.join("three")

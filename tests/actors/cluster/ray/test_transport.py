@@ -20,6 +20,9 @@ from kvactors.actors.cluster.protocol.errors import (
     Unreachable,
 )
 from kvactors.actors.cluster.protocol.wire import answered
+from kvactors.actors.cluster.ray.boot import start_actor
+from kvactors.actors.cluster.ray.errors import NameTaken
+from kvactors.actors.cluster.ray.raylet import NODE
 from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
 
 
@@ -97,6 +100,11 @@ def test_one_that_is_made_again_begins_though_nobody_asks_it(three: Nodes, tmp_p
     os.kill(first, signal.SIGKILL)
 
     eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+
+
+def test_two_of_one_name_are_refused_with_what_to_do(echo: Any) -> None:
+    with pytest.raises(NameTaken, match=r"'echo' runs in this cluster already.*--name"):
+        start_actor(EchoShell, "echo", NODE)
 
 
 def answers(to: str, but: int = 0) -> bool:
