@@ -170,7 +170,7 @@ class Cluster:
         """Bring an agent with its memory to the node `to`, or to the least loaded other one; its
         place there, where it stays until that is drained or lost. It answers while it is copied; a
         turn that runs at the end of that ends first. Raises InvalidInput, UnknownAgent,
-        UnknownNode, NoRoom."""
+        UnknownNode, NodeUnavailable (it is away, or drained), NoRoom."""
         agent_id = id_of(agent)
         here = self.place(agent_id).node
         target = self._least(agent_id, but=here) if to is None else _node_named(to)

@@ -15,6 +15,7 @@ ClusterError
 ├── UnknownAgent      nobody has spawned it
 ├── AgentExists       it was spawned with other options
 ├── UnknownNode       no node of that name has joined
+├── NodeUnavailable   one has, and takes no agents just now
 ├── NoRoom            no node may take it
 ├── TurnLost          its answer was given, and its record died with its only node
 ├── ForkLost          so did the turns that it was to begin with
@@ -41,6 +42,7 @@ __all__ = [
     "LeaseLost",
     "LedgerGap",
     "NoRoom",
+    "NodeUnavailable",
     "NotAcrossNodes",
     "NotOwner",
     "OtherDisk",
@@ -179,6 +181,12 @@ class UnknownNode(ClusterError):
     """No node of that name has joined."""
 
     rule = "no node {node!r} has joined"
+
+
+class NodeUnavailable(ClusterError):
+    """One has, and takes no agents just now."""
+
+    rule = "node {node!r} takes no agents: it is away or drained"
 
 
 class NoRoom(ClusterError):

@@ -9,6 +9,7 @@ from kvactors.actors.cluster.protocol.directory.places import Places
 from kvactors.actors.cluster.protocol.directory.registry import Registry, next_epoch
 from kvactors.actors.cluster.protocol.errors import (
     AgentMoving,
+    NodeUnavailable,
     StaleEpoch,
     UnknownAgent,
     UnknownNode,
@@ -56,12 +57,18 @@ class Moves:
     async def _begin(self, agent: str, target: str, stays: list[tuple[str, str]]) -> None:
         async with self._locks.of(agent):
             here = self._places.place(agent).node == target
-            if not here and not self._registry.takes(target):
-                raise UnknownNode(node=target)
+            if not here:
+                self._require_taking(target)
             moves = [] if here and agent not in self._registry.moves else [Move(agent, target)]
             await self._registry.note(moves=moves, stays=stays)
         if moves:
             self._begun(agent)
+
+    def _require_taking(self, node: str) -> None:
+        if node not in self._registry.members:
+            raise UnknownNode(node=node)
+        if not self._registry.takes(node):
+            raise NodeUnavailable(node=node)
 
     async def moved(self, record: Record) -> Record:
         """Whether no move of an agent is under way, and where it lives: as soon as that is so, or
@@ -88,8 +95,7 @@ class Moves:
         if now.node != place.node:
             raise StaleEpoch(agent=agent, epoch=place.epoch, held=now.epoch)
         async with self._let_go(now, "release", target=target):
-            if not self._registry.takes(target):
-                raise UnknownNode(node=target)
+            self._require_taking(target)
             if self._registry.moves.get(agent) != move:
                 raise AgentMoving(agent=agent)
             moved = next_epoch(now, node=target, incarnation=0, replica=self._kept(now, target))
