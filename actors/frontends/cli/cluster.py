@@ -11,6 +11,7 @@ from kvactors.actors.cluster.cluster import Cluster, check_durable
 from kvactors.actors.frontends.cli.care import show_backup
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.frontends.console.key import key_file, stored_key
+from kvactors.actors.system.parameters import check_seconds
 from kvactors.core.errors import InvalidConfig, InvalidInput
 
 __all__ = ["drain_node", "move_agent", "serve_node", "show_status"]
@@ -31,6 +32,7 @@ def serve_node(
     if head == (join is not None):
         raise InvalidInput("a node is --head, or it takes --join HOST:PORT of one")
     check_durable(settings["durable"])
+    check_seconds("--lease", settings["lease"])
     try:
         from kvactors.actors.cluster.ray.command import NodeCommand, run_node
     except ImportError as error:

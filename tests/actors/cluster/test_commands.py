@@ -20,6 +20,7 @@ main()
         (["--head", "--join", "127.0.0.1:1"], "a node is --head, or it takes --join HOST:PORT"),
         ([], "a node is --head, or it takes --join HOST:PORT"),
         (["--head", "--durable", "three"], 'durable is "one" or "two", not \'three\''),
+        (["--head", "--lease", "inf"], "--lease must be above 0 seconds, not inf"),
         (["--head"], "pip install 'kvactors[ray]'"),
     ],
 )

@@ -156,8 +156,15 @@ class Node:
         # It goes on where nobody listens any more: it may be in the ledger already.
         turn = asyncio.create_task(self._turn(record, items.put_nowait))
         self._turns.add(turn)
-        turn.add_done_callback(self._turns.discard)
-        turn.add_done_callback(lambda _: items.put_nowait(None))
+
+        def ended(turn: asyncio.Task[dict[str, Any]]) -> None:
+            self._turns.discard(turn)
+            items.put_nowait(None)
+            if not turn.cancelled():
+                # Or the loop would complain where nobody listens.
+                turn.exception()
+
+        turn.add_done_callback(ended)
         while (item := await items.get()) is not None:
             yield item
         yield {"durable": (await turn)["durable"]}

@@ -1,6 +1,7 @@
 """A node by itself, before a directory that says what a test wants."""
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -83,6 +84,27 @@ def test_a_node_that_has_left_answers_for_nothing(machine: Machine) -> None:
     assert others.asked["leave"] == 1
     with pytest.raises(LeaseLost):
         machine.does(node.handle("turn", turn("two")))
+
+
+def test_a_turn_that_fails_when_nobody_listens_any_more_is_no_error_of_the_loop(
+    machine: Machine,
+) -> None:
+    node = Node("n1", Others(), machine.clock, machine.journal, machine.host, settings=ALONE)
+    machine.does(node.begin())
+    unheard: list[Any] = []
+    machine.loop.set_exception_handler(lambda _, context: unheard.append(context))
+
+    async def leave() -> None:
+        items = node.stream("turn", turn("one"))
+        await anext(items)
+        await items.aclose()  # type: ignore[attr-defined]
+        await node.leave()
+        await asyncio.sleep(SETTINGS.lease)
+
+    machine.does(leave())
+    gc.collect()
+
+    assert unheard == []
 
 
 def test_a_name_that_comes_back_under_another_lease_gives_nothing(machine: Machine) -> None:
