@@ -140,6 +140,25 @@ def test_an_agent_that_was_made_and_told_something_keeps_it(
     assert [turn.text for turn in system.spawn("ann").transcript().turns] == ["It rains."]
 
 
+def test_an_agent_that_was_made_of_another_goes_on_where_that_one_stood(server: Server) -> None:
+    tools = [{"type": "function", "function": {"name": "sail", "parameters": {}}}]
+    options = {"max_tokens": 4, "temperature": 0, "tools": tools}
+
+    def ask(said: Said, name: str = "") -> httpx.Response:
+        headers = {"x-kvactors-agent": name} if name else {}
+        return post(server, {"messages": said, **options}, **headers)
+
+    first = ask([HELLO])
+    make(server, "other", **{"from": who(first)})
+    said = [HELLO, reply(first), MORE]
+
+    second = ask(said, "other")
+    third = ask([*said, reply(second), HELLO], "other")
+
+    assert (who(second), who(third)) == ("other", "other")
+    assert all("goes on" in answer.headers["x-kvactors-reused"] for answer in (second, third))
+
+
 def test_an_agent_that_was_made_outlives_a_request_that_fails(
     server: Server, system: AgentSystem
 ) -> None:

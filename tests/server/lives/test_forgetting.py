@@ -13,14 +13,19 @@ def chain(agent: int, number: int) -> bytes:
     return b"%08d%08d" % (agent, number)
 
 
+def known(name: str) -> Known:
+    """An agent of no key, without tools."""
+    return Known(name, "", "", "{}", "{}", named=False)
+
+
 def filled(agents: int) -> Index:
     """An index of so many agents that have said a hundred messages each."""
     index = Index(None)
     for agent in range(agents):
         name, hashes = f"c-{agent}", [chain(agent, number) for number in range(100)]
-        index.begin(Known(name, "", "", "{}", "{}", named=False))
+        index.begin(known(name))
         places = [Place(hash_, name, n, "mark", "{}") for n, hash_ in enumerate(hashes, 1)]
-        index.note(name, 0, places, "{}")
+        index.note(known(name), 0, places)
         index.note_said([START, *hashes], ["said"] * 100)
     return index
 
@@ -41,7 +46,7 @@ def test_to_forget_one_of_many_agents_costs_no_more_than_one_of_few() -> None:
 
 def test_what_the_forgotten_alone_said_is_gone_and_what_another_said_too_stays() -> None:
     index = filled(2)
-    index.note("c-1", 100, [Place(chain(0, 0), "c-1", 101, "mark", "{}")], "{}")
+    index.note(known("c-1"), 100, [Place(chain(0, 0), "c-1", 101, "mark", "{}")])
 
     index.forget("c-0")
 
@@ -54,7 +59,7 @@ def test_what_the_forgotten_alone_said_is_gone_and_what_another_said_too_stays()
 def test_what_an_agent_went_back_behind_is_gone() -> None:
     index = filled(1)
 
-    index.note("c-0", 50, [], "{}")
+    index.note(known("c-0"), 50, [])
 
     assert index.said_behind(chain(0, 48)) == ["said"]
     assert index.said_behind(chain(0, 49)) == []
@@ -64,14 +69,14 @@ def test_what_an_agent_went_back_behind_is_gone() -> None:
 def test_texts_that_an_index_of_before_left_behind_are_gone_when_it_is_opened(
     tmp_path: Path,
 ) -> None:
-    path, known, left = tmp_path / "clients.db", chain(0, 0), chain(0, 99)
+    path, kept, left = tmp_path / "clients.db", chain(0, 0), chain(0, 99)
     with closing(Index(path)) as index:
-        index.begin(Known("c-0", "", "", "{}", "{}", named=False))
-        index.note("c-0", 0, [Place(known, "c-0", 1, "mark", "{}")], "{}")
-        index.note_said([START, known, left], ["known", "left"])
+        index.begin(known("c-0"))
+        index.note(known("c-0"), 0, [Place(kept, "c-0", 1, "mark", "{}")])
+        index.note_said([START, kept, left], ["known", "left"])
     with closing(sqlite3.connect(path)) as old:
         old.execute("pragma user_version = 0")
 
     with closing(Index(path)) as again:
         assert again.said_behind(START) == ["known"]
-        assert again.said_behind(known) == []
+        assert again.said_behind(kept) == []

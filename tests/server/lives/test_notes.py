@@ -155,8 +155,9 @@ def test_of_two_dates_neither_is_taken_for_todays(server: Server) -> None:
 def test_places_of_an_index_of_before_have_the_notes_of_their_agents(tmp_path: Path) -> None:
     path = tmp_path / "clients.db"
     index = Index(path)
-    index.begin(Known("ann", "", "", "{}", "{}", named=False))
-    index.note("ann", 0, [Place(b"0", "ann", 1, "mark", "{}")], '{"date": "today"}')
+    ann = Known("ann", "", "", "{}", '{"date": "today"}', named=False)
+    index.begin(ann)
+    index.note(ann, 0, [Place(b"0", "ann", 1, "mark", "{}")])
     index.close()
     with sqlite3.connect(path) as old:
         old.execute("alter table places drop column notes")

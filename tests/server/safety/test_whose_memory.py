@@ -110,9 +110,10 @@ def test_of_a_beginning_that_many_share_one_is_looked_at(server: Server) -> None
 def test_what_forgotten_agents_were_told_is_forgotten() -> None:
     index = Index(None)
     for agent, chains in (("a", (b"0", b"1", b"2")), ("b", (b"0", b"1", b"3"))):
-        index.begin(Known(agent, "", "", "{}", "{}", named=False))
+        known = Known(agent, "", "", "{}", "{}", named=False)
+        index.begin(known)
         places = [Place(chain, agent, n, "m", "{}") for n, chain in enumerate(chains[1:], 1)]
-        index.note(agent, 0, places, "{}")
+        index.note(known, 0, places)
         index.note_said(chains, ["shared", f"of {agent}"])
 
     index.forget("a")

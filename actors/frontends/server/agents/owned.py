@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -52,7 +53,7 @@ class OwnedAgents:
         """Whether the client may see the agent that the system calls so."""
         if not self.tenant:
             return True
-        known = await self.service.claims.on_index(lambda: self.service.index.known(inner))
+        known = await self._known(inner)
         return known is not None and known.tenant == self.tenant
 
     async def inner(self, agent_id: str) -> str:
@@ -96,7 +97,8 @@ class OwnedAgents:
         """A new agent, `agent_id` or one with a name of its own, with the prompt `system` and this
         `policy`; its id. Raises AgentExists."""
         spawn = self.system.spawn
-        return await self._make(agent_id, lambda inner: spawn(inner, system, context_policy=policy))
+        make = partial(spawn, system_prompt=system, context_policy=policy)
+        return await self._make(agent_id, make, system or "")
 
     async def fork(
         self,
@@ -111,7 +113,7 @@ class OwnedAgents:
         if keep is not None:
             end_of(source, keep)
 
-        def make(inner: str) -> Agent:
+        def make(inner: str) -> None:
             child = self.system.spawn(inner, from_=source, context_policy=policy)
             try:
                 if keep is not None:
@@ -119,9 +121,9 @@ class OwnedAgents:
             except BaseException:
                 self.system.forget(inner)
                 raise
-            return child
 
-        return await self._make(agent_id, make)
+        known = await self._known(source.agent_id)
+        return await self._make(agent_id, make, known.prompt if known else "")
 
     async def import_file(self, agent_id: str, path: Path, form: str | None) -> str:
         """The agent of the file at `path`, of this `form` (None finds it out), as `agent_id`.
@@ -142,17 +144,22 @@ class OwnedAgents:
 
     # -- what is behind it -------------------------------------------------------------
 
-    async def _make(self, agent_id: str | None, make: Callable[[str], Agent]) -> str:
+    async def _make(
+        self, agent_id: str | None, make: Callable[[str], object], prompt: str = ""
+    ) -> str:
         name = agent_id or f"a-{secrets.token_hex(6)}"
         inner = f"{self.tenant}/{name}" if self.tenant else name
         async with self.service.claims.hold(inner):
             if await self._exists(inner):
                 raise AgentExists(name)
-            prompt = (await asyncio.to_thread(make, inner)).system_prompt or ""
+            await asyncio.to_thread(make, inner)
             anew = f"agent:{name}", "{}", "{}"
             known = Known(inner, self.tenant, *anew, named=True, prompt=prompt)
             await self.service.claims.on_index(lambda: self.service.index.begin(known))
         return name
+
+    async def _known(self, inner: str) -> Known | None:
+        return await self.service.claims.on_index(lambda: self.service.index.known(inner))
 
     async def _handle(self, inner: str) -> Agent:
         # Not spawned again: that would set its context policy anew.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
-from kvactors.actors.frontends.server.identity.resolve import Plan
+from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.schedule.sampling import Sampling

@@ -16,7 +16,8 @@ from kvactors.actors.frontends.server.answering.taken import standing
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.index import Index
-from kvactors.actors.frontends.server.identity.resolve import Plan, Resolver
+from kvactors.actors.frontends.server.identity.plan import Plan
+from kvactors.actors.frontends.server.identity.resolve import Resolver
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.core.errors import KvactorsError, SystemStopped
 

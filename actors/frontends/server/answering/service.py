@@ -36,7 +36,7 @@ from kvactors.actors.frontends.server.exchange.answers import Answer
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index
-from kvactors.actors.frontends.server.identity.resolve import Plan
+from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply
@@ -147,7 +147,7 @@ class Service:
         # Long texts take time, which is not that of the streams on the loop.
         plan, agent, options = await self.claims.take(inquiry, partial(self._options, inquiry))
         try:
-            if plan.fresh or plan.tools or not plan.keep:
+            if plan.fresh:
                 await self.claims.on_index(lambda: self.index.begin(plan.known))
             formed = options.sampling.grammar is not None
             reader = self.dialect.reader(inquiry, new_call_id, formed=formed)
@@ -187,9 +187,10 @@ class Service:
         texts = [canonical(message) for message in plan.new]
         all_hashes = [conversation.before, *conversation.hashes]
 
+        known = replace(plan.known, notes=plan.notes)
+
         def note() -> None:
-            agent_id = taken.agent.agent_id
-            self.index.note(agent_id, plan.keep, places, plan.notes, answer_id)
+            self.index.note(known, plan.keep, places, answer_id)
             self.index.note_said(all_hashes[plan.matched :], texts)
 
         try:

@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.exchange.events import Ended, Opened, Reas
 from kvactors.actors.frontends.server.exchange.inquiry import Message
 from kvactors.actors.frontends.server.identity.canonical import chains
 from kvactors.actors.frontends.server.identity.index import Place
-from kvactors.actors.frontends.server.identity.resolve import Plan
+from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn

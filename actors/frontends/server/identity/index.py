@@ -190,12 +190,11 @@ class Index:
                  self._clock(), known.prompt and self.sealed.write(known.prompt)),
             )  # fmt: skip
 
-    def note(
-        self, agent_id: str, keep: int, places: Iterable[Place], notes: str, answer_id: str = ""
-    ) -> None:
-        """`agent_id` took a turn behind its first `keep` turns, and has these `places` now, the
-        last its end; it was told `notes`. `answer_id` names what it answered there."""
-        places, now = list(places), self._clock()
+    def note(self, known: Known, keep: int, places: Iterable[Place], answer_id: str = "") -> None:
+        """An agent took a turn behind its first `keep` turns, and has these `places` now, the last
+        its end; of tools and notes it was told those that are `known`. `answer_id` names what it
+        answered there."""
+        agent_id, places, now = known.agent_id, list(places), self._clock()
         with self._db:
             self._leave(agent_id, keep)
             self._db.executemany(
@@ -203,7 +202,8 @@ class Index:
                 [(p.chain, agent_id, p.turns, p.mark, p.notes) for p in places],
             )
             self._db.execute(
-                "update agents set notes = ?, used = ? where agent = ?", (notes, now, agent_id)
+                "update agents set notes = ?, tools = ?, used = ? where agent = ?",
+                (known.notes, known.tools, now, agent_id),
             )
             if answer_id and places:
                 tenant = "(select tenant from agents where agent = ?)"

@@ -19,11 +19,12 @@ from kvactors.actors.frontends.server.identity.canonical import (
 )
 from kvactors.actors.frontends.server.identity.conversation import Conversation, read
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
+from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.frontends.server.identity.rules import Rule, standing_rules
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
 
-__all__ = ["Plan", "Resolver", "Stands"]
+__all__ = ["Resolver", "Stands"]
 
 # Of a differing place, on both sides.
 _SHOWN = 10
@@ -31,45 +32,6 @@ _SHOWN = 10
 
 Stands = Callable[[Place], Literal["no", "within", "end"]]
 """Whether a place is where it was: not, within what its agent remembers, or at its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
-    are the first `matched` messages said; `begins` has the notes that it knows there, and after
-    `tell`, which comes with the first new one of the user, the `notes`. `fresh`: it is to be made.
-    `tools`: its tools are others than those that it was told of. `alike`: it begins with the words
-    of its parent, whose system prompt and tools are the same by the rules."""
-
-    known: Known
-    parent: str
-    keep: int
-    matched: int
-    conversation: Conversation
-    tell: str
-    notes: str
-    begins: str
-    reuse: Reuse
-    fresh: bool
-    tools: bool = False
-    alike: bool = False
-
-    @property
-    def new(self) -> tuple[Message, ...]:
-        """What is said behind what stays."""
-        return self.conversation.said[self.matched :]
-
-    @property
-    def telling(self) -> int:
-        """Which of the new ones tells what has changed: nobody but the user is made to say it, if
-        the user says something."""
-        return next((at for at, said in enumerate(self.new) if said.role == "user"), 0)
-
-    @property
-    def untold(self) -> bool:
-        """Whether there is nothing new to tell with, but what the user said last."""
-        said = self.conversation.said
-        return bool(self.tell and said) and not self.new and said[-1].role == "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +92,11 @@ class Resolver:
         miss = "" if found and found.ends else self._miss(conversation, place)
         if found is None:
             return self._begin(client, conversation, busy, miss, alone=alone)
+        waiting = None if inquiry.goes_on or found.goes_on else self._waiting(client, busy)
+        if waiting and self._stands(replace(found.place, agent_id=waiting.agent_id)) == "end":
+            # It was made of who stands there.
+            known = replace(waiting, tools=found.known.tools)
+            found, waiting = _Found(found.place, known, ends=True, goes_on=True), None
         place, known = found.place, found.known
         kept, tell = standing_rules(self._rules, place.notes, conversation.told)
         matched = conversation.depth(place.chain)
@@ -143,7 +110,7 @@ class Resolver:
         plan = Plan(known, "", place.turns, matched, *said, fresh=False, tools=others)
         if found.goes_on:
             return plan
-        if not inquiry.goes_on and (alone or self._waiting(client, busy)):
+        if waiting or (alone and not inquiry.goes_on):
             return self._begin(client, conversation, busy, miss, alone=alone)
         mine = replace(self._anew(client, conversation.tools, busy), tools=known.tools)
         reuse = reuse if again else replace(reuse, how="forked")
