@@ -16,7 +16,6 @@ __all__ = [
     "EncodeFloats",
     "Forget",
     "ForkCache",
-    "KVEvicted",
     "LoadModel",
     "PrefetchKV",
     "ReadStats",
@@ -144,16 +143,8 @@ class Saved:
     """Bytes that no longer wait."""
     limit: int | None = None
     """Tokens of KV that the store has, if it has not all that it was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVEvicted:
-    """To the GPU actor: the store has deleted an agent's KV, for others' to have room."""
-
-    agent_id: str
-    """Whose."""
-    fingerprint: str
-    """Of which model."""
+    fingerprint: str | None = None
+    """Of which model it has no more, where that may not be the one that is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from kvactors.actors.turns.messages_gpu import (
     EncodeFloats,
     Forget,
     ForkCache,
-    KVEvicted,
     LoadModel,
     PrefetchKV,
     ReadStats,
@@ -167,12 +166,8 @@ class GpuActor(SystemActor):
 
     @handles(Saved)
     def _saved(self, message: Saved) -> None:
-        self._slot.engine.saved(message.agent_id, message.nbytes, message.limit)
-
-    @handles(KVEvicted)
-    def _kv_evicted(self, message: KVEvicted) -> None:
-        if message.fingerprint == self._slot.model.fingerprint:
-            self._slot.engine.saved(message.agent_id, 0, limit=0)
+        if message.fingerprint in (None, self._slot.model.fingerprint):
+            self._slot.engine.saved(message.agent_id, message.nbytes, message.limit)
 
     @handles(PrefetchKV)
     def _prefetch(self, message: PrefetchKV) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvactors.actors.errors import SaveFailed, public, public_errors
 from kvactors.actors.runtime.dispatcher import Dispatcher, SystemActor, handles, send
-from kvactors.actors.turns.messages_gpu import KVEvicted, Restored, Saved
+from kvactors.actors.turns.messages_gpu import Restored, Saved
 from kvactors.actors.turns.messages_store import (
     CountStored,
     Flush,
@@ -210,7 +210,7 @@ class PersistenceActor(SystemActor):
         if self._tracer.on:
             self._tracer.tell(Evicted(perf_counter(), agent_id, 0, "disk"))
         # The engine may hold this KV and think it is on disk: its next save is of all.
-        send(self._gpu, KVEvicted(agent_id, fingerprint))
+        send(self._gpu, Saved(agent_id, 0, limit=0, fingerprint=fingerprint))
 
     def _end(self, turns: list[SaveTurn], error: BaseException | None) -> None:
         """A save ended. A failure is told at once: what the agent saves next begins before it."""
