@@ -222,9 +222,13 @@ def test_ctrl_c_behind_a_restart_says_how_to_go_on_and_nothing_else(
     held: tuple[subprocess.Popen[str], int],
 ) -> None:
     process, pipe = held
+    # It cannot end the other one before that has heard of it.
+    os.kill(process.pid, signal.SIGSTOP)
 
     os.killpg(process.pid, signal.SIGINT)
 
+    assert is_read(pipe, seconds=3)
+    os.kill(process.pid, signal.SIGCONT)
     _, told = process.communicate(timeout=60)
     assert told == "Go on with: kvactors run talk-1 --resume\n"
     assert process.returncode == 130
