@@ -7,10 +7,11 @@ import re
 
 import yaml
 
-__all__ = ["Loader"]
+__all__ = ["HOLDS", "Loader"]
 
-# What a journal can hold; and digits beyond which Python takes its time.
+# What a journal can hold: whole numbers from -HOLDS on, and less than HOLDS.
 HOLDS = 2**63
+# Digits beyond which Python takes its time.
 MOST_DIGITS = 100
 _TAG = "tag:yaml.org,2002:"
 _HELD_OTHERWISE = {_TAG + name for name in ("bool", "int", "float", "timestamp", "value")}

@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from kvactors.actors.scenarios.files.scalars import HOLDS
+
 __all__ = [
     "AgentWords",
     "ChannelWords",
@@ -32,8 +34,7 @@ MOST_ROUNDS = 1_000_000
 MOST_SEEDS = 10_000
 MOST_CHOICES = 256  # of Sampling
 
-# What a journal can hold.
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Whole = Annotated[int, Field(ge=-HOLDS, lt=HOLDS)]
 Scalar = bool | int | float | str | None
 # What ids of agents, folders and expressions can hold without a quote.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
@@ -45,15 +46,10 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Names = Annotated[
-    tuple[Text, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[Text, ...])
-]
+_LISTED = BeforeValidator(_listed, json_schema_input_type=str | tuple[Text, ...])
+Names = Annotated[tuple[Text, ...], _LISTED]
 # Where nobody would speak or hear, and nothing would say so.
-Some = Annotated[
-    tuple[Text, ...],
-    Field(min_length=1),
-    BeforeValidator(_listed, json_schema_input_type=str | tuple[Text, ...]),
-]
+Some = Annotated[tuple[Text, ...], Field(min_length=1), _LISTED]
 
 
 def _seeds(value: Any) -> Any:

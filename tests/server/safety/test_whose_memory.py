@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from chats import WAIT, post
 from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
@@ -15,7 +16,6 @@ from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.schedule.sampling import Sampling
 
-WAIT = 60
 SHORT = Sampling(max_tokens=4, temperature=0)
 
 
@@ -33,9 +33,7 @@ def server(system: AgentSystem) -> Iterator[Server]:
 
 def say(server: Server, said: list[dict[str, Any]], **headers: str) -> httpx.Response:
     body = {"messages": said, "max_tokens": 4, "temperature": 0}
-    answer = httpx.post(
-        f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT
-    )
+    answer = post(server, body, **headers)
     assert answer.status_code == 200, answer.text
     return answer
 

@@ -7,16 +7,14 @@ that it was. On the thread of the index.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
-from kvactors.actors.frontends.server.identity.canonical import (
-    canonical,
-)
+from kvactors.actors.frontends.server.identity.canonical import canonical
 from kvactors.actors.frontends.server.identity.conversation import Conversation, read
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -28,7 +26,6 @@ __all__ = ["Resolver", "Stands"]
 
 # Of a differing place, on both sides.
 _SHOWN = 10
-
 
 Stands = Callable[[Place], Literal["no", "within", "end"]]
 """Whether a place is where it was: not, within what its agent remembers, or at its end."""
@@ -52,7 +49,7 @@ class Resolver:
         self._rules = rules
         self._stands = stands
 
-    def plan(self, inquiry: Inquiry, busy: Iterable[str], *, alone: bool = False) -> Plan:
+    def plan(self, inquiry: Inquiry, busy: set[str], *, alone: bool = False) -> Plan:
         """Who takes the turn of an `inquiry`, while the agents of `busy` cannot; `alone`: nobody
         that would be made of another, unless an answer is to be gone on with. Raises InvalidInput,
         and AgentNotStored for an answer that nobody knows."""
@@ -65,15 +62,15 @@ class Resolver:
         if not conversation.said and goes_on is None:
             raise InvalidInput("there is nothing to answer: no message but system prompts")
         known = (conversation.before, *conversation.hashes)
-        found = self._nearest(inquiry, conversation, known, set(busy))
+        found = self._nearest(inquiry, conversation, known, busy)
         if goes_on is not None and found is None:
             raise AgentNotStored(f"who gave the answer {asked!r} no longer knows it")
-        plan = self._decide(inquiry, conversation, found, set(busy), alone=alone)
+        plan = self._decide(inquiry, conversation, found, busy, alone=alone)
         if plan.untold:
             # What it said last is said again, with what has changed.
-            found = self._nearest(inquiry, conversation, known[:-1], set(busy))
+            found = self._nearest(inquiry, conversation, known[:-1], busy)
             if goes_on is None or found is not None:
-                plan = self._decide(inquiry, conversation, found, set(busy), alone=alone)
+                plan = self._decide(inquiry, conversation, found, busy, alone=alone)
         if plan.tell and not any(message.role == "user" for message in plan.new):
             # Nobody else is made to say it: it is told with what the user says next.
             plan = replace(plan, tell="", notes=plan.begins)

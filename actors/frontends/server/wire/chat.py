@@ -51,8 +51,9 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
         model = named.check(body.model)
-        inquiry = await beside(request, lambda: inquiry_of(request, body))
-        key = await beside(request, lambda: meaning(request, body))
+        inquiry, key = await beside(
+            request, lambda: (inquiry_of(request, body), meaning(request, body))
+        )
         seed = inquiry.sampling.seed
         opened = await all_of(
             [

@@ -56,8 +56,9 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
     async def messages(request: Request) -> Response:
         body = await read_body(request, MessagesBody)
         model = named.check(body.model)
-        inquiry = await beside(request, lambda: inquiry_of(request, body))
-        key = await beside(request, lambda: meaning(request, body))
+        inquiry, key = await beside(
+            request, lambda: (inquiry_of(request, body), meaning(request, body))
+        )
         answer = await answers.open(inquiry, key=key)
         headers = reuse_headers(answer.opened, ignored(body, *skipped_tools(body)))
         if body.stream:
