@@ -144,7 +144,8 @@ def main() -> None:
     parser.add_argument("--plot", help="draw the matrix into this file (needs matplotlib)")
     options = parser.parse_args()
     count = options.agents
-    with AgentSystem(store=False) as system:
+    # Who hears what first would differ from run to run.
+    with AgentSystem(store=False, deterministic=True) as system:
         behaviours = [Gossip(neighbours) for neighbours in graph(count, options.seed)]
         agents: list[Any] = [
             system.spawn(names(number), behaviour=behaviour)
