@@ -13,7 +13,7 @@ from kvactors.actors.cluster.backup import back_up_cluster
 from kvactors.actors.cluster.front import ClusterFront
 from kvactors.actors.cluster.machine.link import PATIENCE, Link
 from kvactors.actors.cluster.protocol.client import forget
-from kvactors.actors.cluster.protocol.errors import NoRoom, UnknownNode
+from kvactors.actors.cluster.protocol.errors import NodeUnavailable, NoRoom, UnknownNode
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.parameters import check_seconds
@@ -179,17 +179,21 @@ class Cluster:
             pass
         place = Place.from_record(found["place"])
         if place.node != target:
-            raise NoRoom(agent=agent_id, nodes=place.node)
+            if _of(target, self.stats())["alive"]:
+                raise NoRoom(agent=agent_id, nodes=place.node)
+            raise NodeUnavailable(node=target)
         return place
 
     def drain(self, node: str, *, undo: bool = False) -> None:
         """Bring all agents of a node to others, and none there; returns when it has none. `undo`:
-        let agents come again. Raises InvalidInput, UnknownNode, NoRoom where there is no other."""
+        let agents come again. Raises InvalidInput, UnknownNode, and NoRoom where there is no other
+        or the last one goes: then the rest follows when another is there."""
         _node_named(node)
         if not undo:
             self._least(node, but=node)
         self._ask("drain", node=node, on=not undo)
         while not undo and _of(node, self.stats())["agents"]:
+            self._least(node, but=node)
             self._link.pause(AGAIN)
 
     def backup(self, url: str) -> BackupReport:

@@ -1,7 +1,8 @@
 """What has been answered so far, as texts and conditions ask for it. The runner's thread."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -14,11 +15,22 @@ __all__ = ["Answers"]
 _Key = tuple[str | None, str | None, int | None]
 
 
+@dataclass(slots=True)
+class _Ended:
+    """Of the steps of a key, what has been read of those that a branch sees: the first `read` ones,
+    all of which have ended, and those of them that have a text."""
+
+    read: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+
 class Answers:
-    """The steps that answer, in the order of the file."""
+    """The steps that answer, in the order of the file. What has ended is looked at once: a stop
+    rule asks each round for all that was answered since the beginning."""
 
     def __init__(self) -> None:
         self._steps: dict[_Key, list[Step]] = {}
+        self._ended: dict[tuple[_Key, str, str | None], _Ended] = {}
 
     def add(self, step: Step) -> None:
         """A step that the model is going to answer; a probe is outside of the story."""
@@ -36,10 +48,10 @@ class Answers:
             step: str | None = None,
             round: int | None = None,
         ) -> list[str]:
-            steps = list(self._backwards(branch, before, (phase, agent, round), step))[::-1]
-            if open_ := [one for one in steps if not one.ended]:
+            ended, rest = self._seen(branch, before, (phase, agent, round), step)
+            if open_ := [one for one in rest if not one.ended]:
                 raise NotYet(open_)
-            return [one.text for one in steps if one.text is not None]
+            return [one.text for one in (*ended, *rest) if one.text is not None]
 
         def answer(
             phase: str | None = None,
@@ -47,28 +59,37 @@ class Answers:
             step: str | None = None,
             round: int | None = None,
         ) -> str:
-            for one in self._backwards(branch, before, (phase, agent, round), step):
+            ended, rest = self._seen(branch, before, (phase, agent, round), step)
+            for one in reversed(rest):
                 if not one.ended:
                     raise NotYet([one])
                 if one.text is not None:
                     return one.text
-            return ""
+            return (ended[-1].text or "") if ended else ""
 
         def count(text: str, *args: Any, **filters: Any) -> int:
             return answers(*args, **filters).count(text)
 
         return {"answers": answers, "answer": answer, "count": count}
 
-    def _backwards(
+    def _seen(
         self, branch: Branch, before: int | None, key: _Key, name: str | None
-    ) -> Iterator[Step]:
-        """Those that a text sees, the last one first."""
+    ) -> tuple[list[Step], list[Step]]:
+        """Those that a text sees: first of what has ended those with a text, then all others."""
         steps = self._steps.get(key, [])
+        known = self._ended.setdefault((key, branch.path, name), _Ended())
+
+        def seen(step: Step) -> bool:
+            return branch.sees(step.branch.path) and name in (None, step.name)
+
         end = len(steps) if before is None else bisect_left(steps, before, key=_number)
-        for place in range(end - 1, -1, -1):
-            step = steps[place]
-            if branch.sees(step.branch.path) and name in (None, step.name):
-                yield step
+        while known.read < end and ((step := steps[known.read]).ended or not seen(step)):
+            known.read += 1
+            if step.text is not None and seen(step):
+                known.steps.append(step)
+        if before is not None and end < known.read:
+            return known.steps[: bisect_left(known.steps, before, key=_number)], []
+        return known.steps, [step for step in steps[known.read : end] if seen(step)]
 
 
 def _number(step: Step) -> int:

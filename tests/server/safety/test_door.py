@@ -186,3 +186,37 @@ def test_what_needs_no_key_needs_none_however_it_is_spelled(locked: Server, path
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
 
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (f"Content-Length: {8 << 20}", 401),
+        (f"Authorization: Bearer {KEY}\r\nContent-Length: {65 << 20}", 413),
+        ("Transfer-Encoding: chunked", 401),
+        (f"Authorization: Bearer {KEY}\r\nTransfer-Encoding: chunked", 413),
+    ],
+)
+def test_who_is_refused_hears_it_after_all_that_was_on_its_way(
+    locked: Server, fields: str, status: int
+) -> None:
+    chunk = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
+    with connected(locked) as connection:
+        connection.sendall(HEAD + fields.encode() + b"\r\n\r\n")
+        for _ in range(66 if status == 413 else 8):
+            connection.sendall(chunk)
+
+        said = rest(connection)
+
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(body)["error"]["message"]
+
+
+def test_who_is_refused_and_never_ends_is_heard_for_some_seconds(server: Server) -> None:
+    with connected(server) as connection:
+        connection.sendall(HEAD + f"Content-Length: {65 << 20}\r\n\r\n".encode())
+        refused = drip(connection, b" " * 1000)
+
+        assert rest(connection).startswith(b"HTTP/1.1 413 ")
+        assert refused.wait(WAIT)

@@ -4,11 +4,16 @@ The headers of a request must come within some seconds, and its body at some spe
 sends a byte now and then holds no connection for ever. Who cannot pass the gate is told so from the
 first bytes of the connection, for half of what the application takes for it: a flood of such
 requests leaves the processor to turns. What passes here is looked at again by the guard.
+
+Who is told while still speaking is heard out for some seconds, and nothing is made of it: a
+connection that is closed over unread bytes is reset, and what the client was told is lost.
 """
 
 import asyncio
 import http
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,6 +28,29 @@ MOST_READ = 256 << 10
 _END = b"\r\n\r\n"
 
 
+class _Line:
+    """A `transport`, as a protocol sees it, which closes it at once unless it `lingers`: then we say
+    no more, and what still comes is read."""
+
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+        self._transport, self._lingers = transport, lingers
+        self.lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._lingers():
+            self._transport.close()
+            return
+        self.lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+
 class Door(H11Protocol):
     """One connection, as uvicorn makes it, in front of a `gate`."""
 
@@ -31,11 +59,13 @@ class Door(H11Protocol):
         self._gate = gate
         self._first = True
         self._came = 0
+        self._speaking = False
         self._waits: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It is open."""
-        super().connection_made(transport)
+        self._line = _Line(transport, self._linger)
+        super().connection_made(cast(asyncio.Transport, self._line))
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -45,6 +75,8 @@ class Door(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes came."""
+        if self._line.lingering:
+            return
         first, self._first = self._first, False
         if first and (failure := self._refused(data)):
             self._tell(*failure)
@@ -55,11 +87,18 @@ class Door(H11Protocol):
         after = self.conn.their_state
         if after is h11.IDLE and self._came > 2 * self._gate.limits.headers:
             # Twice, for the gate does not count all of them: of whole ones it says it itself.
+            self._speaking = True
             self._tell(self._gate.too_long(), "/")
         if after not in (h11.IDLE, h11.SEND_BODY):
             self._wait_no_more()
         elif self._waits is None or after is not before:
             self._wait()
+
+    def _linger(self) -> bool:
+        """Whether a client that is told to go may still be speaking; then for how long is bounded."""
+        if speaks := self._speaking or self.conn.their_state in (h11.SEND_BODY, h11.ERROR):
+            self._wait()
+        return speaks
 
     def _wait(self) -> None:
         """Wait for the rest of the headers, or for more of the body."""
@@ -75,7 +114,9 @@ class Door(H11Protocol):
     def _late(self) -> None:
         """Time is up for what is waited for."""
         limits = self._gate.limits
-        if self.conn.their_state is not h11.SEND_BODY:
+        if self._line.lingering:
+            self.transport.abort()
+        elif self.conn.their_state is not h11.SEND_BODY:
             self._tell(Failure(408, f"no whole headers within {limits.seconds:g} seconds"), "/")
         elif self.flow.read_paused or self._came >= limits.slowest * limits.seconds:
             self._wait()
@@ -87,7 +128,7 @@ class Door(H11Protocol):
         """What a connection that begins with `data` is refused with, and the path that it asks for,
         if that can be told at once. Where other sites may call, browsers are told what they may
         read of it, which is the application's."""
-        head, ended, _ = data.partition(_END)
+        head, ended, body = data.partition(_END)
         if not ended or self._gate.origins:
             return None
         request, *lines = head.split(b"\r\n")
@@ -104,6 +145,7 @@ class Door(H11Protocol):
         try:
             self._gate.admit(fields, asked)
         except Failure as failure:
+            self._speaking = _length(fields) > len(body)
             return failure, asked
         return None
 
@@ -117,3 +159,10 @@ class Door(H11Protocol):
             + body
         )
         self.transport.close()
+
+
+def _length(fields: Sequence[tuple[bytes, bytes]]) -> float:
+    """How many bytes of a body are said to come."""
+    said = dict(fields)
+    length = said.get(b"content-length", b"0")
+    return int(length) if length.isdigit() and b"transfer-encoding" not in said else math.inf
