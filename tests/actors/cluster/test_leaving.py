@@ -57,7 +57,7 @@ def test_a_drain_ends_when_the_last_other_node_goes() -> None:
 
 @pytest.mark.parametrize(("goes", "told"), [(True, NodeUnavailable), (False, NoRoom)])
 def test_who_could_not_be_moved_is_told_of_the_node(
-    goes: bool,  # noqa: FBT001
+    goes: bool,
     told: type[Exception],
 ) -> None:
     with directed(goes=goes) as cluster, pytest.raises(told):

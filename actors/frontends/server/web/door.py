@@ -29,8 +29,8 @@ _END = b"\r\n\r\n"
 
 
 class _Line:
-    """A `transport`, as a protocol sees it, which closes it at once unless it `lingers`: then we say
-    no more, and what still comes is read."""
+    """A `transport`, as a protocol sees it, which closes it at once unless it `lingers`: then
+    we say no more, and what still comes is read."""
 
     def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
         self._transport, self._lingers = transport, lingers
@@ -95,7 +95,7 @@ class Door(H11Protocol):
             self._wait()
 
     def _linger(self) -> bool:
-        """Whether a client that is told to go may still be speaking; then for how long is bounded."""
+        """Whether a client that is told to go may still speak; then for how long is bounded."""
         if speaks := self._speaking or self.conn.their_state in (h11.SEND_BODY, h11.ERROR):
             self._wait()
         return speaks

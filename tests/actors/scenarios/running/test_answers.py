@@ -14,9 +14,7 @@ WORDS = {"ask": StepWords(ask="How?"), "say": StepWords(say="Well.")}
 
 
 def asked(number: int, agent: str, round_: int, branch: str = "", name: str = "ask") -> Step:
-    return Step(
-        number, "ask", agent, agent, "talk", round_, Branch(branch, {}), words=WORDS[name]
-    )
+    return Step(number, "ask", agent, agent, "talk", round_, Branch(branch, {}), words=WORDS[name])
 
 
 @given(st.data())
