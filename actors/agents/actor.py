@@ -225,7 +225,9 @@ class AgentActor(SystemActor):
             return
         ticket.durable.resolve(stored is not None)
         ticket.cached.resolve(stored is not None)
-        ticket.resolve((transcript.copy(), stored))
+        if not ticket.resolve((transcript.copy(), stored)):
+            # Who asked was interrupted just then.
+            self.services.undo_fork(message.child, stored)
 
     @handles(CancelTurn)
     def _cancel(self, message: CancelTurn) -> None:

@@ -12,7 +12,7 @@ from kvactors.actors.turns.checks import check_turn
 from kvactors.actors.turns.messages_agent import CancelTurn, MakePrompt
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.actors.turns.ticket import Ticket
-from kvactors.core.errors import SystemStopped, TurnTimeout
+from kvactors.core.errors import MailboxFull, SystemStopped, TurnTimeout
 from kvactors.core.model.info import ModelInfo
 
 __all__ = ["AgentHost", "gone"]
@@ -22,7 +22,8 @@ class AgentHost:
     """What the agents of one system have in common for their handles. `model` is the one loaded.
 
     `post` and `ask` send messages to behaviours; `require_running` raises SystemStopped where
-    nothing is accepted. `outstanding` counts who waits, `after` calls back in so many seconds.
+    nothing is accepted. `outstanding` counts who waits, `after` calls back in so many seconds by
+    the clock of `now`.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class AgentHost:
         post: Callable[[str, Any, None], ReplyFuture[None]],
         ask: Callable[[str, Any, None, float | None], ReplyFuture[Any]],
         require_running: Callable[[], None],
+        now: Callable[[], float],
     ) -> None:
         self.model: ModelInfo | None = None
         self._outstanding = outstanding
@@ -39,6 +41,7 @@ class AgentHost:
         self._post = post
         self._ask = ask
         self._require_running = require_running
+        self._now = now
 
     @property
     def info(self) -> ModelInfo:
@@ -64,13 +67,20 @@ class AgentHost:
     ) -> Ticket:
         """Put the prompt that `make` makes of a ticket into the lane of an agent of this system, by
         its `actor`; `timeout` in seconds bounds its turn, `streamed`: somebody reads its tokens.
-        Raises MailboxFull, SystemStopped, EngineDied, SaveQueueFull."""
+        Raises MailboxFull, TurnTimeout (before there was room), SystemStopped, EngineDied,
+        SaveQueueFull."""
         ticket = Ticket.begin(actor.agent_id, streamed=streamed)
         self._outstanding.begin_turn(ticket)
+        begun = self._now()
         try:
-            accepted = send(actor.actor_ref, make(ticket))
+            accepted = send(actor.actor_ref, make(ticket), timeout)
+        except MailboxFull as error:
+            late = timeout is not None and self._now() - begun >= timeout
+            refusal = _late(actor, timeout) if late else error
+            ticket.reject(refusal)
+            raise refusal from None
         except BaseException as error:
-            # A full mailbox, Ctrl-C while it was waited for, or a defect: `stop` waits for tickets.
+            # Ctrl-C while room was waited for, or a defect: `stop` waits for tickets.
             ticket.reject(error)
             raise
         if not accepted:
@@ -79,8 +89,9 @@ class AgentHost:
             raise left
         if timeout is not None:
             # Weakly: a reply that arrived long ago is not kept for its deadline.
-            late = weakref.ref(ticket)
-            self._after(timeout, lambda: _expire(actor, late(), timeout))
+            weak = weakref.ref(ticket)
+            left = max(0.0, timeout - (self._now() - begun))
+            self._after(left, lambda: _expire(actor, weak(), timeout))
         return ticket
 
 
@@ -93,5 +104,8 @@ def gone(agent_id: str, *, deactivated: bool = False) -> SystemStopped:
 
 def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
     if ticket is not None and not ticket.reply.done:
-        late = TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")
-        send(actor.actor_ref, CancelTurn(ticket, late))
+        send(actor.actor_ref, CancelTurn(ticket, _late(actor, seconds)))
+
+
+def _late(actor: AgentActor, seconds: float | None) -> TurnTimeout:
+    return TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")

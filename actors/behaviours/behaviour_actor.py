@@ -159,13 +159,25 @@ class BehaviourActor(SystemActor):
         if message.reply is not None and message.reply.done:
             self._router.handled(message, None)
             return
-        journal = self._router.journal
-        if journal is not None:
-            sender = None if message.sender is None else message.sender.agent_id
-            journal.message(message.receiver, sender, message.message)
+        if not self._in_journal(message):
+            return
         self._begin(
             Run(message), lambda: self._behaviour.on_message(message.message, message.sender)
         )
+
+    def _in_journal(self, message: Deliver) -> bool:
+        """Write that a message is handled, if there is a journal; one that cannot be written there
+        is not handled, as a replay would not know of it."""
+        journal = self._router.journal
+        try:
+            if journal is not None:
+                sender = None if message.sender is None else message.sender.agent_id
+                journal.message(message.receiver, sender, message.message)
+        except Exception as error:  # What a message's own methods may raise, and a full disk.
+            logger.error("a message to %r cannot be in the journal: %s", message.receiver, error)
+            self._router.failed(message, error)
+            return False
+        return True
 
     def _begin(self, run: Run, call: Callable[[], Any]) -> None:
         self._runs[run] = None
@@ -241,8 +253,12 @@ class BehaviourActor(SystemActor):
             if self._supervisor.tracer.on:
                 name, kind = self._agent.agent_id, type(error).__name__
                 self._supervisor.tracer.tell(Fault(perf_counter(), "behaviour", name, kind))
-            self._supervise(run, error)
-        self._router.failed(run.deliver, error)
+            try:
+                self._supervise(run, error)
+            finally:
+                self._router.failed(run.deliver, error)
+        else:
+            self._router.failed(run.deliver, error)
 
     def _supervise(self, run: Run, error: BaseException) -> None:
         wait = self._restarts.next(self._supervisor.now())
@@ -256,6 +272,7 @@ class BehaviourActor(SystemActor):
         lost.__cause__ = error
         failed = [run, *self._runs]
         self._drop_runs(lost)
+        self._context.begin_anew()
         self.actor_inbox.open_to_prompts = False
         # With those of the pause that this failure ends, if it does.
         again = Run(None, left=[left for one in failed for left in one.left])
@@ -270,7 +287,11 @@ class BehaviourActor(SystemActor):
         runs, self._runs = self._runs, {}
         for run in runs:
             if run.work is not None:
-                self._guarded(run.work.close)
+                try:
+                    run.work.close()
+                except BaseException:
+                    name = self._agent.agent_id
+                    logger.exception("the behaviour of %r raised when it was ended", name)
             self._router.failed(run.deliver, error)
 
     @handles(Restart)

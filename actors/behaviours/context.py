@@ -78,7 +78,8 @@ class Context:
         self.left: list[ReplyFuture[Any]] | None = None
         self.router = router
         self._services = services
-        self._scheduled: dict[Scheduled, None] = {}
+        # Whether each is for good.
+        self._scheduled: dict[Scheduled, bool] = {}
         self._sent = self._asked = 0
 
     def think(
@@ -183,7 +184,7 @@ class Context:
                 scheduled.end()
 
         scheduled = Scheduled(ended)
-        self._scheduled[scheduled] = None
+        self._scheduled[scheduled] = False
         self._services.after(seconds, fire)
         return scheduled
 
@@ -197,9 +198,14 @@ class Context:
                 self._services.after(seconds, fire)
 
         scheduled = Scheduled(lambda one: self._scheduled.pop(one, None))
-        self._scheduled[scheduled] = None
+        self._scheduled[scheduled] = True
         self._services.after(seconds, fire)
         return scheduled
+
+    def begin_anew(self) -> None:
+        """Its behaviour is restarted, which says itself what is to come again and again."""
+        for scheduled in [one for one, for_good in self._scheduled.items() if for_good]:
+            scheduled.cancel()
 
     def close(self) -> None:
         """Nothing is sent to it any more: its behaviour has ended."""

@@ -3,7 +3,8 @@ and worlds that go on only while somebody does. Any thread."""
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from kvactors.core.errors import BlockingCall
@@ -22,6 +23,7 @@ __all__ = [
     "remove_driver",
     "running_loop",
     "runs_actors",
+    "waiting",
 ]
 
 _thread = threading.local()
@@ -30,6 +32,17 @@ _thread = threading.local()
 def mark_pool_thread(*, shared: bool) -> None:
     """Declare the calling thread one that runs actors; `shared`: more than one of them."""
     _thread.runs_actors, _thread.shared = True, shared
+
+
+@contextmanager
+def waiting(*, may: bool) -> Iterator[None]:
+    """Within, the calling thread `may` wait, or may not, whatever it is else."""
+    before = _on_pool_thread()
+    _thread.shared = not may
+    try:
+        yield
+    finally:
+        _thread.shared = before
 
 
 def runs_actors() -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import Future as Done
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvactors.actors.runtime.blocking import mark_pool_thread
+from kvactors.actors.runtime.blocking import mark_pool_thread, waiting
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
@@ -30,7 +30,7 @@ class BlockingWork:
 
     def run(self, function: Callable[[], Any], *, here: bool) -> ReplyFuture[Any]:
         """A future of what the function returns or raises, or of SystemStopped; `here`: on the
-        calling thread."""
+        calling thread, on which the world goes on while it waits."""
         future: ReplyFuture[Any] = ReplyFuture()
 
         def work() -> None:
@@ -57,7 +57,8 @@ class BlockingWork:
                     self._threads = ThreadPoolExecutor(THREADS, "kvactors-blocking", mark)
                 self._threads.submit(work).add_done_callback(ended)
         if here:
-            work()
+            with waiting(may=True):
+                work()
         return future
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from kvactors.actors.runtime.blocking import add_driver, remove_driver
+from kvactors.actors.runtime.blocking import add_driver, remove_driver, waiting
 from kvactors.actors.runtime.dispatcher import Dispatcher
 from kvactors.actors.runtime.mailbox import Runnable
 from kvactors.actors.runtime.timer import Timer
@@ -92,6 +92,7 @@ class SeededDispatcher(Dispatcher):
         self._until: Callable[[], bool] = bool
         self._deadline: float | None = None
         self._paused = threading.Event()
+        self._thread_id: int | None = None
         add_driver(self)
 
     def schedule(self, actor: Runnable) -> None:
@@ -101,19 +102,28 @@ class SeededDispatcher(Dispatcher):
 
     def drive(self, until: Callable[[], bool], timeout: float | None) -> None:
         """Let the world go on until something is so, nothing can happen any more, or `timeout`
-        real seconds have passed. On the user's thread."""
-        self._until = until
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        real seconds have passed. On the user's thread, or in blocking work on the one thread."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if threading.get_ident() == self._thread_id:
+            with waiting(may=False):
+                self._go_on(until, deadline)
+            return
+        self._until, self._deadline = until, deadline
         self._paused.clear()
         self._thread.schedule(self)
         self._paused.wait()
 
     def run_batch(self) -> None:
         """Go on as `drive` says. On the one thread."""
-        while not self._until() and (self._run_one() or self._timer.advance()):
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                break
+        self._thread_id = threading.get_ident()
+        self._go_on(self._until, self._deadline)
+        self._thread_id = None
         self._paused.set()
+
+    def _go_on(self, until: Callable[[], bool], deadline: float | None) -> None:
+        while not until() and (self._run_one() or self._timer.advance()):
+            if deadline is not None and time.monotonic() > deadline:
+                break
 
     def close(self, timeout: float | None = None) -> None:
         """Handle what is left; nothing is driven any more."""

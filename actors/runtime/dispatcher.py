@@ -267,11 +267,12 @@ def _get_foreign(future: Future[Any], timeout: float | None) -> Any:
     return future.get(timeout=timeout)
 
 
-def send(actor: Any, message: Any) -> bool:
-    """Tell an actor that may be dead already; whether it was accepted."""
+def send(actor: Any, message: Any, within: float | None = None) -> bool:
+    """Tell an actor that may be dead already; whether it was accepted. Raises MailboxFull, after
+    `within` seconds at the latest."""
     if actor.actor_stopped.is_set():
         return False
-    actor.actor_inbox.put(Envelope(message))
+    actor.actor_inbox.put(Envelope(message), within)
     return True
 
 

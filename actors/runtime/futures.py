@@ -101,7 +101,7 @@ class ReplyFuture(Future[T]):
                 return
             if self._waited is None:
                 self._waited = threading.Event()
-        if not self._waited.wait(timeout):
+        if not self._waited.wait(timeout and min(timeout, threading.TIMEOUT_MAX)):
             raise _late(timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:

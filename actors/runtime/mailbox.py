@@ -120,12 +120,13 @@ class Mailbox:
             self._actor, self._scheduled = actor, True
         actor.dispatcher.schedule(actor)
 
-    def put(self, envelope: Any, /) -> None:
-        """Accept a message, or answer it at once if the actor is dead. Raises MailboxFull."""
+    def put(self, envelope: Any, /, within: float | None = None) -> None:
+        """Accept a message, or answer it at once if the actor is dead. Raises MailboxFull, after
+        `within` seconds at the latest."""
         if getattr(envelope.message, "in_prompt_lane", False):
             accepted = self.offer(envelope)
             if accepted is not None:
-                self._wait_for_room(envelope, accepted)
+                self._wait_for_room(accepted, within)
             return
         # Without the lock: whoever clears the flag looks at the lane again after that.
         self._system.append(envelope)
@@ -162,12 +163,13 @@ class Mailbox:
     def withdraw(self, accepted: ReplyFuture[None]) -> bool:
         """A sender that waits for room gives up; False if its prompt is in already."""
         with self._lock:
-            for sender in self._senders or ():
-                if sender[1] is accepted:
-                    assert self._senders is not None
-                    self._senders.remove(sender)
-                    return accepted.reject(self._full())
-        return False
+            waiting = self._senders or deque()
+            sender = next((one for one in waiting if one[1] is accepted), None)
+            if sender is None:
+                return False
+            waiting.remove(sender)
+        # Without the lock: whoever hears of it may put something in here.
+        return accepted.reject(self._full())
 
     def get(self) -> Any:
         """The next deliverable envelope, or None and the actor is off the queue. Called by the
@@ -224,13 +226,14 @@ class Mailbox:
         for _, accepted in senders:
             accepted.resolve(None)
 
-    def _wait_for_room(self, envelope: Any, accepted: ReplyFuture[None]) -> None:
+    def _wait_for_room(self, accepted: ReplyFuture[None], within: float | None) -> None:
         if must_not_wait():
             if self.withdraw(accepted):
                 raise self._full()
             return
         try:
-            accepted.get(timeout=self.lane.timeout)
+            bounds = [bound for bound in (self.lane.timeout, within) if bound is not None]
+            accepted.get(timeout=min(bounds, default=None))
         except Timeout:
             if self.withdraw(accepted):
                 raise self._full() from None

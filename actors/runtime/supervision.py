@@ -8,6 +8,8 @@ from kvactors.core.numbers import number, whole
 
 __all__ = ["DeadLetter", "OnError", "Restarts", "Supervision", "Terminated"]
 
+# Doubled more often, a float has no room for it.
+MOST_DOUBLED = 1000
 OnError = Literal["restart", "rewind", "stop", "escalate"]
 
 
@@ -79,5 +81,5 @@ class Restarts:
         if len(self._times) >= self._policy.most:
             return None
         self._times.append(now)
-        wait = self._policy.backoff * 2.0 ** (len(self._times) - 1)
-        return float(min(wait, self._policy.longest_backoff))
+        doubled = 2.0 ** min(len(self._times) - 1, MOST_DOUBLED)
+        return float(min(self._policy.backoff * doubled, self._policy.longest_backoff))

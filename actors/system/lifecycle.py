@@ -9,7 +9,7 @@ from typing import Any
 
 from pykka import ActorDeadError, Timeout
 
-from kvactors.actors.runtime.blocking import drive
+from kvactors.actors.runtime.blocking import check_may_block, drive
 from kvactors.actors.runtime.deterministic import SeededDispatcher, VirtualTimer
 from kvactors.actors.runtime.dispatcher import Dispatcher, send_stop
 from kvactors.actors.runtime.timer import Timer
@@ -188,7 +188,9 @@ class Lifecycle:
             dispatcher.close(left())
 
     def ask(self, actor: Any, message: Any) -> Any:
-        """Ask one of the actors and wait. Raises why it is dead, if it is."""
+        """Ask one of the actors and wait. Raises why it is dead, if it is, and BlockingCall where
+        nothing may wait: then nobody was asked."""
+        check_may_block()
         try:
             return actor.ask(message)
         except ActorDeadError:

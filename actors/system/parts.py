@@ -90,6 +90,7 @@ class Parts:
             self.router.post,
             self.router.ask,
             lifecycle.require_running,
+            lifecycle.now,
         )
         self.agents = AgentRegistry(
             lifecycle, self.host, self.behaviours, isolated=isolated, lane=lane, log_text=log_text

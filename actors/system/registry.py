@@ -11,6 +11,7 @@ from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.errors import AgentExists, AgentNotStored, public
+from kvactors.actors.runtime.blocking import check_may_block
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
@@ -22,6 +23,7 @@ from kvactors.actors.turns.checks import check_flag, check_id, check_system_prom
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause
 from kvactors.actors.turns.messages_gpu import Forget
 from kvactors.actors.turns.messages_store import ForgetStored, ReadLedger
+from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.context_policy import ContextPolicy, check_policy
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -142,11 +144,16 @@ class AgentRegistry:
         else:
             agent = self._spawn(agent_id, system_prompt, context_policy)
         inbox = agent.actor.actor_inbox
-        if prompt_lane is not None:
-            inbox.lane = prompt_lane
+        lane = prompt_lane or inbox.lane
         if behaviour is not None:
             policy = supervision or Supervision()
-            self._behaviours.begin(agent.handle, behaviour, policy, inbox.lane, parent)
+            try:
+                self._behaviours.begin(agent.handle, behaviour, policy, lane, parent)
+            except BaseException:
+                if from_ is not None:
+                    self.forget(agent_id)
+                raise
+        inbox.lane = lane
         return agent.handle
 
     def find(self, agent_id: str) -> Agent | None:
@@ -176,6 +183,7 @@ class AgentRegistry:
     def forget(self, agent_id: str) -> None:
         """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
         check_id(agent_id)
+        check_may_block()
         with self._lock:
             self._lifecycle.require_running()
             if agent_id in self._coming:
@@ -211,6 +219,9 @@ class AgentRegistry:
                 if agent_id in self._coming:
                     raise AgentExists(agent_id, "is just being made")
                 records = self._records(agent_id)
+                # Where one thread does all, others may have spawned it meanwhile.
+                known = self._spawned.get(agent_id)
+            if known is None:
                 transcript = restored(self._host.info, agent_id, records, system_prompt)
                 return self._begin(agent_id, transcript, policy)
             known.actor.transcript.require_system_prompt(system_prompt)
@@ -221,13 +232,15 @@ class AgentRegistry:
     def _fork(
         self, child: str, parent: str | Agent, policy: ContextPolicy | None, *, wait: bool
     ) -> Spawned:
+        check_may_block()
         source = self._source(parent)
         with self._lock:
             self._lifecycle.require_running()
             if child in self._spawned or child in self._coming:
                 raise AgentExists(child)
             self._coming.add(child)
-        stored = None
+        stored: ReplyFuture[Any] | None = None
+        ticket: Ticket | None = None
         try:
             ticket = self._host.send(source, lambda t: Fork(t, child, wait), None, streamed=False)
             copied, stored = ticket.reply.get()
@@ -239,6 +252,9 @@ class AgentRegistry:
             with self._lock:
                 return self._begin(child, copied, policy)
         except BaseException as error:
+            # Ctrl-C: one that has not begun never will.
+            if ticket is not None and not ticket.reject(error) and ticket.reply.error is None:
+                _, stored = ticket.reply.get()
             source.services.undo_fork(child, stored)
             if isinstance(error, OSError):
                 raise public(error) from error

@@ -3,6 +3,7 @@
 import difflib
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -81,12 +82,12 @@ def check_topic(topic: object) -> None:
 
 
 def check_wait(timeout: Any) -> float | None:
-    """Seconds to wait, None without an end. Raises InvalidInput unless it is a number of at
-    least 0."""
+    """Seconds to wait, as many as threads can, None without an end. Raises InvalidInput unless it
+    is a number of at least 0."""
     seconds = number(timeout)
     if timeout is not None and (seconds is None or not seconds >= 0):
         raise InvalidInput(f"timeout must be at least 0 seconds, not {timeout!r:.80}")
-    return seconds
+    return None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
 
 
 def check_known(method: str, names: Iterable[str], known: Iterable[str]) -> None:

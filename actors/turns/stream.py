@@ -147,7 +147,8 @@ class AsyncReplyStream:
         """Stop reading; a turn that still runs is cancelled and replies with what there is. Returns
         when it has."""
         self._leave()
-        await self._pieces.aclose()
+        with suppress(RuntimeError):  # Another task reads just now: its reading ends with the turn.
+            await self._pieces.aclose()
         with suppress(KvactorsError):
             await self._ticket.reply
 

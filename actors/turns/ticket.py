@@ -64,18 +64,21 @@ class Ticket:
         self.durable.resolve(False)
         self.cached.resolve(False)
 
-    def resolve(self, value: Any) -> None:
-        """The turn ended with a reply."""
-        if self.reply.resolve(value):
+    def resolve(self, value: Any) -> bool:
+        """The turn ended with a reply, unless it had ended before."""
+        first = self.reply.resolve(value)
+        if first:
             self._end()
+        return first
 
-    def reject(self, error: BaseException) -> None:
-        """The turn ended without one; nothing of it will be on disk."""
+    def reject(self, error: BaseException) -> bool:
+        """The turn ended without one, unless it had ended before; nothing of it will be on disk."""
         first = self.reply.reject(error)
         self.durable.reject(error)
         self.cached.reject(error)
         if first:
             self._end()
+        return first
 
     def _end(self) -> None:
         if self.on_end is not None:

@@ -112,13 +112,12 @@ class HeldPieces:
     def __init__(self) -> None:
         self.holders: Counter[Piece] = Counter()
         self.lent: Counter[Piece] = Counter()
-        self.nbytes = self.lent_bytes = 0
+        self.nbytes = self.lent_bytes = self.stored_bytes = 0
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of what agents hold, without what the store alone does."""
-        alone = (p.nbytes for p, count in self.lent.items() if self.holders[p] == count)
-        return self.nbytes - sum(alone)
+        """Bytes of what agents hold, without what the store alone does (`stored_bytes`)."""
+        return self.nbytes - self.stored_bytes
 
     def common(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Those of a beginning's `pieces`, from the first on, that more than one agent holds."""
@@ -127,29 +126,37 @@ class HeldPieces:
     def hold(self, pieces: Iterable[Piece]) -> None:
         """Somebody holds these from now on."""
         for piece in pieces:
-            if not self.holders[piece]:
-                self.nbytes += piece.nbytes
-            self.holders[piece] += 1
+            self._count(piece, 1, 0)
 
     def release(self, pieces: Iterable[Piece]) -> None:
         """Somebody does not hold these any more."""
         for piece in pieces:
-            self.holders[piece] -= 1
-            if not self.holders[piece]:
-                del self.holders[piece]
-                self.nbytes -= piece.nbytes
+            self._count(piece, -1, 0)
 
     def lend(self, piece: Piece) -> None:
         """The store looks at the memory of a piece, maybe for longer than an agent holds it."""
-        self.hold([piece])
-        self.lent[piece] += 1
-        self.lent_bytes += piece.nbytes
+        self._count(piece, 1, 1)
 
     def take_back(self, piece: Piece) -> None:
         """The store has let go of a piece."""
-        self.lent -= Counter([piece])
-        self.lent_bytes -= piece.nbytes
-        self.release([piece])
+        self._count(piece, -1, -1)
+
+    def _count(self, piece: Piece, held: int, lent: int) -> None:
+        """So many more hold it, of which so many are the store."""
+        holders, lenders = self.holders[piece], self.lent[piece]
+        stored = 0 < lenders == holders
+        self.lent_bytes += lent * piece.nbytes
+        _put(self.holders, piece, holders := holders + held)
+        _put(self.lent, piece, lenders := lenders + lent)
+        self.nbytes += ((holders > 0) - (holders - held > 0)) * piece.nbytes
+        self.stored_bytes += ((0 < lenders == holders) - stored) * piece.nbytes
+
+
+def _put(counts: Counter[Piece], piece: Piece, count: int) -> None:
+    if count:
+        counts[piece] = count
+    else:
+        counts.pop(piece, None)
 
 
 def make_trunk(pieces: Iterable[Piece]) -> Trunk:

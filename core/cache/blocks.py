@@ -98,7 +98,9 @@ class BlockPool:
     def share(self, parent: str, child: str, tokens: int) -> AgentBlocks:
         """Let `child` start from the parent's full blocks within `tokens` tokens, uncopied."""
         assert not self.held(child), f"{child!r} already holds blocks"
-        shared = self._agents[parent].blocks[: tokens // BLOCK_TOKENS]
+        # One with less than a block may hold none.
+        held = self._agents.get(parent)
+        shared = held.blocks[: tokens // BLOCK_TOKENS] if held is not None else []
         for block in shared:
             self._references[block] += 1
         self._agents[child] = AgentBlocks(child, list(shared))

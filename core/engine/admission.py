@@ -142,6 +142,7 @@ class Admission:
         than can be used.
         """
         active, held = list(running), [*running, *self._places]
+        asked = False
         # Whose beginning a turn may wait for: of who runs, or holds a place before it.
         ahead = list(running)
         full = False
@@ -152,7 +153,8 @@ class Admission:
             waits = self._transfer.reading(request.agent_id) or self._follows(request, ahead)
             if has_place:
                 ahead.append(request)
-            if waits or (not has_place and (full or len(held) >= self._places_for(request))):
+            places = self._places_for(request)
+            if waits or (not has_place and (full or len(held) >= places)) or len(active) >= places:
                 continue
             self._sharing.prepare(request)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
@@ -164,6 +166,7 @@ class Admission:
             if self._transfer.must_ask(request):
                 self._transfer.ask(request.agent_id, self._row_bytes(request))
                 self._places[request] = None
+                asked = True
                 yield KVNeeded(request.agent_id)
             else:
                 self._take(request)
@@ -172,6 +175,9 @@ class Admission:
                 yield request
         if len(active) > len(running):
             self.waiting.admitted()
+        elif not active and not asked:
+            # All wait for what is being read.
+            self.blocked = True
 
     def _candidates(self, running: int) -> list[Request]:
         """The waiting turns that may start beside so many running ones, the next one first."""

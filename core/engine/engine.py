@@ -227,6 +227,8 @@ class Engine:
         while self._cancelled:
             request = self._cancelled.pop(0)
             if request in self._admission.waiting:
+                # What is hot may be of a turn that was undone.
+                self.memory.hot.keep_common(request.agent_id, request.tokens, request.form.spec)
                 self._admission.note_cache(request)
                 self._reply(Ended(request, "cancelled"))
             elif request in self.memory.running.active:

@@ -148,10 +148,10 @@ class HotCaches:
         """The agent's hot cache, if it has one."""
         return self._caches.get(agent_id)
 
-    def touch(self, agent_id: str, now: float = 0.0) -> HotCache:
-        """The agent's cache, made if missing, now the most recently used."""
+    def touch(self, agent_id: str, now: float | None = None) -> HotCache:
+        """The agent's cache, made if missing, the most recently used from `now` on."""
         cache = self._caches.pop(agent_id, None) or HotCache(self._spec)
-        cache.last_used = now
+        cache.last_used = cache.last_used if now is None else now
         self._caches[agent_id] = cache
         return cache
 
@@ -215,6 +215,8 @@ class HotCaches:
     def unite(self, agent_id: str) -> None:
         """Let an agent that begins with the pieces of another one hold their blocks with it."""
         mine, held = self._caches[agent_id].pieces, self.blocks.held(agent_id) * BLOCK_TOKENS
+        if not self.held.common(mine[:1]):
+            return
         for other, cache in self._caches.items():
             both = zip(mine, cache.pieces, strict=False)
             common = [piece.end for piece, its in takewhile(lambda pair: pair[0] is pair[1], both)]

@@ -198,6 +198,9 @@ class Memory:
             return True
         self.drafts.clear()
         self.running.shrink()
+        if need > self.budget - self.rows.nbytes - self.rows.promised_bytes:
+            # It would not fit without any idle agent: they stay.
+            return False
         return self.evict_until(lambda: self.fits(need), busy)
 
     def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str] = ()) -> bool:

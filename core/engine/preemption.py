@@ -217,7 +217,7 @@ class Preemption:
         request = min(active, key=lambda r: (r.priority, -r.arrival))
         cache = self._memory.hot.touch(request.agent_id)
         borrowed = cache.borrowed or not cache.end
-        if self.make_room_to_keep(request):
+        if not request.passing and self.make_room_to_keep(request):
             self.keep(request)
             cache.borrowed = borrowed
         self._memory.leave(request)

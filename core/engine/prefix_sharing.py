@@ -1,7 +1,7 @@
 """What two agents have in common is held once: the same system prompt. GPU thread only."""
 
 import logging
-from collections import defaultdict
+from collections import OrderedDict
 
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.model.load import LoadedModel
@@ -11,6 +11,10 @@ __all__ = ["PrefixSharing"]
 
 logger = logging.getLogger(__name__)
 
+# What is remembered at most: those that are hot are, with few exceptions, among the last.
+MOST_PROMPTS = 4096
+MOST_DONORS = 64
+
 
 class PrefixSharing:
     """Who has which system prompt in memory. `shared_tokens`: taken from another's beginning."""
@@ -19,13 +23,22 @@ class PrefixSharing:
         self.shared_tokens = 0
         self._loaded = loaded
         self._hot = hot
-        # By the prompt's hash and form.
-        self._donors: defaultdict[tuple[str, int], dict[str, None]] = defaultdict(dict)
+        # By the prompt's hash and form, those that were offered last at the end.
+        self._donors: OrderedDict[tuple[str, int], dict[str, None]] = OrderedDict()
 
     def offer(self, request: Request) -> None:
         """Let others begin with this turn's system prompt, whose KV is in memory now."""
-        if request.shared:
-            self._donors[request.prompt_hash, request.form.index][request.agent_id] = None
+        if not request.shared:
+            return
+        key = request.prompt_hash, request.form.index
+        donors = self._donors.setdefault(key, {})
+        donors.pop(request.agent_id, None)
+        donors[request.agent_id] = None
+        self._donors.move_to_end(key)
+        if len(donors) > MOST_DONORS:
+            del donors[next(iter(donors))]
+        if len(self._donors) > MOST_PROMPTS:
+            self._donors.popitem(last=False)
 
     def donor(self, request: Request) -> str | None:
         """An agent whose hot cache has this turn's system prompt, in its form."""

@@ -5,12 +5,15 @@ in the order in which they should go. It runs on the GPU thread, walks all idle 
 time memory is short, and must not block.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["EvictionPolicy", "IdleAgent", "check_eviction", "in_order"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,14 @@ def in_order(
             yield oldest
         return
     known = {agent.agent_id: agent for agent in idle()}
-    for agent_id in policy(list(known.values()), clock()):
+    for agent_id in _asked(policy, list(known.values()), clock()):
         if agent_id in known:
             yield known.pop(agent_id)
+
+
+def _asked(policy: EvictionPolicy, idle: Sequence[IdleAgent], now: float) -> Iterator[str]:
+    """What the policy says; nothing more from where it raises."""
+    try:
+        yield from policy(idle, now)
+    except Exception:
+        logger.exception("the eviction policy raised: the longest idle go")

@@ -16,6 +16,7 @@ class StopMatcher:
 
     def __init__(self, stop: tuple[str, ...], decode: Callable[[list[int]], str]) -> None:
         self._stop = stop
+        self._reach = max((len(text.encode()) for text in stop), default=0) + 8
         self._decode = decode
 
     def matches(self, tokens: list[int], begin: int = 0) -> bool:
@@ -27,8 +28,7 @@ class StopMatcher:
         """
         if not self._stop:
             return False
-        reach = max(len(text.encode()) for text in self._stop) + 8
-        text = self._decode(tokens[max(begin, len(tokens) - reach) :])
+        text = self._decode(tokens[max(begin, len(tokens) - self._reach) :])
         return any(stop in text for stop in self._stop)
 
 

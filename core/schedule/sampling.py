@@ -19,6 +19,10 @@ __all__ = ["Filters", "Sampling", "draw", "draw_choice", "draw_key"]
 
 # Each costs one forward of its own tokens.
 MOST_CHOICES = 256
+# Each is looked for in as many of the last tokens, token by token.
+LONGEST_STOP = 1000
+# Below, floats of 32 bits have no room for what is divided by it.
+LEAST_TEMPERATURE = 1e-6
 # Parameters from 0 to so much.
 _NUMBERS = {
     "temperature": float("inf"),
@@ -42,14 +46,14 @@ class Filters(NamedTuple):
 class Sampling:
     """How a turn is decoded. All defaults: greedy, at most 256 tokens.
 
-    `temperature` 0 is greedy; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
+    `temperature` 0 is greedy, and so is less than 1e-6; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
     `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
     the random key, so that a draw does not depend on who shares the batch; with `seed_alone` the
     seed and the position make it, so that another agent draws the same. With
     `top_logprobs` the reply has each token's log-probability by the model's own logits, and
     so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
-    came before the answer as well, which is computed from its beginning for that. `stop` strings
-    end the turn and are cut from the reply's text. With `choices` the answer is one of these
+    came before the answer as well, which is computed from its beginning for that. `stop` strings,
+    of 1,000 characters at most, end the turn and are cut from the reply's text. With `choices` the answer is one of these
     texts, drawn by what the model gives each as a whole, its end of turn included; then only
     `temperature` and `seed` apply. With a `grammar` the answer has its form, whole within
     `max_tokens`. Raises InvalidSampling.
@@ -76,6 +80,10 @@ class Sampling:
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
         for name, most in _NUMBERS.items():
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
+        if any(len(text) > LONGEST_STOP for text in self.stop):
+            raise InvalidSampling(f"a stop string has {LONGEST_STOP} characters at most")
         for name in ("prompt_logprobs", "seed_alone"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidSampling(f"{name} must be True or False, not {value!r:.80}")

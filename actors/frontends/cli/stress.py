@@ -103,6 +103,7 @@ def _run_process(
     name = "from kvactors.actors.cli import main; main()"
     command = [sys.executable, "-c", name, "stress-part", *map(str, arguments), str(folder)]
     state: dict[str, Any] = {}
+    killed = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -110,9 +111,10 @@ def _run_process(
             live.update(_table({**total, **state}))
             if kill and state.get("time_is_up"):
                 process.send_signal(signal.SIGKILL)
+                killed = True
                 total["kills"] += 1
                 break
-    if not kill and process.returncode:
+    if process.returncode and not killed:
         state.setdefault("violations", []).append(f"it ended with status {process.returncode}")
     return state
 
