@@ -75,10 +75,12 @@ class AgentHost:
         try:
             accepted = send(actor.actor_ref, make(ticket), timeout)
         except MailboxFull as error:
-            late = timeout is not None and self._now() - begun >= timeout
-            refusal = _late(actor, timeout) if late else error
-            ticket.reject(refusal)
-            raise refusal from None
+            if timeout is None or self._now() - begun < timeout:
+                ticket.reject(error)
+                raise
+            late = _late(actor, timeout)
+            ticket.reject(late)
+            raise late from None
         except BaseException as error:
             # Ctrl-C while room was waited for, or a defect: `stop` waits for tickets.
             ticket.reject(error)
@@ -90,8 +92,8 @@ class AgentHost:
         if timeout is not None:
             # Weakly: a reply that arrived long ago is not kept for its deadline.
             weak = weakref.ref(ticket)
-            left = max(0.0, timeout - (self._now() - begun))
-            self._after(left, lambda: _expire(actor, weak(), timeout))
+            rest = max(0.0, timeout - (self._now() - begun))
+            self._after(rest, lambda: _expire(actor, weak(), timeout))
         return ticket
 
 
@@ -107,5 +109,5 @@ def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
         send(actor.actor_ref, CancelTurn(ticket, _late(actor, seconds)))
 
 
-def _late(actor: AgentActor, seconds: float | None) -> TurnTimeout:
+def _late(actor: AgentActor, seconds: float) -> TurnTimeout:
     return TurnTimeout(f"the turn of {actor.agent_id!r} took longer than {seconds:g} s")

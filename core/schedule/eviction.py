@@ -61,8 +61,9 @@ def in_order(
 
 
 def _asked(policy: EvictionPolicy, idle: Sequence[IdleAgent], now: float) -> Iterator[str]:
-    """What the policy says; nothing more from where it raises."""
+    """What the policy says; the longest idle first from where it raises."""
     try:
         yield from policy(idle, now)
     except Exception:
         logger.exception("the eviction policy raised: the longest idle go")
+        yield from [agent.agent_id for agent in idle]

@@ -46,17 +46,17 @@ class Filters(NamedTuple):
 class Sampling:
     """How a turn is decoded. All defaults: greedy, at most 256 tokens.
 
-    `temperature` 0 is greedy, and so is less than 1e-6; `top_p`, `top_k`, `min_p` filter as in mlx-lm (0 or 1.0: off);
-    `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the position makes
-    the random key, so that a draw does not depend on who shares the batch; with `seed_alone` the
-    seed and the position make it, so that another agent draws the same. With
+    `temperature` 0 is greedy, and so is less than 1e-6; `top_p`, `top_k`, `min_p` filter as in
+    mlx-lm (0 or 1.0: off); `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the
+    position makes the random key, so that a draw does not depend on who shares the batch; with
+    `seed_alone` the seed and the position make it, so that another agent draws the same. With
     `top_logprobs` the reply has each token's log-probability by the model's own logits, and
     so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
     came before the answer as well, which is computed from its beginning for that. `stop` strings,
-    of 1,000 characters at most, end the turn and are cut from the reply's text. With `choices` the answer is one of these
-    texts, drawn by what the model gives each as a whole, its end of turn included; then only
-    `temperature` and `seed` apply. With a `grammar` the answer has its form, whole within
-    `max_tokens`. Raises InvalidSampling.
+    of 1,000 characters at most, end the turn and are cut from the reply's text. With `choices` the
+    answer is one of these texts, drawn by what the model gives each as a whole, its end of turn
+    included; then only `temperature` and `seed` apply. With a `grammar` the answer has its form,
+    whole within `max_tokens`. Raises InvalidSampling.
     """
 
     max_tokens: int = 256

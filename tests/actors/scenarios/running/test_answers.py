@@ -31,35 +31,35 @@ def test_they_are_what_has_been_answered_before_whatever_ended_first(data: st.Da
         for step in draw(st.lists(st.sampled_from(open_), unique_by=id)) if open_ else ():
             step.end(draw(st.sampled_from(SAID)))
         before = draw(st.none() | st.integers(0, 3 * len(steps) + 1), label="before")
-        agent = draw(st.sampled_from((None, "a", "b")))
-        name = draw(st.sampled_from((None, *WORDS)))
-        branch = Branch(draw(st.sampled_from(BRANCHES)), {})
+        who = draw(st.sampled_from((None, "a", "b")))
+        what = draw(st.sampled_from((None, *WORDS)))
+        here = Branch(draw(st.sampled_from(BRANCHES)), {})
         seen = [
             step
             for step in steps
             if (before is None or step.number < before)
-            and agent in (None, step.agent)
-            and name in (None, step.name)
-            and f"{branch.path}/".startswith(f"{step.branch.path}/".lstrip("/"))
+            and who in (None, step.agent)
+            and what in (None, step.name)
+            and f"{here.path}/".startswith(f"{step.branch.path}/".lstrip("/"))
         ]
-        queries = answers.queries(branch, before)
+        queries = answers.queries(here, before)
 
         if still := [step for step in seen if not step.ended]:
             with pytest.raises(NotYet) as waits:
-                queries["answers"](agent=agent, step=name)
+                queries["answers"](agent=who, step=what)
             assert waits.value.steps == still
         else:
             said = [step.text for step in seen if step.text is not None]
-            assert queries["answers"](agent=agent, step=name) == said
-            assert queries["count"]("yes", agent=agent, step=name) == said.count("yes")
+            assert queries["answers"](agent=who, step=what) == said
+            assert queries["count"]("yes", agent=who, step=what) == said.count("yes")
         last = next((s for s in seen[::-1] if not s.ended or s.text is not None), None)
         if last is not None and not last.ended:
             with pytest.raises(NotYet) as waits:
-                queries["answer"](agent=agent, step=name)
+                queries["answer"](agent=who, step=what)
             assert waits.value.steps == [last]
         else:
             expected = "" if last is None else last.text
-            assert queries["answer"](agent=agent, step=name) == expected
+            assert queries["answer"](agent=who, step=what) == expected
 
 
 def test_a_stop_rule_of_many_rounds_looks_once_at_what_was_said() -> None:
