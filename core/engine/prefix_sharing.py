@@ -26,6 +26,10 @@ class PrefixSharing:
         # By the prompt's hash and form, those that were offered last at the end.
         self._donors: OrderedDict[tuple[str, int], dict[str, None]] = OrderedDict()
 
+    def __len__(self) -> int:
+        """How many agents it remembers, once for each system prompt."""
+        return sum(map(len, self._donors.values()))
+
     def offer(self, request: Request) -> None:
         """Let others begin with this turn's system prompt, whose KV is in memory now."""
         if not request.shared:
