@@ -54,14 +54,9 @@ def check_length(transcript: Transcript, asked: TurnOptions, context: int) -> No
     chat, given = transcript.chat, asked.prompt
     begins = not transcript.turns and isinstance(given, NewText | NewTokenIds)
     system = (transcript.system_prompt or "") if begins else ""
-    length = max(len(system) + characters(given), *map(len, asked.sampling.choices), 0)
-    if length <= context or chat.longest_token is None:
-        return
-    if length > context * chat.longest_token:
-        raise ContextExceeded(
-            f"{length} characters exceed the context of {context} tokens: no token has more than "
-            f"{chat.longest_token} characters"
-        )
+    chat.check_length(
+        max(len(system) + characters(given), *map(len, asked.sampling.choices), 0), context
+    )
 
 
 def make_draft(transcript: Transcript, ask: Ask) -> Draft:

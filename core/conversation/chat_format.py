@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
-from kvactors.core.errors import TemplateError
+from kvactors.core.errors import ContextExceeded, TemplateError
 
 __all__ = ["ChatFormat"]
 
@@ -59,6 +59,17 @@ class ChatFormat:
             raise TemplateError("the chat template does not render an assistant's answer")
         self._closing = self._history[place + len(_ANSWER) :]
         self._check_append_only()
+
+    def check_length(self, characters: int, context: int) -> None:
+        """Raise ContextExceeded where so many `characters` are more than a whole `context` of the
+        longest tokens: before they are tokenized, which holds up all who read or write."""
+        if characters <= context or self.longest_token is None:
+            return
+        if characters > context * self.longest_token:
+            raise ContextExceeded(
+                f"{characters} characters exceed the context of {context} tokens: no token has "
+                f"more than {self.longest_token} characters"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, no special tokens added."""

@@ -232,6 +232,9 @@ class Admission:
         # What is read for others must find room too when it arrives.
         promised = memory.promised_to_others(agent_id)
         blocks = len(request.tokens) + 1
+        if active and not memory.could_fit(need + promised):
+            # Nobody is evicted for it in vain.
+            return False
         fits = memory.make_room(need + promised, busy) and memory.make_blocks(
             agent_id, blocks, busy
         )

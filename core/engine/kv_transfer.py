@@ -77,7 +77,8 @@ class KVTransfer:
         if not self._stored or agent_id in memory.hot or self.reading(agent_id):
             return False
         nbytes = self._loaded.form_of(len(tokens)).bytes_of(len(tokens))
-        if not memory.make_room(nbytes + memory.promised_to_others(agent_id), [agent_id]):
+        need = nbytes + memory.promised_to_others(agent_id)
+        if not memory.could_fit(need) or not memory.make_room(need, [agent_id]):
             return False
         if not memory.make_blocks(agent_id, len(tokens), [agent_id]):
             return False

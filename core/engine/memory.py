@@ -182,6 +182,10 @@ class Memory:
         """Whether so many more bytes stay within the budget, as things are."""
         return need <= self.room
 
+    def could_fit(self, need: int) -> bool:
+        """Whether so many more bytes would, were there no idle agent."""
+        return need <= self.budget - self.rows.nbytes - self.rows.promised_bytes
+
     def plenty(self, need: int) -> bool:
         """Whether so many more bytes leave half of the budget to others."""
         return self.fits(need + self.budget // 2)
@@ -198,9 +202,6 @@ class Memory:
             return True
         self.drafts.clear()
         self.running.shrink()
-        if need > self.budget - self.rows.nbytes - self.rows.promised_bytes:
-            # It would not fit without any idle agent: they stay.
-            return False
         return self.evict_until(lambda: self.fits(need), busy)
 
     def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str] = ()) -> bool:

@@ -126,7 +126,7 @@ def test_what_cannot_fit_beside_who_runs_evicts_nobody(load_grid: LoadGrid) -> N
     idle = zip("xyz", prompts_of((300,) * 3), strict=True)
     run_engine(engine, [(0, make_request(name, [], prompt, SHORT)) for name, prompt in idle])
     for name in ("long", "other"):
-        engine.submit(make_request(name, [], prompt_of(3800), Sampling(max_tokens=100)))
+        engine.submit(make_request(name, [], prompt_of(2600), Sampling(max_tokens=100)))
     for _ in range(30):
         engine.step()
     active = [request.agent_id for request in engine.memory.running.active]

@@ -152,7 +152,7 @@ class OwnedAgents:
         async with self.service.claims.hold(inner):
             if await self._exists(inner):
                 raise AgentExists(name)
-            await asyncio.to_thread(make, inner)
+            await self.service.claims.beside(partial(make, inner))
             anew = f"agent:{name}", "{}", "{}"
             known = Known(inner, self.tenant, *anew, named=True, prompt=prompt)
             await self.service.claims.on_index(lambda: self.service.index.begin(known))

@@ -33,7 +33,12 @@ from kvactors.actors.frontends.server.agents.bodies import (
 from kvactors.actors.frontends.server.agents.owned import OwnedAgents, end_of
 from kvactors.actors.frontends.server.agents.turns import Turns
 from kvactors.actors.frontends.server.answering.service import Service
-from kvactors.actors.frontends.server.wire.asking import BoundedRoute, streamed, while_there
+from kvactors.actors.frontends.server.wire.asking import (
+    BoundedRoute,
+    Download,
+    streamed,
+    while_there,
+)
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.turns.options import observing
 
@@ -151,7 +156,7 @@ def agent_routes(service: Service) -> APIRouter:
             "Content-Length": str(os.fstat(file.fileno()).st_size),
             "Content-Disposition": f"attachment; filename*=utf-8''{quote(agent_id + suffix)}",
         }
-        return StreamingResponse(_pieces(file), headers=headers, media_type=BINARY)
+        return Download(_pieces(file), headers=headers, media_type=BINARY)
 
     @router.post(f"{ONE}/import", status_code=201, openapi_extra=UPLOAD)
     async def import_(

@@ -17,6 +17,8 @@ FRAME_TOKENS = 64
 # An answer that a client set a limit for is let have less only while the context leaves so many
 # tokens: who would get less is told that the context is full, and compacts.
 LEAST_ROOM = 256
+# Characters that are tokenized at once to be counted.
+AT_ONCE = 64 << 10
 
 
 def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Continuation:
@@ -50,6 +52,7 @@ def sampling_of(
     left = system.info.spec.context - sum(len(turn.token_ids) for turn in turns)
     if sampling.max_tokens + sum(_most_tokens(text) for text in texts) <= left:
         return sampling
+    chat.check_length(sum(map(len, texts)), system.info.spec.context)
     left -= sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
     if inquiry.open_end:
         return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
@@ -63,8 +66,9 @@ def _most_tokens(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass")) + FRAME_TOKENS
 
 
-def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> list[int]:
-    """The tokens of an `inquiry` that begins anew, in the words of `chat` and `dialect`."""
+def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> int:
+    """How many tokens an `inquiry` has that begins anew, in the words of `chat` and `dialect`; of a
+    long one within one for each 64 Ki of its characters."""
     first = True
     system = "\n\n".join(m.text for m in inquiry.messages if m.role == "system")
     text = ""
@@ -78,4 +82,6 @@ def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> list[
         else:
             text += chat.following(role, said, answer=True)
         first = False
-    return chat.encode(text)
+    # In parts: who reads or writes meanwhile waits for one of them.
+    parts = range(0, len(text), AT_ONCE)
+    return sum(len(chat.encode(text[begin : begin + AT_ONCE])) for begin in parts)

@@ -56,7 +56,7 @@ class Claims:
             alone = lost == PARENTS
             plan = await self.on_index(partial(self._claim, inquiry, taken, alone=alone))
             try:
-                agent, what = await self._beside(partial(self._prepare, plan, asked))
+                agent, what = await self.beside(partial(self._prepare, plan, asked))
             except AgentNotStored:
                 self.release(plan)
                 if not plan.parent or alone:
@@ -110,8 +110,9 @@ class Claims:
 
         def work() -> bool:
             if free := agent_id not in self._busy:
+                with suppress(AgentNotStored):
+                    self._system.forget(agent_id)
                 self._index.forget(agent_id)
-                self._system.forget(agent_id)
             return free
 
         return await self.on_index(work)
@@ -127,7 +128,9 @@ class Claims:
         self._busy.add(plan.known.agent_id)
         return plan
 
-    async def _beside(self, work: Callable[[], _T]) -> _T:
+    async def beside(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, which may wait for an agent's turn to end: on a thread that nobody
+        else waits for."""
         return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
 
     def _prepare(self, plan: Plan, asked: Callable[[Plan, Speaker], _T]) -> tuple[Speaker, _T]:

@@ -64,6 +64,8 @@ class Completions:
 
     def _prompt(self, asked: Completion) -> NewTokenIds:
         prompt, system = asked.prompt, self._system
+        if isinstance(prompt, str):
+            system.chat.check_length(len(prompt), system.info.spec.context)
         ids = system.chat.encode_whole(prompt) if isinstance(prompt, str) else prompt
         given = check_prompt(system.info, ids, messages=None, match=False, threshold=0)
         assert isinstance(given, NewTokenIds)

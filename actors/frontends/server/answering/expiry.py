@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import time
+from collections import ChainMap, Counter
+from contextlib import suppress
 from pathlib import Path
 
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.files.naming import encode_agent_id
 
-__all__ = ["disk_bytes", "expire", "keep_expiring"]
+__all__ = ["expire", "files_of", "keep_expiring"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +24,11 @@ async def keep_expiring(
     """Look every ten minutes, until cancelled; `service`, `root`, `seconds` and `most` as for
     `expire`."""
     while seconds is not None or most is not None:
-        await expire(service, root, seconds, most)
+        try:
+            await expire(service, root, seconds, most)
+        except Exception:
+            # The disk, or the index: the next time it may do.
+            logger.exception("agents that nobody came back to were not all forgotten")
         await asyncio.sleep(EVERY)
 
 
@@ -39,21 +45,29 @@ async def expire(
     if most is None or root is None:
         return gone
     left = await service.claims.idle_agents(time.time())
-    while left and await asyncio.to_thread(disk_bytes, root, left) > most:
-        gone += await _forget(service, left.pop(0))
+    files = await asyncio.to_thread(lambda: [files_of(root, agent) for agent in left])
+    sizes, holders = ChainMap(*files), Counter(file for some in files for file in some)
+    taken = sum(sizes[file] for file in holders)
+    for agent, own in zip(left, files, strict=True):
+        if taken <= most:
+            break
+        gone += await _forget(service, agent)
+        # What others share stays.
+        holders.subtract(own)
+        taken -= sum(sizes[file] for file in own if not holders[file])
     return gone
 
 
-def disk_bytes(root: Path, agents: list[str]) -> int:
-    """What these agents take in the store at `root`; what some of them share counts once."""
-    sizes = dict[int, int]()
-    for agent in agents:
-        folder = encode_agent_id(agent)
-        for place in (root / "agents" / folder, *(root / "kv").glob(f"*/{folder}")):
-            for file in place.glob("*"):
+def files_of(root: Path, agent: str) -> dict[int, int]:
+    """What an agent has in the store at `root`: the size of each file, by what names it even where
+    agents share it. Files come and go meanwhile."""
+    sizes, folder = dict[int, int](), encode_agent_id(agent)
+    for place in (root / "agents" / folder, *(root / "kv").glob(f"*/{folder}")):
+        for file in place.glob("*"):
+            with suppress(FileNotFoundError):
                 state = file.stat()
                 sizes[state.st_ino] = state.st_size
-    return sum(sizes.values())
+    return sizes
 
 
 async def _forget(service: Service, agent_id: str) -> list[str]:

@@ -91,7 +91,7 @@ class Service:
 
     def count(self, inquiry: Inquiry) -> int:
         """Tokens of a prompt that begins anew."""
-        return len(prompt_tokens(self.system.chat, self.dialect, inquiry))
+        return prompt_tokens(self.system.chat, self.dialect, inquiry)
 
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
@@ -127,7 +127,9 @@ class Service:
                 if taken is not None:
                     await self._give_up(inquiry, taken)
                     if not broadcast.taken.done():
-                        await self.claims.let_go(taken.plan)
+                        # Once: somebody else may have it a moment later.
+                        plan, taken = taken.plan, None
+                        await self.claims.let_go(plan)
             finally:
                 broadcast.fail(error)
             if not isinstance(error, Exception | asyncio.CancelledError):

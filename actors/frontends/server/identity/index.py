@@ -16,6 +16,8 @@ from kvactors.actors.frontends.server.identity.sealed import Sealed
 
 __all__ = ["Index", "Known", "Place", "unnamed"]
 
+# Of those that are alike so many are looked at, for there may be any number.
+SOME = 64
 _TABLES = """
 create table if not exists agents(
     agent text primary key, tenant text not null, thread text not null, tools text not null,
@@ -32,6 +34,7 @@ create index if not exists said_behind on said(parent);
 create table if not exists answers(
     answer text primary key, tenant text not null, chain blob not null, agent text not null,
     made real not null) without rowid;
+create index if not exists answers_of on answers(agent);
 """
 
 
@@ -116,7 +119,7 @@ class Index:
     # -- reading -----------------------------------------------------------------------
 
     def places(self, chains: Sequence[bytes]) -> list[Place]:
-        """All places of conversations `chains`, the longest first."""
+        """All places of conversations `chains` but mere beginnings, the longest first."""
         order = {chain: number for number, chain in enumerate(chains)}
         found = []
         for part in range(0, len(chains), 500):
@@ -125,11 +128,21 @@ class Index:
                 "select chain, agent, turns, mark, notes,"
                 " turns = (select max(turns) from places as all_ where all_.agent = places.agent)"
                 " from places"
-                f" where chain in ({','.join('?' * len(some))})",
+                f" where turns > 0 and chain in ({','.join('?' * len(some))})",
                 some,
             ).fetchall()
         places = [Place(*row) for row in found]
         return sorted(places, key=lambda place: -order[place.chain])
+
+    def beginnings(self, chain: bytes, tools: str) -> list[Place]:
+        """Some of the places where agents with these `tools`, as JSON, begin as `chain` says."""
+        rows = self._db.execute(
+            "select chain, places.agent, turns, mark, places.notes from places"
+            " join agents on agents.agent = places.agent"
+            f" where chain = ? and turns = 0 and tools = ? limit {SOME}",
+            (chain, tools),
+        )
+        return [Place(*row) for row in rows]
 
     def known(self, agent_id: str) -> Known | None:
         """An agent of this id, if a client made it."""
@@ -150,9 +163,10 @@ class Index:
         return {agent for (agent,) in rows}
 
     def thread(self, tenant: str, thread: str) -> list[str]:
-        """The agents of a client's own conversation, the last used first."""
+        """Agents of a client's own conversation, those that were used last."""
         rows = self._db.execute(
-            "select agent from agents where tenant = ? and thread = ? order by used desc",
+            "select agent from agents where tenant = ? and thread = ?"
+            f" order by used desc limit {SOME}",
             (tenant, thread),
         )
         return [agent for (agent,) in rows]

@@ -155,9 +155,8 @@ class Resolver:
         for place in sorted(self._index.places(hashes), key=rank):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
-            if not place.turns or (best is not None and not place.last):
-                # A mere beginning is a twin's; others are no better than the best, and of a
-                # beginning that many share there are very many.
+            if best is not None and not place.last:
+                # No better than the best, and of a beginning that many share there are very many.
                 continue
             known = self._index.known(place.agent_id)
             if known is None or known.tenant != client.tenant:
@@ -214,16 +213,14 @@ class Resolver:
         """The beginning of an agent with the same system prompt and tools, rather of one that has
         time."""
         twin: Place | None = None
-        for place in self._index.places([conversation.before]):
-            known = self._index.known(place.agent_id)
-            if known is None or known.agent_id == mine.agent_id:
-                continue
-            if json.loads(known.tools) == conversation.tools:
-                free = known.agent_id not in busy
-                if (free or twin is None) and self._stands(place) != "no":
-                    twin = place
-                    if free:
-                        break
+        tools = json.dumps(conversation.tools)
+        for place in self._index.beginnings(conversation.before, tools):
+            free = place.agent_id not in busy
+            wanted = place.agent_id != mine.agent_id and (free or twin is None)
+            if wanted and self._stands(place) != "no":
+                twin = place
+                if free:
+                    break
         return twin
 
     def _relative(self, client: Client, mine: Known) -> str:

@@ -14,6 +14,7 @@ from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_
 from kvactors.actors.frontends.server.web.command import wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile
 from kvactors.actors.frontends.server.web.serve import Server, Settings
+from kvactors.actors.frontends.server.wire.models import OURS
 from kvactors.actors.system.parameters import parse_bytes
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.core.errors import InvalidConfig
@@ -21,6 +22,14 @@ from kvactors.core.errors import InvalidConfig
 __all__ = ["run_server"]
 
 INDEX = "clients.db"
+# It asks for models by name in all of these places.
+CLAUDE_CODE = (
+    "ANTHROPIC_MODEL",
+    "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL",
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -100,16 +109,19 @@ def _clustered(
 def greet(server: Server) -> None:
     """Say where a `server` is, and what each client needs, ready to paste."""
     url, key, model = server.url, "$KEY" if server.settings.keys() else "none", server.model
+    variable = "KVACTORS_API_KEY=$KEY " if server.settings.keys() else ""
+    named = ', env_key="KVACTORS_API_KEY"' if variable else ""
     seen = f"{url}/ shows the agents" if server.has_page else "kvactors cluster status shows nodes"
     out.print(f"kvactors serves {printable(model)} at {url}", soft_wrap=True, markup=False)
     out.print(
         f"""
 openai       OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}
 anthropic    ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}
-Claude Code  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} claude --model {model}
-Codex        codex -c model={model} -c model_provider=kvactors \\
+Claude Code  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} \\
+               {" ".join(f"{name}={OURS}" for name in CLAUDE_CODE)} claude
+Codex        {variable}codex -c model={model} -c model_provider=kvactors \\
                -c 'model_providers.kvactors={{name="kvactors", base_url="{url}/v1", \
-wire_api="responses"}}'
+wire_api="responses"{named}}}'
 
 {seen}, {url}/docs the interface. Ctrl-C ends it.""",
         soft_wrap=True,

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import xxhash
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Message, Send
 
 from kvactors.actors.frontends.server.exchange.events import Opened
 from kvactors.actors.frontends.server.exchange.inquiry import Client
@@ -19,6 +21,7 @@ from kvactors.actors.frontends.server.wire.reading import Body, content_of, reco
 __all__ = [
     "PING_SECONDS",
     "BoundedRoute",
+    "Download",
     "beside",
     "client_of",
     "ignored",
@@ -88,9 +91,10 @@ def client_of(request: Request, cache_key: str | None = None) -> Client:
     """Who asks, by the headers of a `request` and its body's `cache_key`."""
     header = request.headers.get
     first = next((found for name in _THREADS if (found := header(name))), "")
-    if agent := header("x-claude-code-agent-id"):
-        first = f"{first}/{agent}"
     parent = next((found for name in _PARENTS if (found := header(name))), "")
+    if agent := header("x-claude-code-agent-id"):
+        # Its agents are named within a session, whose main one has no name.
+        first, parent = f"{first}/{agent}", f"{first}/{parent}" if parent else first
     helps = bool(agent or parent)
     return Client(_tenant(request), _named(request), first, parent, cache_key or "", helps)
 
@@ -135,6 +139,19 @@ def streamed(
         send_timeout=SEND_SECONDS,
         sep="\n",
     )
+
+
+class Download(StreamingResponse):
+    """A file that is sent: one that nobody reads ends."""
+
+    async def stream_response(self, send: Send) -> None:
+        """As Starlette has it."""
+
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
+        await super().stream_response(bounded)
 
 
 async def while_there(request: Request, work: Awaitable[_T]) -> _T:

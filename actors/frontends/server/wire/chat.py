@@ -33,7 +33,7 @@ from kvactors.actors.frontends.server.wire.asking import (
     streamed,
     while_there,
 )
-from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of
+from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of, skipped
 from kvactors.actors.frontends.server.wire.errors import failed_late
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.frontends.server.wire.together import all_of, together
@@ -65,7 +65,7 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
                 for number in range(body.n or 1)
             ]
         )
-        headers = reuse_headers(opened[0].opened, ignored(body))
+        headers = reuse_headers(opened[0].opened, ignored(body, *skipped(body)))
         if body.stream:
             wanted = bool((body.stream_options or {}).get("include_usage"))
             chunks = _chunks(opened, model, with_usage=wanted)

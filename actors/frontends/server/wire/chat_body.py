@@ -54,6 +54,7 @@ class ChatBody(Body):
 def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
     """What a chat completion's `body` asks. Raises Failure."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    tools = tuple(_tool(i, tool) for i, tool in enumerate(body.tools or ()) if _is_function(tool))
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or MOST_TOKENS,
         temperature=body.temperature if body.temperature is not None else 1.0,
@@ -66,14 +67,29 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
     return Inquiry(
         tuple(_message(i, message) for i, message in enumerate(body.messages)),
         client_of(request, body.prompt_cache_key or body.promptCacheKey),
-        tuple(_tool(i, tool) for i, tool in enumerate(body.tools or ())),
-        _tool_choice(body.tool_choice),
+        tools,
+        # Those that are skipped cannot be required.
+        _tool_choice(body.tool_choice) if tools or not body.tools else ToolChoice(),
         parallel=body.parallel_tool_calls is not False,
         sampling=sampling,
         open_end=body.max_completion_tokens is None and body.max_tokens is None,
         form=_form(body.response_format),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+
+
+def skipped(body: ChatBody) -> list[str]:
+    """Tools of kinds that are no functions."""
+    kinds = (tool.get("type") for tool in body.tools or () if not _is_function(tool))
+    found = [f"tools: {kind}" for kind in dict.fromkeys(kinds)]
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
+        found.append(f"tool_choice: {choice['type']}")
+    return found
+
+
+def _is_function(tool: Mapping[str, Any]) -> bool:
+    return (tool.get("type") or "function") == "function"
 
 
 _ROLES: dict[str, Role] = {
@@ -137,10 +153,8 @@ def _call(where: str, call: Any) -> Call:
 
 def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
     where, function = f"tools.{index}", tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        raise refused(
-            f"{where}.type", f"only function tools are understood, not {tool.get('type')}"
-        )
+    if not isinstance(function, dict):
+        raise refused(f"{where}.function", "a function with a name is needed")
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise refused(f"{where}.function.name", "a tool needs a name")
@@ -152,6 +166,8 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
+    if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
+        return ToolChoice()
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None

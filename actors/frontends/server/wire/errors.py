@@ -58,7 +58,9 @@ class Failure(Exception):
         ours = self.status >= 500
         if shape == "anthropic":
             kind = _ANTHROPIC.get(self.status, "api_error" if ours else "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            # There are no codes there: by these words clients know that they must compact.
+            full = "prompt is too long: " if self.code == "context_length_exceeded" else ""
+            return {"type": "error", "error": {"type": kind, "message": full + self.message}}
         kind = _OPENAI.get(self.status, "server_error" if ours else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}

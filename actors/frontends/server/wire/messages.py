@@ -39,7 +39,7 @@ from kvactors.actors.frontends.server.wire.messages_body import (
     CountBody,
     MessagesBody,
     inquiry_of,
-    skipped_tools,
+    skipped,
 )
 from kvactors.actors.frontends.server.wire.models import Named
 
@@ -60,7 +60,7 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
             request, lambda: (inquiry_of(request, body), meaning(request, body))
         )
         answer = await answers.open(inquiry, key=key)
-        headers = reuse_headers(answer.opened, ignored(body, *skipped_tools(body)))
+        headers = reuse_headers(answer.opened, ignored(body, *skipped(body)))
         if body.stream:
             ping = _event("ping", {})
             return streamed(_stream(answer, model), lambda: ping, headers)

@@ -20,7 +20,23 @@ from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped_tools"]
+__all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
+
+
+# Blocks that say what Anthropic's own servers did, and hold nothing for anybody else.
+_OTHERS = (
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "tool_reference",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "container_upload",
+)
 
 
 class CountBody(Body):
@@ -58,20 +74,33 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     if isinstance(body, MessagesBody):
         sampling, form = _sampling(body), _form(body.output_config)
     choice = body.tool_choice or {}
+    named, others = choice.get("name"), [t for t in body.tools or () if not _is_custom(t)]
+    chosen = _tool_choice(choice)
+    if others and (
+        len(others) == len(body.tools or ()) or named in [t.get("name") for t in others]
+    ):
+        # Those that are skipped cannot be required.
+        chosen = ToolChoice()
     return Inquiry(
         tuple(messages),
         client_of(request),
         tuple(tool for tool in tools if tool.name),
-        _tool_choice(choice),
+        chosen,
         parallel=not choice.get("disable_parallel_tool_use"),
         sampling=sampling,
         form=form,
     )
 
 
-def skipped_tools(body: CountBody) -> list[str]:
-    """Tools of kinds that only Anthropic's own servers run."""
-    return [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
+def skipped(body: CountBody) -> list[str]:
+    """Tools and blocks of kinds that only Anthropic's own servers run."""
+    tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
+    lists = (message.get("content") for message in body.messages)
+    blocks = (block for content in lists if isinstance(content, list) for block in content)
+    kinds = (block.get("type") for block in blocks if isinstance(block, dict))
+    return list(
+        dict.fromkeys([*tools, *(f"messages: {kind}" for kind in kinds if kind in _OTHERS)])
+    )
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -114,7 +143,7 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
             text += block["text"]
         elif kind == "thinking":
             thinking += str(block.get("thinking") or "")
-        elif kind == "redacted_thinking":
+        elif kind == "redacted_thinking" or kind in _OTHERS:
             continue
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
@@ -133,15 +162,20 @@ def _text(content: Any, where: str) -> str:
         return content or ""
     if not isinstance(content, list):
         raise refused(where, "text or a list of text blocks")
-    for index, block in enumerate(content):
+    said = [block for block in content if not (isinstance(block, dict) and _other(block))]
+    for index, block in enumerate(said):
         if not isinstance(block, dict) or not isinstance(block.get("text"), str):
             kind = block.get("type") if isinstance(block, dict) else type(block).__name__
             raise refused(f"{where}.{index}", f"only text is understood here, not {kind}")
-    return "\n\n".join(block["text"] for block in content)
+    return "\n\n".join(block["text"] for block in said)
+
+
+def _other(block: Mapping[str, Any]) -> bool:
+    return block.get("type") in _OTHERS
 
 
 def _is_custom(tool: Mapping[str, Any]) -> bool:
-    return bool(tool.get("type", "custom") == "custom")
+    return (tool.get("type") or "custom") == "custom"
 
 
 def _tool(where: str, tool: Mapping[str, Any]) -> Tool:

@@ -9,12 +9,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from kvactors.actors.frontends.server.wire.errors import Failure
 
-__all__ = ["Named", "model_routes"]
+__all__ = ["OURS", "Named", "model_routes"]
+
+
+OURS = "kvactors"
+"""The loaded model, whatever its name is: in some clients "default" means another one."""
 
 
 class Named:
-    """The models that requests may name: the loaded one by its `name`, `aliases` of it, or `any_`
-    name at all."""
+    """The models that requests may name: the loaded one by its `name` or as `OURS`, by `aliases` of
+    it, or `any_` name at all."""
 
     def __init__(self, name: str, aliases: tuple[str, ...] = (), *, any_: bool = False) -> None:
         self.name = name
@@ -24,7 +28,7 @@ class Named:
 
     def check(self, asked: str) -> str:
         """The name that an answer gives back. Raises Failure 404."""
-        if not asked or asked in (self.name, *self.aliases) or self._any:
+        if not asked or asked in (self.name, OURS, *self.aliases) or self._any:
             return asked or self.name
         raise Failure(
             404,

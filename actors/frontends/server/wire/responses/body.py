@@ -23,7 +23,7 @@ from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import Body, Listed
-from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of
+from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Past", "ResponseBody", "inquiry_of", "skipped"]
@@ -75,7 +75,11 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
     if not said:
         raise refused("input", "there is nothing to answer: give text, or a list of items")
     choice, allowed = _tool_choice(body.tool_choice)
-    tools = (one for i, tool in enumerate(body.tools or ()) for one in _tools(f"tools.{i}", tool))
+    given = body.tools or ()
+    tools = [one for i, tool in enumerate(given) for one in _tools(f"tools.{i}", tool)]
+    if given and not tools:
+        # Those that are skipped cannot be required.
+        choice = ToolChoice()
     wanted = _LOGPROBS in (body.include or ())
     return Inquiry(
         (*_instructions(body, past), *said),
@@ -96,7 +100,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
 
 
 def skipped(body: ResponseBody) -> list[str]:
-    """What of the tools changes nothing: kinds that only OpenAI's own servers run."""
+    """What of tools and items changes nothing: kinds that only OpenAI's own servers run."""
     found = list[str]()
     for tool in body.tools or ():
         if tool.get("type") == "namespace":
@@ -104,6 +108,7 @@ def skipped(body: ResponseBody) -> list[str]:
             found += [f"tools: {kind}" for kind in kinds if kind != "function"]
         elif tool.get("type") != "function":
             found.append(f"tools: {tool.get('type')}")
+    found += [f"input: {kind}" for kind in unsaid(body.input)]
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
         found.append(f"tool_choice: {choice.get('type')}")

@@ -9,7 +9,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Rol
 from kvactors.actors.frontends.server.wire.chat_body import text_of
 from kvactors.actors.frontends.server.wire.errors import refused
 
-__all__ = ["Item", "given_back", "listed", "messages_of", "page"]
+__all__ = ["Item", "given_back", "listed", "messages_of", "page", "unsaid"]
 
 Item = dict[str, Any]
 MOST_LISTED = 100
@@ -21,6 +21,27 @@ _ROLES: dict[str, Role] = {
 }
 _CALLS = ("function_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
+# What OpenAI's own servers, or a client's own shell, did: it holds nothing for anybody else.
+_OTHERS = (
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "file_search_call",
+    "image_generation_call",
+    "local_shell_call",
+    "local_shell_call_output",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "mcp_list_tools",
+    "shell_call",
+    "shell_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+)
 
 
 def listed(given: str | Sequence[Any] | None, where: str) -> list[Item]:
@@ -35,12 +56,21 @@ def listed(given: str | Sequence[Any] | None, where: str) -> list[Item]:
     return list(given or ())
 
 
+def unsaid(given: str | Iterable[Item] | None) -> list[str]:
+    """The kinds of those items that say nothing here."""
+    items = () if isinstance(given, str) else given or ()
+    kinds = (item.get("type") for item in items if isinstance(item, dict))
+    return list(dict.fromkeys(kind for kind in kinds if kind in _OTHERS))
+
+
 def messages_of(items: Iterable[Item], where: str) -> Iterator[Message]:
     """The messages that `items` in the field `where` are. What an assistant thought, said and
     called in a row is one message, as it was one answer. Raises Failure."""
     answer: Message | None = None
     last, names = "", dict[str, str]()
     for index, item in enumerate(items):
+        if item.get("type") in _OTHERS:
+            continue
         kind, message = _message(f"{where}.{index}", item, names)
         ours = message.role == "assistant"
         if answer is not None and (not ours or kind == last == "message"):
