@@ -53,7 +53,7 @@ async def expire(
             break
         gone += await _forget(service, agent)
         # What others share stays.
-        holders.subtract(own)
+        holders.subtract(own.keys())
         taken -= sum(sizes[file] for file in own if not holders[file])
     return gone
 

@@ -1,0 +1,149 @@
+"""What only a provider's own servers do, or what a client calls by names of its own: skipped and
+named, never a reason to refuse a session; and a full context in the words that clients look for."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from kvactors.actors.frontends.server.web.command_run import CLAUDE_CODE, greet
+from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.system.system import AgentSystem
+
+WAIT = 60
+HELLO = [{"role": "user", "content": "hello"}]
+RUN = {"name": "run", "description": "", "parameters": {"type": "object", "properties": {}}}
+CHAT: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
+MESSAGE: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+
+
+def blocks(*content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*HELLO, {"role": "assistant", "content": list(content)}, *HELLO]
+
+
+def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*HELLO, *between, {"role": "assistant", "content": "Yes."}, *HELLO]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "skipped"),
+    [
+        (
+            "chat/completions",
+            CHAT | {"tools": [{"type": "custom", "custom": RUN}], "tool_choice": "required"},
+            "tools: custom",
+        ),
+        (
+            "chat/completions",
+            CHAT
+            | {
+                "tools": [{"type": "custom", "custom": RUN}, {"function": RUN}],
+                "tool_choice": {"type": "custom", "custom": {"name": "run"}},
+            },
+            "tools: custom, tool_choice: custom",
+        ),
+        (
+            "responses",
+            RESPONSE | {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tools: web_search",
+        ),
+        (
+            "responses",
+            RESPONSE | {"input": items({"type": "web_search_call", "id": "ws_1"})},
+            "input: web_search_call",
+        ),
+        (
+            "responses",
+            RESPONSE | {"input": items({"type": "local_shell_call", "call_id": "1"})},
+            "input: local_shell_call",
+        ),
+        (
+            "messages",
+            MESSAGE | {"tools": [SEARCH], "tool_choice": {"type": "any"}},
+            "tools: web_search_20250305",
+        ),
+        (
+            "messages",
+            MESSAGE
+            | {
+                "tools": [SEARCH, {"type": None, "name": "run", "input_schema": {}}],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+            "tools: web_search_20250305",
+        ),
+        (
+            "messages",
+            MESSAGE
+            | {
+                "messages": blocks(
+                    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+                    {"type": "text", "text": "Yes."},
+                )
+            },
+            "messages: server_tool_use, messages: web_search_tool_result",
+        ),
+    ],
+)
+def test_what_a_provider_does_itself_is_skipped_and_named(
+    server: Server, path: str, body: dict[str, Any], skipped: str
+) -> None:
+    answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-kvactors-ignored"] == skipped
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", CHAT | {"tools": [{"type": "function"}]}),
+        ("chat/completions", CHAT | {"tool_choice": "required"}),
+        ("responses", RESPONSE | {"input": items({"type": "mystery"})}),
+        ("messages", MESSAGE | {"messages": blocks({"type": "image", "source": {}})}),
+        ("messages", MESSAGE | {"tool_choice": {"type": "any"}}),
+    ],
+)
+def test_what_nobody_understands_is_refused_as_before(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    assert httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT).status_code == 400
+
+
+def test_a_full_context_is_told_so_that_each_client_compacts(server: Server) -> None:
+    long = [{"role": "user", "content": "word " * 400_000}]
+
+    message = httpx.post(
+        f"{server.url}/v1/messages", json=MESSAGE | {"messages": long}, timeout=WAIT
+    )
+    chat = httpx.post(
+        f"{server.url}/v1/chat/completions", json=CHAT | {"messages": long}, timeout=WAIT
+    )
+
+    assert (message.status_code, chat.status_code) == (400, 400)
+    assert message.json()["error"]["message"].startswith("prompt is too long: ")
+    assert chat.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_what_is_printed_for_clients_works_as_it_stands(
+    system: AgentSystem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(system, port=0, keys=lambda: {"k" * 20}) as locked:
+        greet(locked)
+        said = capsys.readouterr().out
+
+        # "default" is a model of Anthropic's to Claude Code, and it asks for small ones by name.
+        for name in CLAUDE_CODE:
+            (model,) = re.findall(rf"{name}=(\S+)", said)
+            answer = httpx.post(
+                f"{locked.url}/v1/messages",
+                json=MESSAGE | {"model": model},
+                headers={"x-api-key": "k" * 20},
+                timeout=WAIT,
+            )
+            assert answer.status_code == 200
+    assert "KVACTORS_API_KEY=$KEY codex" in said
+    assert 'env_key="KVACTORS_API_KEY"' in said
