@@ -146,8 +146,8 @@ class AgentBehaviour:
         return _bound(self).later(seconds, message)
 
     def every(self, seconds: float, message: Any) -> Scheduled:
-        """Send oneself a message again and again, the first in `seconds`. `wait_idle` does not
-        wait for these."""
+        """Send oneself a message again and again, the first in `seconds`, until this behaviour ends
+        or is restarted. `wait_idle` does not wait for these."""
         return _bound(self).every(seconds, message)
 
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:

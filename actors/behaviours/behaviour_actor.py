@@ -6,8 +6,7 @@ resumes it. While a message is handled the prompt lane, in which messages wait, 
 
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Context, Services
 from kvactors.actors.behaviours.forgetting import exchanges_at_end
 from kvactors.actors.behaviours.mail import Deliver, GiveUp
-from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.behaviours.runs import ChildFailed, Restart, Resume, Run, StopBehaviour
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
 from kvactors.actors.runtime.futures import ReplyFuture, all_of, next_awaited
 from kvactors.actors.runtime.supervision import Restarts, Supervision
@@ -26,54 +25,11 @@ from kvactors.actors.runtime.waits import Answer, Waiter, run_as
 from kvactors.core.errors import BehaviourFailed, InvalidConfig, SystemStopped
 from kvactors.core.trace import Fault, Tracer
 
-__all__ = ["BehaviourActor", "ChildFailed", "StopBehaviour"]
+__all__ = ["BehaviourActor"]
 
 logger = logging.getLogger(__name__)
 
 MakeBehaviour = Callable[[], AgentBehaviour]
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A message that is being handled, one unit of outstanding work. Without a message: the
-    behaviour's own start, and the pause before it starts again. `left`: futures of the turns that
-    were taken for it, and that the agent forgets if it fails."""
-
-    deliver: Deliver | None
-    work: Coroutine[Any, Any, Any] | None = None
-    awaited: ReplyFuture[Any] | None = None
-    left: list[ReplyFuture[Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """To a behaviour's actor: what a run awaited is there."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """To a behaviour's actor: the pause after a failure is over, and what failed takes no turn."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class ChildFailed:
-    """To a behaviour's actor: a child's behaviour escalated its error."""
-
-    error: BaseException
-    router: MessageRouter
-
-    def reject(self, _error: BaseException | None = None) -> None:
-        """The parent ended first."""
-        self.router.failed(None, self.error)
-
-
-@dataclass(frozen=True, slots=True)
-class StopBehaviour:
-    """To a behaviour's actor: end once the message that is handled is."""
 
 
 class Supervisor(Services, Protocol):
@@ -272,7 +228,7 @@ class BehaviourActor(SystemActor):
         lost.__cause__ = error
         failed = [run, *self._runs]
         self._drop_runs(lost)
-        self._context.begin_anew()
+        self._context.close(restart=True)
         self.actor_inbox.open_to_prompts = False
         # With those of the pause that this failure ends, if it does.
         again = Run(None, left=[left for one in failed for left in one.left])

@@ -202,15 +202,12 @@ class Context:
         self._services.after(seconds, fire)
         return scheduled
 
-    def begin_anew(self) -> None:
-        """Its behaviour is restarted, which says itself what is to come again and again."""
-        for scheduled in [one for one, for_good in self._scheduled.items() if for_good]:
-            scheduled.cancel()
-
-    def close(self) -> None:
-        """Nothing is sent to it any more: its behaviour has ended."""
-        for scheduled in list(self._scheduled):
-            scheduled.cancel()
+    def close(self, *, restart: bool = False) -> None:
+        """Nothing is sent to it any more: its behaviour has ended. On a `restart` nothing that
+        would come again and again: the behaviour says so anew."""
+        for scheduled, for_good in list(self._scheduled.items()):
+            if for_good or not restart:
+                scheduled.cancel()
 
     def run_blocking(self, function: Callable[..., Any], *args: Any) -> ReplyFuture[Any]:
         """Something on another thread."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
-from kvactors.actors.behaviours.behaviour_actor import BehaviourActor, ChildFailed, StopBehaviour
+from kvactors.actors.behaviours.behaviour_actor import BehaviourActor
 from kvactors.actors.behaviours.context import Context
 from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.behaviours.runs import ChildFailed, StopBehaviour
 from kvactors.actors.runtime.blocking_pool import BlockingWork
 from kvactors.actors.runtime.dispatcher import Dispatcher, send, send_stop
 from kvactors.actors.runtime.futures import ReplyFuture

@@ -268,8 +268,8 @@ def _get_foreign(future: Future[Any], timeout: float | None) -> Any:
 
 
 def send(actor: Any, message: Any, within: float | None = None) -> bool:
-    """Tell an actor that may be dead already; whether it was accepted. Raises MailboxFull, after
-    `within` seconds at the latest."""
+    """Tell an `actor` that may be dead already a `message`; whether it was accepted. Raises
+    MailboxFull, after `within` seconds at the latest."""
     if actor.actor_stopped.is_set():
         return False
     actor.actor_inbox.put(Envelope(message), within)

@@ -7,7 +7,6 @@ from typing import Any
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.agents.host import AgentHost, gone
-from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.errors import AgentExists, AgentNotStored, public
@@ -18,7 +17,7 @@ from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
-from kvactors.actors.system.spawned import Spawned, restored
+from kvactors.actors.system.spawned import Spawned, restored, services_of, tell_each
 from kvactors.actors.turns.checks import check_flag, check_id, check_system_prompt
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause
 from kvactors.actors.turns.messages_gpu import Forget
@@ -92,15 +91,13 @@ class AgentRegistry:
         with self._lock:
             self._lifecycle.require_running()
             self._paused = True
-            return _tell(self.actors(), Pause)
+            return tell_each(self.actors(), Pause)
 
     def resume(self, model: ModelInfo) -> list[ReplyFuture[bool]]:
         """Let every agent remember under this model and take turns again."""
         with self._lock:
             self._host.model, self._paused = model, False
-            return _tell(self.actors(), lambda done: Adopt(model, done))
-
-    # -- one of them -------------------------------------------------------------------
+            return tell_each(self.actors(), lambda done: Adopt(model, done))
 
     @naming_the_nearest
     def spawn(
@@ -290,15 +287,8 @@ class AgentRegistry:
     def _begin(
         self, agent_id: str, transcript: Transcript, policy: ContextPolicy | None
     ) -> Spawned:
-        lifecycle = self._lifecycle
-        services = AgentServices(
-            lifecycle.gpu,
-            lifecycle.persistence,
-            lifecycle.outstanding,
-            self._host.info,
-            lifecycle.pool,
-            isolated=self._isolated,
-            log_text=self._log_text,
+        services = services_of(
+            self._lifecycle, self._host.info, isolated=self._isolated, log_text=self._log_text
         )
         actor = self.kind(agent_id, transcript, services, policy or "refuse")
         actor.actor_inbox.lane = self._lane
@@ -307,10 +297,3 @@ class AgentRegistry:
             send(actor.actor_ref, Pause(ReplyFuture()))
         self._spawned[agent_id] = Spawned(actor, Agent(self._host, actor))
         return self._spawned[agent_id]
-
-
-def _tell(
-    actors: list[AgentActor], make: Callable[[ReplyFuture[bool]], Pause | Adopt]
-) -> list[ReplyFuture[bool]]:
-    messages = [(actor, make(ReplyFuture())) for actor in actors]
-    return [message.done for actor, message in messages if send(actor.actor_ref, message)]

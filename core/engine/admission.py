@@ -232,7 +232,7 @@ class Admission:
         # What is read for others must find room too when it arrives.
         promised = memory.promised_to_others(agent_id)
         blocks = len(request.tokens) + 1
-        if active and not memory.could_fit(need + promised):
+        if active and need + promised > memory.rows.leave(memory.budget):
             # Nobody is evicted for it in vain.
             return False
         fits = memory.make_room(need + promised, busy) and memory.make_blocks(

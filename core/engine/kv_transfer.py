@@ -78,7 +78,7 @@ class KVTransfer:
             return False
         nbytes = self._loaded.form_of(len(tokens)).bytes_of(len(tokens))
         need = nbytes + memory.promised_to_others(agent_id)
-        if not memory.could_fit(need) or not memory.make_room(need, [agent_id]):
+        if need > memory.rows.leave(memory.budget) or not memory.make_room(need, [agent_id]):
             return False
         if not memory.make_blocks(agent_id, len(tokens), [agent_id]):
             return False

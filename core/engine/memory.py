@@ -182,10 +182,6 @@ class Memory:
         """Whether so many more bytes stay within the budget, as things are."""
         return need <= self.room
 
-    def could_fit(self, need: int) -> bool:
-        """Whether so many more bytes would, were there no idle agent."""
-        return need <= self.budget - self.rows.nbytes - self.rows.promised_bytes
-
     def plenty(self, need: int) -> bool:
         """Whether so many more bytes leave half of the budget to others."""
         return self.fits(need + self.budget // 2)

@@ -216,6 +216,10 @@ class Rows:
             total += row * (2 if batch is None else 1)
         return total
 
+    def leave(self, budget: int) -> int:
+        """Bytes of a `budget` that they leave to others, were nothing else there."""
+        return budget - self.nbytes - self.promised_bytes
+
     def own_bytes(self, request: Request, tokens: int) -> int:
         """Bytes of a row of so many `tokens` of a turn, without what it reads where it is."""
         trunk = self._running.trunk(request).end

@@ -4,7 +4,7 @@ the engine is built anew, memory that is short while an admitted turn has no row
 from typing import Any
 
 import pytest
-from makers import LoadGrid, MakeEngine, prompt_of, prompts_of
+from makers import LoadGrid, MakeEngine, OpenSystem, prompt_of, prompts_of
 from seeded import bug, seeded
 
 from kvactors.core.arena.arena import Arena
@@ -13,7 +13,12 @@ from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.schedule.events import Aborted, Event, Finished
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.models import grid
 
+SHORT = Sampling(max_tokens=8)
+WAIT = 60
+LONG = prompt_of(1500)
+REST = prompt_of(90, seed=1)
 DEVICE_LOST = "Command buffer execution failed: device lost"
 
 
@@ -146,3 +151,22 @@ def test_turns_that_do_not_fit_together_wait_and_need_not_give_way(load_grid: Lo
     run_engine(engine, [(0, make_request(f"{n}", [], p, short)) for n, p in enumerate(prompts)])
 
     assert engine.stats()["preemptions"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [1, 255, 256, 300, 700, 1023, 1024, 1100, 1300, 1499])
+def test_a_cut_within_a_long_piece_leaves_no_hole(open_grid: OpenSystem, place: int) -> None:
+    system = open_grid(grid)
+    cut, alone = system.spawn("cut"), system.spawn("alone")
+    cut.ask(LONG, sampling=SHORT).get(timeout=WAIT)
+    cut.rewind(to_token=place).get(timeout=WAIT)
+
+    for rest in (REST, REST[:30], REST[30:]):
+        begin = LONG[:place] if not alone.transcript().turns else []
+        asked = cut.ask(rest, sampling=SHORT).get(timeout=WAIT)
+        alone_asked = alone.ask([*begin, *rest], sampling=SHORT).get(timeout=WAIT)
+        assert asked.token_ids[-8:] == alone_asked.token_ids[-8:]
+        assert asked.cached.get(timeout=WAIT)
+        system.check()
+
+    assert cut.transcript().token_ids == alone.transcript().token_ids

@@ -22,9 +22,7 @@ from kvactors.actors.system.registry import AgentRegistry
 START = b"start"
 
 
-def test_expiry_goes_on_after_an_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expiry_goes_on_after_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fails = threading.Event()
 
     @bug(expiry, "files_of")
@@ -37,7 +35,6 @@ def test_expiry_goes_on_after_an_error(
 
         return once
 
-    monkeypatch.setattr(expiry, "EVERY", 0.01)
     with (
         AgentSystem(store=tmp_path / "store", context=4096) as system,
         serve(system, index=tmp_path / "store/clients.db", port=0) as server,
@@ -52,7 +49,8 @@ def test_expiry_goes_on_after_an_error(
                 await asyncio.sleep(0.01)
             task.cancel()
 
-        with seeded(the_disk_fails_once), caplog.at_level(logging.ERROR):
+        often = bug(expiry, "EVERY")(lambda _: 0.01)
+        with seeded(the_disk_fails_once), seeded(often), caplog.at_level(logging.ERROR):
             asyncio.run(asyncio.wait_for(forgets(), WAIT))
 
     assert fails.is_set()

@@ -1,0 +1,54 @@
+"""What a behaviour's actor handles besides messages of agents, and what it is about."""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvactors.actors.behaviours.mail import Deliver
+from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.runtime.futures import ReplyFuture
+
+__all__ = ["ChildFailed", "Restart", "Resume", "Run", "StopBehaviour"]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A message that is being handled, one unit of outstanding work. Without a message: the
+    behaviour's own start, and the pause before it starts again. `left`: futures of the turns that
+    were taken for it, and that the agent forgets if it fails."""
+
+    deliver: Deliver | None
+    work: Coroutine[Any, Any, Any] | None = None
+    awaited: ReplyFuture[Any] | None = None
+    left: list[ReplyFuture[Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """To a behaviour's actor: what a run awaited is there."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """To a behaviour's actor: the pause after a failure is over, and what failed takes no turn."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFailed:
+    """To a behaviour's actor: a child's behaviour escalated its error."""
+
+    error: BaseException
+    router: MessageRouter
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """The parent ended first."""
+        self.router.failed(None, self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class StopBehaviour:
+    """To a behaviour's actor: end once the message that is handled is."""
