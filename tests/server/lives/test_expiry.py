@@ -14,7 +14,7 @@ from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.answering import expiry
-from kvactors.actors.frontends.server.answering.expiry import expire, keep_expiring
+from kvactors.actors.frontends.server.answering.expiry import expire, keep_expiring, rest
 from kvactors.actors.frontends.server.identity.index import SOME, Index, Known, Place
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.system.registry import AgentRegistry
@@ -42,7 +42,7 @@ def test_expiry_goes_on_after_an_error(tmp_path: Path, caplog: pytest.LogCapture
         agent = post(server, asked("hello")).headers["x-kvactors-agent"]
 
         async def forgets() -> None:
-            keeping = keep_expiring(server.service, tmp_path / "store", None, 1)
+            keeping = keep_expiring(server.service, tmp_path / "store", None, 1, None)
             task = asyncio.create_task(keeping)
             while any(known.agent_id == agent for known in system.known_agents()):
                 assert not task.done()
@@ -75,6 +75,24 @@ def test_the_longest_unused_go_until_the_rest_takes_no_more_than_it_may(tmp_path
 
     assert all(sizes.values())
     assert gone == agents[:2]
+
+
+def test_who_is_not_asked_for_a_while_leaves_memory_and_comes_back_warm(tmp_path: Path) -> None:
+    with (
+        AgentSystem(store=tmp_path, context=4096) as system,
+        serve(system, index=tmp_path / "clients.db", port=0) as server,
+    ):
+        first = post(server, asked("hello")).json()["choices"][0]["message"]
+        post(server, asked("good day"), **{"X-Kvactors-Agent": "ann"})
+
+        with seeded(bug(expiry, "RESTS")(lambda _: -1.0)):
+            asyncio.run(rest(server.service, system.deactivate))
+
+        # Whom clients name is left to them.
+        assert [agent.agent_id for agent in system.agents()] == ["ann"]
+        said = [*asked("hello")["messages"], first, {"role": "user", "content": "and now?"}]
+        used = post(server, asked("", messages=said)).json()["usage"]
+        assert used["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_forks_of_an_agent_by_its_name_hold_up_no_large_body(server: Server) -> None:

@@ -105,17 +105,26 @@ class Claims:
         """Agents without a name that were last used before a time, in seconds since 1970."""
         return await self.on_index(lambda: self._index.idle(before))
 
+    async def while_free(self, agent_id: str, work: Callable[[str], None]) -> bool:
+        """Do `work` with an agent, and whether it was done: not while that answers, and it answers
+        nobody meanwhile. Raises what `work` raises."""
+
+        def done() -> bool:
+            if free := agent_id not in self._busy:
+                work(agent_id)
+            return free
+
+        return await self.on_index(done)
+
     async def forget(self, agent_id: str) -> bool:
         """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
 
-        def work() -> bool:
-            if free := agent_id not in self._busy:
-                with suppress(AgentNotStored):
-                    self._system.forget(agent_id)
-                self._index.forget(agent_id)
-            return free
+        def work(agent_id: str) -> None:
+            with suppress(AgentNotStored):
+                self._system.forget(agent_id)
+            self._index.forget(agent_id)
 
-        return await self.on_index(work)
+        return await self.while_free(agent_id, work)
 
     def close(self) -> None:
         """End the threads, and close the index."""

@@ -1,9 +1,12 @@
-"""Agents that clients made leave when nobody came back: by age, and by what they take on disk."""
+"""Agents that clients made leave when nobody came back: memory soon, the disk by age, and by what
+they take there.
+"""
 
 import asyncio
 import logging
 import time
 from collections import ChainMap, Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,25 +14,44 @@ from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.files.naming import encode_agent_id
 
-__all__ = ["expire", "files_of", "keep_expiring"]
+__all__ = ["Deactivate", "expire", "files_of", "keep_expiring", "rest"]
 
 logger = logging.getLogger(__name__)
 
 EVERY = 600.0
+# Seconds without a turn before an agent leaves memory.
+RESTS = 600.0
+
+Deactivate = Callable[[str], None]
+"""Lets an agent leave memory, as `AgentSystem.deactivate` does."""
 
 
 async def keep_expiring(
-    service: Service, root: Path | None, seconds: float | None, most: int | None
+    service: Service,
+    root: Path | None,
+    seconds: float | None,
+    most: int | None,
+    deactivate: Deactivate | None,
 ) -> None:
     """Look every ten minutes, until cancelled; `service`, `root`, `seconds` and `most` as for
-    `expire`."""
-    while seconds is not None or most is not None:
+    `expire`, `deactivate` as for `rest`, where there is one."""
+    while True:
         try:
             await expire(service, root, seconds, most)
+            if deactivate is not None:
+                await rest(service, deactivate)
         except Exception:
             # The disk, or the index: the next time it may do.
             logger.exception("agents that nobody came back to were not all forgotten")
         await asyncio.sleep(EVERY)
+
+
+async def rest(service: Service, deactivate: Deactivate) -> None:
+    """Have agents of a `service` without a name leave memory, through `deactivate`, that nobody
+    asked for ten minutes: their conversations are on the disk, and come back with their clients."""
+    for agent in await service.claims.idle_agents(time.time() - RESTS):
+        with suppress(KvactorsError):
+            await service.claims.while_free(agent, deactivate)
 
 
 async def expire(

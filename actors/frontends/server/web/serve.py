@@ -173,9 +173,13 @@ class Server:
         while not (self._server.started or running.done()):
             await asyncio.sleep(0.005)
         self._ready.set()
-        settings = self.settings
+        settings, home = self.settings, self.service.system
+        # Nodes of a cluster see to their own memory.
+        leave = partial(home.deactivate, timeout=1.0) if isinstance(home, AgentSystem) else None
         expiring = asyncio.create_task(
-            keep_expiring(self.service, self._root, settings.keep_seconds, settings.keep_bytes)
+            keep_expiring(
+                self.service, self._root, settings.keep_seconds, settings.keep_bytes, leave
+            )
         )
         await running
         expiring.cancel()
