@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from kvactors.actors.frontends.cli.cluster_commands import commands as clustering
 from kvactors.actors.frontends.cli.run import commands as running
 from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
+from kvactors.actors.frontends.console.options import new_file, refuse
 from kvactors.actors.frontends.server.web.command import commands as serving
 from kvactors.core.errors import KvactorsError
 
@@ -78,10 +79,14 @@ def demo(
     model: Model = "default",
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write a trace of both processes here, for https://ui.perfetto.dev."),
+        typer.Option(
+            parser=new_file,
+            help="Write a trace of both processes here, for https://ui.perfetto.dev.",
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it as a timeline here (needs kvactors[plot]).")
+        Path | None,
+        typer.Option(parser=new_file, help="Draw it as a timeline here (needs kvactors[plot])."),
     ] = None,
 ) -> None:
     """Tell agents facts, end the process, restore them in another one, and ask."""
@@ -92,6 +97,7 @@ def demo(
 
 @app.command()
 def stress(
+    context: typer.Context,
     agents: Annotated[int, typer.Option(min=2, max=1000, help="How many agents.")] = 64,
     minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 1,
@@ -104,7 +110,9 @@ def stress(
     *,
     report: Annotated[
         Path | None,
-        typer.Option(help="Write a report here: JSON, or a table if its name ends in .md."),
+        typer.Option(
+            parser=new_file, help="Write a report here: JSON, or a table if its name ends in .md."
+        ),
     ] = None,
     store: Annotated[
         Path | None,
@@ -117,7 +125,9 @@ def stress(
     from kvactors.actors.frontends.cli.stress import explore, run_stress
 
     if seeds:
-        well = explore(seeds, store)
+        own = ("agents", "minutes", "seed", "faults", "report", "store")
+        refuse(context, own, "--seeds has agents, faults and stores of its own, and keeps nothing")
+        well = explore(seeds)
     else:
         well = run_stress(agents, minutes, seed, faults, report, store)
     raise typer.Exit(0 if well else 1)
@@ -228,7 +238,9 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="A directory for plots (needs kvactors[plot]).")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", parser=new_file, help="A file for the figures.")
+    ] = None,
 ) -> None:
     """Measure side by side with mlx-lm; one table with targets."""
     from kvactors.actors.frontends.cli.bench import run_bench

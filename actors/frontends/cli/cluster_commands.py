@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kvactors.actors.frontends.cli.store_commands import Json, Model, text
+from kvactors.actors.frontends.console.options import refuse
 
 __all__ = ["commands"]
 
@@ -25,6 +26,7 @@ Address = Annotated[
 
 @commands.command()
 def node(
+    context: typer.Context,
     store: Annotated[
         Path, typer.Option("--store", help="Where this node keeps memories; its own alone.")
     ],
@@ -59,6 +61,10 @@ def node(
     """Make this machine a node of a cluster of machines, until Ctrl-C."""
     from kvactors.actors.frontends.cli.cluster import serve_node
 
+    if join is not None:
+        refuse(
+            context, ("port", "durable", "lease"), "of the head alone: a node that joins asks it"
+        )
     serve_node(
         head=head,
         join=join,

@@ -88,6 +88,8 @@ def _run(
         raise InvalidConfig("--resume, --replay and --from are three different things: take one")
     if (resume or replay) and changed:
         raise InvalidConfig("what goes on or is replayed is as it was: leave out other options")
+    if resume and scenario.is_dir() and folder not in (None, scenario):
+        raise InvalidConfig("a run goes on in its own folder: leave out --out")
     if replay and lockstep:
         raise InvalidConfig("what is replayed waits for nobody: leave out --lockstep")
     if replay:

@@ -204,15 +204,12 @@ def _say(state: dict[str, Any]) -> None:
 # -- interleavings ---------------------------------------------------------------------
 
 
-def explore(seeds: str, store: Path | None = None) -> bool:
-    """Deterministic runs of many seeds, which have no `store`; names the first that fails. Raises
-    InvalidConfig."""
+def explore(seeds: str) -> bool:
+    """Deterministic runs of many seeds; names the first that fails. Raises InvalidConfig."""
     first, dots, last = seeds.partition("..")
     ends = (first, last if dots else first)
     if not all(end.isdecimal() for end in ends) or int(ends[1]) < int(first):
         raise InvalidConfig(f"seeds are a number, or two such as 1..200, not {seeds!r}")
-    if store is not None:
-        raise InvalidConfig("--seeds keeps nothing: each seed has a store of its own")
     begin = time.monotonic()
     for seed in range(int(first), int(ends[1]) + 1):
         try:

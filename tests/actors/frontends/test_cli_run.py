@@ -137,6 +137,7 @@ def cut_behind(path: Path, turns: int) -> None:
         (["talk-1", "--replay", "--lockstep"], "leave out --lockstep"),
         (["talk.yaml", "--resume", "--seed", "3"], "as it was"),
         (["nowhere", "--resume"], "holds no run"),
+        ([".", "--resume", "--out", "other"], "leave out --out"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_status_2(scenario: str, words: list[str], told: str) -> None:

@@ -13,10 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvactors.actors import AgentSystem, InvalidConfig, Sampling
+from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.cli.store_commands import FormatName
-from kvactors.actors.frontends.cli.stress import explore, never_happened
+from kvactors.actors.frontends.cli.stress import never_happened
 from kvactors.core.testing.models import tiny_llama
 from kvactors.persistence.formats.registry import FORMATS
 
@@ -148,11 +148,29 @@ def test_the_care_of_no_store_is_an_error(tmp_path: Path, command: list[str]) ->
     assert not (tmp_path / "none").exists()
 
 
-def test_a_range_of_no_seeds_is_an_error(tmp_path: Path) -> None:
+def test_a_range_of_no_seeds_is_an_error() -> None:
     assert "such as 1..200, not '5..1'" in one_line(*run("stress", "--seeds", "5..1")[::2])
     assert "such as 1..200, not '1..'" in one_line(*run("stress", "--seeds", "1..")[::2])
-    with pytest.raises(InvalidConfig, match="a store of its own"):
-        explore("1", tmp_path)
+
+
+def test_options_that_would_do_nothing_are_refused_before_any_work(tmp_path: Path) -> None:
+    beside = run("stress", "--seeds", "1", "--store", tmp_path, "--agents", "64")
+    assert one_line(*beside[::2]).startswith("error: --agents, --store: --seeds has agents")
+    joins = run("node", "--join", "a:1", "--lease", "3.0", "--store", tmp_path / "node")
+    assert one_line(*joins[::2]).startswith("error: --lease: of the head alone")
+
+
+@pytest.mark.parametrize(
+    "command", ["stress --report", "demo --plot", "demo --trace", "bench --json"]
+)
+def test_a_file_that_cannot_be_written_in_the_end_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    status, _, err = run(*command.split(), tmp_path / "nowhere" / "report")
+    assert (status, "there is no folder" in err) == (2, True)
+    status, _, err = run(*command.split(), tmp_path)
+    assert (status, "is a folder: name a file" in err) == (2, True)
 
 
 def test_an_export_is_no_use_of_an_agent(store: Path, tmp_path: Path) -> None:

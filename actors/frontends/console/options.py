@@ -1,0 +1,35 @@
+"""Options of the command line that are looked at before any work is done."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+
+from kvactors.core.errors import InvalidInput
+
+__all__ = ["new_file", "refuse"]
+
+
+def new_file(value: str) -> Path:
+    """A file that is written at the end, as an option names it: in a folder that is there. Raises
+    BadParameter."""
+    path = Path(value).expanduser()
+    if path.is_dir():
+        raise typer.BadParameter(f"{value!r} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}: make it first")
+    return path
+
+
+def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Raise InvalidInput, with the `reason`, if the command line of a `context` has options, by
+    the `names` of their parameters, that would do nothing."""
+    given = [name for name in names if _is_given(context, name)]
+    if given:
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InvalidInput(f"{shown}: {reason}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
