@@ -13,7 +13,9 @@ from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_rules
 from kvactors.actors.frontends.server.web.command import wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile
-from kvactors.actors.frontends.server.web.serve import Server, Settings
+from kvactors.actors.frontends.server.web.listening import listen, loading
+from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import OURS
 from kvactors.actors.system.parameters import parse_bytes
 from kvactors.actors.system.system import AgentSystem, default_store
@@ -79,13 +81,14 @@ def _system(
     further `engine` parameters, over the store at `root`."""
     settings = _named(settings, aliases, model)
     system = AgentSystem(model, store=root, encryption_key=settings.encryption_key, **engine)
-    with working(f"Loading {printable(model)} …"):
-        system.start()
-    try:
-        with Server(system, root / INDEX, settings) as server:
-            yield server
-    finally:
-        system.stop()
+    with listen(settings) as listening:
+        with loading(listening, settings.gate()), working(f"Loading {printable(model)} …"):
+            system.start()
+        try:
+            with Server(system, root / INDEX, settings, listening) as server:
+                yield server
+        finally:
+            system.stop()
 
 
 @contextmanager

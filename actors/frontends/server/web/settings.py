@@ -1,0 +1,63 @@
+"""Settings of a server, checked before anything is loaded."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
+from kvactors.actors.frontends.server.web.app import LOOPBACK
+from kvactors.actors.frontends.server.web.command import PORT
+from kvactors.actors.frontends.server.web.guard import Gate, Limits
+from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.encryption import EncryptionKey
+
+__all__ = ["Settings"]
+
+# Seconds for running turns to finish, once it is told to stop.
+GRACE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a server listens, and to whom.
+
+    `host` and `port` (0: a free one); any host but a loopback one needs `keys`, which gives the API
+    keys that count now. `names` are further names in Host that it answers to, `origins` other sites
+    whose pages may call it. Requests may name the model by `aliases` too, or anyhow with
+    `any_model`. `rules` say what in a system prompt is no difference. `most` turns may
+    be open at once; `grace` seconds are left to them when it stops; `limits` bound a request.
+    Agents without a name leave
+    after `keep_seconds` without a turn, and while they take more than `keep_bytes` on disk.
+    `encryption_key` is that of the system's store: what was said is sealed with it in the index.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    keys: Callable[[], Collection[str]] = tuple
+    names: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
+    rules: Sequence[Rule] = field(default_factory=shipped_rules)
+    most: int = 1000
+    grace: float = GRACE
+    limits: Limits = field(default_factory=Limits)
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None
+    encryption_key: EncryptionKey | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.host not in LOOPBACK and not self.keys():
+            raise InvalidConfig(
+                f"{self.host} can be reached by others: give --api-key-file, or listen on 127.0.0.1"
+            )
+
+    def gate(self) -> Gate:
+        """Who may pass."""
+        hosts = {*LOOPBACK, self.host, *self.names}
+        everywhere = self.host in ("0.0.0.0", "::")
+        return Gate(
+            frozenset() if everywhere else frozenset(hosts),
+            frozenset(self.origins),
+            self.keys,
+            self.limits,
+        )
