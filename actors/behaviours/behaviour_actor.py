@@ -46,6 +46,9 @@ class Supervisor(Services, Protocol):
     def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
         """The behaviour of `agent`, a child of `parent`, has ended; `cause`: its error."""
 
+    def restarted(self, agent_id: str) -> None:
+        """That of `agent_id` begins anew."""
+
     def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
         """That of `agent_id` leaves its `error` to its `parent`."""
 
@@ -259,6 +262,7 @@ class BehaviourActor(SystemActor):
         if count:
             self._agent.rewind(count).on_done(lambda _: send(self.actor_ref, message))
             return
+        self._supervisor.restarted(self._agent.agent_id)
         self._behaviour = self._made()
         self._begin(message.run, self._behaviour.on_start)
 

@@ -54,7 +54,8 @@ class BehaviourSupervisor:
         self._deterministic = deterministic
         # Again by a thread that has it: what makes a behaviour may spawn others.
         self._lock = threading.RLock()
-        self._children: dict[str, dict[str, None]] = {}
+        # By their parents; true: begun before their parent's restart, and not named by it since.
+        self._children: dict[str, dict[str, bool]] = {}
         self._own_threads: dict[str, Dispatcher] = {}
         self._blocking = BlockingWork(router.outstanding.begin_work, router.outstanding.end_work)
 
@@ -70,13 +71,18 @@ class BehaviourSupervisor:
 
         `behaviour` makes it anew after every restart, if it is callable; `supervision` says how
         it goes on after an error, `lane` how many messages may wait for it, and `parent` whom it
-        may escalate to. Raises InvalidConfig if the agent has one, or it is another's.
+        may escalate to. What a parent began before its own restart goes on, where it begins that
+        again. Raises InvalidConfig if the agent has one, or it is another's.
         """
         agent_id = agent.agent_id
         make = (lambda: behaviour) if isinstance(behaviour, AgentBehaviour) else behaviour
         with self._lock:
             if self.closed:
                 raise SystemStopped("the system is stopped")
+            siblings = self._children.get(parent or "", {})
+            if siblings.get(agent_id):
+                siblings[agent_id] = False
+                return
             if self.router.receiver(agent_id) is not None:
                 raise InvalidConfig(f"agent {agent_id!r} has a behaviour already")
             context = self.context(agent)
@@ -84,7 +90,7 @@ class BehaviourSupervisor:
             actor.actor_inbox.lane = lane
             actor.dispatcher = self._dispatcher(agent_id, own=actor.blocking)
             if parent is not None:
-                self._children.setdefault(parent, {})[agent_id] = None
+                self._children.setdefault(parent, {})[agent_id] = False
             self.router.add(agent, actor)
         self.router.outstanding.begin_work()
         actor.begin()
@@ -117,6 +123,12 @@ class BehaviourSupervisor:
             tell(Terminated(agent_id, cause))
         if own is not None:
             own.close(0)
+
+    def restarted(self, agent_id: str) -> None:
+        """The behaviour of an agent begins anew; its children go on."""
+        with self._lock:
+            if children := self._children.get(agent_id):
+                children.update(dict.fromkeys(children, True))
 
     def escalate(self, agent_id: str, parent: str | None, error: BaseException) -> None:
         """Let the `parent` fail with the `error` of its child `agent_id`; without one it is only

@@ -229,6 +229,34 @@ def test_an_escalated_error_is_the_parents_and_children_end_with_it(system: Agen
     assert causes == [error, None, error]
 
 
+class Master(Fragile):
+    """Has a worker from its start on."""
+
+    async def on_start(self) -> None:
+        self.worker = await self.spawn("worker", behaviour=Fragile, supervision=RESTART)
+
+    async def on_message(self, message: Any, sender: Agent | None) -> Any:
+        if message == "again":
+            await self.spawn("worker", behaviour=Fragile)
+        if message == "work":
+            return await self.ask(self.worker, message)
+        return await super().on_message(message, sender)
+
+
+def test_a_parent_that_begins_anew_finds_its_children_at_work(system: AgentSystem) -> None:
+    master = system.spawn("master", behaviour=Master, supervision=RESTART)
+    assert master.request("work").get(timeout=WAIT) == 1
+    for number in (2, 3):
+        fail(master, OSError("down"))
+        assert master.request("work").get(timeout=WAIT) == number
+
+    with pytest.raises(InvalidConfig, match="'worker' has a behaviour already"):
+        master.request("again").get(timeout=WAIT)
+
+    # Which restarted it, too.
+    assert master.request("work").get(timeout=WAIT) == 4
+
+
 def test_an_error_nobody_supervises_ends_only_its_own(system: AgentSystem) -> None:
     top = system.spawn("top", behaviour=Fragile(), supervision=Supervision("escalate"))
     other = system.spawn("other", behaviour=Fragile())
