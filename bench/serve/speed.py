@@ -1,12 +1,13 @@
 """Regimes of what HTTP adds to a turn: to its first token, to its rate, beside a crowd."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from statistics import median
 from time import perf_counter
 
-from kvactors.actors import Sampling
+from kvactors.actors import Agent, Sampling
 from kvactors.bench.peer_process import in_another_process
 from kvactors.bench.regime import NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.serve.client import Answer, together
@@ -84,8 +85,8 @@ def first_token(setup: Setup) -> Iterator[Sides]:
 @contextmanager
 def streams(setup: Setup) -> Iterator[Sides]:
     """Tokens a second of 16 conversations that stream at once over HTTP, from the first request to
-    the last end, against the same turns of 16 agents that are asked in the same process: 16 new
-    tokens behind 200 and the turns before, all in memory."""
+    the last end, against the same turns of 16 agents that are streamed under asyncio in the same
+    process: 16 new tokens behind 200 and the turns before, all in memory."""
     beginnings = [text(setup, setup.scale.tokens(200), 100 + i) for i in range(STREAMS)]
     decoded = setup.scale.decoded
     seeds = {"ours": count(1), "theirs": count(1)}
@@ -105,17 +106,25 @@ def streams(setup: Setup) -> Iterator[Sides]:
             return Side(STREAMS * decoded / found.value, found.tokens)
 
         def theirs() -> Side:
-            sampling = Sampling(max_tokens=decoded)
             asked, begin = says("theirs"), perf_counter()
-            turns = [a.ask(s, sampling=sampling) for a, s in zip(agents, asked, strict=True)]
-            replies = [turn.get() for turn in turns]
+            texts = asyncio.run(_streamed(agents, asked, decoded))
             seconds = perf_counter() - begin
-            tokens = [ord(c) for reply in replies for c in reply.text.lstrip()]
+            tokens = [ord(character) for text in texts for character in text.lstrip()]
             return Side(STREAMS * decoded / seconds, tokens)
 
         ours()
         theirs()
         yield ours, theirs
+
+
+async def _streamed(agents: Sequence[Agent], says: Sequence[str], decoded: int) -> list[str]:
+    """What agents answer that are all streamed at once."""
+
+    async def read(agent: Agent, said: str) -> str:
+        async with agent.stream_async(said, sampling=Sampling(max_tokens=decoded)) as stream:
+            return "".join([piece.text async for piece in stream])
+
+    return await asyncio.gather(*(read(a, said) for a, said in zip(agents, says, strict=True)))
 
 
 @contextmanager
@@ -162,7 +171,7 @@ REGIMES = (
     Regime("serve-first-token", "5 ms", 1.0, first_token, differ=NOTHING_DECODED),
     Regime(
         "serve-16-streams",
-        "the same turns in process",
+        "the same streams in process",
         0.95,
         streams,
         "higher",

@@ -143,7 +143,7 @@ class Nodes:
             process.send_signal(signal.SIGINT)
         for name, process in self.running.items():
             try:
-                process.wait(20)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise AssertionError(f"{name} did not end") from None

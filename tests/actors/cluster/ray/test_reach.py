@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from nodes import Nodes
+from waiting import eventually
 
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.protocol.errors import AgentExists
@@ -23,6 +24,8 @@ WAIT = 60
 @pytest.fixture
 def told(three: Nodes, request: Any) -> ClusterAgent:
     """An agent on node two that was told a fact, and then another one that it has taken back."""
+    # It may have been killed by the test before.
+    eventually(lambda: "two" in three.alive())
     agent = three.cluster.spawn(request.node.name, system_prompt="You answer from memory.")
     three.cluster.migrate(agent, "two")
     agent.ask(FACT).get(timeout=WAIT)
