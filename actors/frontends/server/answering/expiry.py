@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 EVERY = 600.0
 # Seconds without a turn before an agent leaves memory.
-RESTS = 600.0
+RESTS = 3600.0
 
 Deactivate = Callable[[str], None]
 """Lets an agent leave memory, as `AgentSystem.deactivate` does."""
@@ -48,7 +48,7 @@ async def keep_expiring(
 
 async def rest(service: Service, deactivate: Deactivate) -> None:
     """Have agents of a `service` without a name leave memory, through `deactivate`, that nobody
-    asked for ten minutes: their conversations are on the disk, and come back with their clients."""
+    asked for an hour: their conversations are on the disk, and come back with their clients."""
     for agent in await service.claims.idle_agents(time.time() - RESTS):
         with suppress(KvactorsError):
             await service.claims.while_free(agent, deactivate)
