@@ -17,6 +17,8 @@ FRAME_TOKENS = 64
 # An answer that a client set a limit for is let have less only while the context leaves so many
 # tokens: who would get less is told that the context is full, and compacts.
 LEAST_ROOM = 256
+# An answer without a limit may have so many tokens, where a quarter of the memory holds them.
+LONGEST = 32_768
 # Characters that are tokenized at once to be counted.
 AT_ONCE = 64 << 10
 
@@ -49,8 +51,14 @@ def sampling_of(
     chat, turns = system.chat, agent.transcript().turns[: said.keep]
     opening = [said.system] if said.system and not said.keep else []
     texts = [*opening, *(text for _, text in said.messages)]
-    left = system.info.spec.context - sum(len(turn.token_ids) for turn in turns)
-    if sampling.max_tokens + sum(_most_tokens(text) for text in texts) <= left:
+    info, most = system.info, sum(_most_tokens(text) for text in texts)
+    known = sum(len(turn.token_ids) for turn in turns)
+    left = info.spec.context - known
+    if inquiry.open_end:
+        held = info.memory_budget // 4 // max(1, info.spec.bytes_per_token) - known
+        longer = min(LONGEST, left - most, held - most)
+        sampling = replace(sampling, max_tokens=max(sampling.max_tokens, longer))
+    if sampling.max_tokens + most <= left:
         return sampling
     chat.check_length(sum(map(len, texts)), system.info.spec.context)
     left -= sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)

@@ -93,6 +93,7 @@ class Claims:
         def claim() -> None:
             if agent_id in self._busy:
                 raise AgentBusy(agent_id)
+            self._index.touch(agent_id)
             self._busy.add(agent_id)
 
         await self.on_index(claim)

@@ -151,8 +151,7 @@ class Service:
         try:
             if plan.fresh:
                 await self.claims.on_index(lambda: self.index.begin(plan.known))
-            formed = options.sampling.grammar is not None
-            reader = self.dialect.reader(inquiry, new_call_id, formed=formed)
+            reader = self.dialect.reader(inquiry, new_call_id)
             ticket = agent.open_turn(options)
         except BaseException:
             await self.claims.let_go(plan)

@@ -64,12 +64,11 @@ class Dialect:
             return "user", f"<tool_response>\n{text}\n</tool_response>"
         return "user", f"<system>\n{text}\n</system>"
 
-    def reader(
-        self, inquiry: Inquiry, new_id: Callable[[], str], *, formed: bool = False
-    ) -> Reader:
-        """Who reads the answer to an inquiry; `new_id` makes the id of a call. `formed`: a grammar
-        says what comes, and that is no thought, though the template may begin one."""
+    def reader(self, inquiry: Inquiry, new_id: Callable[[], str]) -> Reader:
+        """Who reads the answer to an inquiry; `new_id` makes the id of a call."""
         calls = self.call_marks if _may_call(inquiry) else ("", "")
+        # What has a form is no thought, though the template may begin one.
+        formed = inquiry.form is not None or inquiry.choice.mode == "required"
         marks = Marks(*calls, *(("", "") if formed else self._think_marks))
         names = {full_name(tool): tool for tool in inquiry.tools}
         return Reader(

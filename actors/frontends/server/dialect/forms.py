@@ -1,6 +1,7 @@
 """The grammar of an answer: JSON where a form is asked for, calls where tools must be called."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,6 @@ from kvactors.core.errors import InvalidGrammar, InvalidInput
 from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["grammar_of"]
-
-# Text without a call: no mark begins in it.
-_TEXT = r"/([^<]|<[^<\/a-zA-Z|])*/"
 
 
 def grammar_of(
@@ -34,7 +32,7 @@ def grammar_of(
         said = json.dumps(form.schema or {"type": "object"})
         return _lark(f"%json {said} | calls", wanted, marks, parallel=inquiry.parallel)
     if any(tool.strict for tool in names.values()):
-        return _lark(f"{_TEXT} | {_TEXT} calls", wanted, marks, parallel=inquiry.parallel)
+        return _lark("", wanted, marks, parallel=inquiry.parallel)
     return None
 
 
@@ -45,14 +43,20 @@ def _json(schema: Mapping[str, Any] | None) -> Grammar:
 def _lark(
     start: str, names: Mapping[str, Tool], marks: tuple[str, str], *, parallel: bool
 ) -> Grammar:
-    """Calls of these tools, as JSON between the marks. A schema that cannot be held to is any
-    object, unless its tool is strict."""
+    """Calls of these tools, as JSON between the marks, where `start` has them; without one there
+    may be text first, or alone. A schema that cannot be held to is any object, unless its tool is
+    strict."""
     kinds = [_call(name, tool, _held(tool)) for name, tool in names.items()]
     begin, end = (json.dumps(mark) for mark in (f"{marks[0]}\n", f"\n{marks[1]}"))
-    more = '("\\n" call)*' if parallel else ""
+    # What has no end goes to that of the answer.
+    more = '("\\n" call)*' if parallel and marks[1] else ""
+    if not start:
+        mark = re.escape(marks[0]).replace("/", r"\/")
+        start = f"TEXT | opens rest {more}\nopens[lazy]: TEXT {begin}\n"
+        start += f"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"
     return Grammar.lark(
-        f"start: {start}\ncalls: call {more}\n"
-        f"call: {begin} body {end}\nbody: {' | '.join(_rule(kinds))}\n" + _rules(kinds)
+        f"start: {start}\ncalls: call {more}\ncall: {begin} rest\nrest: body {end}\n"
+        f"body: {' | '.join(_rule(kinds))}\n" + _rules(kinds)
     )
 
 

@@ -65,7 +65,8 @@ class Reader:
         self._parallel = parallel
         self._within: Literal["text", "thought", "call"] = "thought" if thinking else "text"
         self._held = ""
-        self._words = Words()
+        # What begins a line of code is no word before a thought or a call.
+        self._words = Words(as_it_is=not (marks.call or marks.think or thinking))
         self._line = TokenLine()
 
     @property

@@ -8,18 +8,21 @@ __all__ = ["Words"]
 
 
 class Words:
-    """`text` is what was said so far. Blanks at its beginning and around calls are nobody's words:
-    those that may stand before a call wait, and are said if more words follow."""
+    """`text` is what was said so far. Blanks at its beginning and around calls are nobody's words,
+    unless all of it is said `as_it_is`: those that may stand before a call wait, and are said if
+    more words follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_it_is: bool) -> None:
         self.text = ""
+        self._as_it_is = as_it_is
         self._waiting = Said("")
         self._behind_call = False
 
     def add(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[Said]:
         """Some more text, and what its tokens were given with."""
-        if self.text or text.strip():
-            whole = self._waiting.text + text if self.text else text.lstrip()
+        begun = self.text or self._as_it_is
+        if begun or text.strip():
+            whole = self._waiting.text + text if begun else text.lstrip()
             logprobs = self._waiting.logprobs + logprobs
             self.text += whole
             self._waiting, self._behind_call = Said(""), False

@@ -204,6 +204,13 @@ class Index:
                  self._clock(), known.prompt and self.sealed.write(known.prompt)),
             )  # fmt: skip
 
+    def touch(self, agent_id: str) -> None:
+        """An agent is used, otherwise than by a conversation that is noted."""
+        with self._db:
+            self._db.execute(
+                "update agents set used = ? where agent = ?", (self._clock(), agent_id)
+            )
+
     def note(self, known: Known, keep: int, places: Iterable[Place], answer_id: str = "") -> None:
         """An agent took a turn behind its first `keep` turns, and has these `places` now, the last
         its end; of tools and notes it was told those that are `known`. `answer_id` names what it

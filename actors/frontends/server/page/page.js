@@ -3,6 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const TIERS = ["active", "hot", "warm", "cold"];
+const ROLES = ["system", "user", "assistant", "tool"];
 const SECONDS = 60, LANES = 6, LANE = 16, LEFT = 130;
 const shown = { agents: [], chosen: null, turns: [], stream: null, connected: false };
 
@@ -95,7 +96,11 @@ async function askKey() {
   asking ??= ask("An API key is needed", "It stays in this tab.", "use it",
     [["key", "API key", "password"]]).finally(() => { asking = null; });
   const given = await asking;
-  if (given) { sessionStorage.setItem("key", given.key); location.reload(); }
+  if (!given) return;
+  // What is no header would never reach the server, which asks for another one.
+  if (!/^[\x21-\x7e]+$/.test(given.key.trim())) { notice("that is no API key"); return; }
+  sessionStorage.setItem("key", given.key.trim());
+  location.reload();
 }
 
 // -- what is asked before something is done ---------------------------------------------------
@@ -224,6 +229,11 @@ function step(by) {
 // -- one agent --------------------------------------------------------------------------------
 
 async function choose(id) {
+  if (id !== shown.chosen) {
+    $("transcript").replaceChildren();
+    $("extent").replaceChildren();
+    shown.told = null;
+  }
   shown.chosen = id;
   markChosen();
   $("agent-title").textContent = id;
@@ -249,18 +259,19 @@ function drawFacts(agent) {
 }
 
 async function drawTranscript() {
-  const id = shown.chosen;
-  if (!id || shown.stream) return;
+  const id = shown.chosen, streams = () => shown.stream?.rows[0].isConnected;
+  if (!id || streams()) return;
   try {
     const [told, detail] = await Promise.all(
       [call(one(id, "/transcript")), call(one(id))].map(async (answer) => (await answer).json()));
-    if (id !== shown.chosen || shown.stream) return;
+    if (id !== shown.chosen || streams()) return;
     drawFacts(detail.agent);
     const text = JSON.stringify(told);
     if (text === shown.told) return;
     shown.told = text;
-    const rows = told.turns.map((turn, index) => turnRow(turn, index, told.turns.length));
+    const rows = told.turns.map((turn, index) => turnRow(id, turn, index, told.turns.length));
     if (told.system_prompt) rows.unshift(said("system", told.system_prompt, ""));
+    if (shown.stream?.id === id) rows.push(...shown.stream.rows);
     $("transcript").replaceChildren(...rows);
     $("extent").replaceChildren(...told.turns.map((turn) => {
       const part = element("i", null, turn.tier);
@@ -274,25 +285,24 @@ async function drawTranscript() {
 }
 
 function said(role, text, tier, facts) {
-  const row = element("li", null, role);
+  const row = element("li", null, ROLES.includes(role) && role);
   const who = element("div", role, "who");
   if (facts) who.append(element("small", facts));
   row.append(element("i", null, tier), who, element("div", text, "said"));
   return row;
 }
 
-function turnRow(turn, index, all) {
+function turnRow(id, turn, index, all) {
   const ended = turn.finish && turn.finish !== "stop" ? `, ${turn.finish}` : "";
   const row = said(turn.role, turn.text, turn.tier, `${turn.tier}, ${count(turn.tokens)} tok${ended}`);
   const acts = element("div", null, "acts"), keep = index + 1;
-  acts.append(button("fork here", `Fork behind turn ${keep}`, () => fork(keep)));
-  if (keep < all) acts.append(button("rewind to here", `Rewind to turn ${keep}`, () => rewind(keep, all)));
+  acts.append(button("fork here", `Fork behind turn ${keep}`, () => fork(id, keep)));
+  if (keep < all) acts.append(button("rewind to here", `Rewind to turn ${keep}`, () => rewind(id, keep, all)));
   row.append(acts);
   return row;
 }
 
-async function fork(keep) {
-  const id = shown.chosen;
+async function fork(id, keep) {
   const what = keep ? `the first ${keep} turns of ${id}` : `all that ${id} remembers`;
   const given = await ask("Fork", `A new agent begins with ${what}, without a copy.`, "fork",
     [["id", "id (empty: a new one)", "text"]]);
@@ -305,8 +315,7 @@ async function fork(keep) {
   });
 }
 
-async function rewind(keep, all) {
-  const id = shown.chosen;
+async function rewind(id, keep, all) {
   const text = `${id} forgets its last ${all - keep} turns. This cannot be undone.`;
   if (!await ask("Rewind", text, "rewind", [], true)) return;
   await attempt(async () => {
@@ -364,7 +373,7 @@ async function send() {
   const mine = said("user", prompt, "cold"), answer = said("assistant", "", "active", "…");
   $("transcript").append(mine, answer);
   $("prompt").value = "";
-  shown.stream = stop;
+  shown.stream = { id, stop, rows: [mine, answer] };
   shown.told = null;
   $("send").textContent = "stop";
   const json = {
@@ -522,6 +531,8 @@ async function listen() {
     } catch { /* It comes again below. */ }
     shown.connected = false;
     before = null;
+    // How they ended nobody says any more.
+    shown.turns = shown.turns.filter((turn) => turn.ended);
     $("state").textContent = "not connected, trying again";
     $("state").className = "pill bad";
     await new Promise((resolve) => setTimeout(resolve, pause));
@@ -531,7 +542,7 @@ async function listen() {
 // -- hands ------------------------------------------------------------------------------------
 
 function onKey(event) {
-  if (event.key === "Escape" && shown.stream) shown.stream.abort();
+  if (event.key === "Escape" && shown.stream) shown.stream.stop.abort();
   if (event.target.matches("input, textarea") || $("ask").open || event.ctrlKey || event.metaKey) return;
   const keys = {
     "/": () => $("filter").focus(), n: create, c: () => $("prompt").focus(),
@@ -544,12 +555,12 @@ function onKey(event) {
 document.addEventListener("keydown", onKey);
 $("filter").addEventListener("input", refreshSoon);
 $("new").addEventListener("click", create);
-$("fork").addEventListener("click", () => fork(null));
+$("fork").addEventListener("click", () => fork(shown.chosen, null));
 $("forget").addEventListener("click", forget);
 $("export").addEventListener("click", exportAgent);
 $("chat").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (shown.stream) shown.stream.abort(); else send();
+  if (shown.stream) shown.stream.stop.abort(); else send();
 });
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }

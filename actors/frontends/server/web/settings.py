@@ -53,7 +53,7 @@ class Settings:
 
     def gate(self) -> Gate:
         """Who may pass."""
-        hosts = {*LOOPBACK, self.host, *self.names}
+        hosts = {name.lower() for name in (*LOOPBACK, self.host, *self.names)}
         everywhere = self.host in ("0.0.0.0", "::")
         return Gate(
             frozenset() if everywhere else frozenset(hosts),

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ __all__ = [
     "beside",
     "client_of",
     "ignored",
+    "ignored_header",
     "meaning",
     "read_body",
     "reuse_headers",
@@ -117,9 +118,14 @@ def reuse_headers(opened: Opened, fields: list[str]) -> dict[str, str]:
         "X-Kvactors-Reused": f"{opened.known} tokens, {reuse.how}",
         "X-Kvactors-Kept": ", ".join(reuse.kept),
         "X-Kvactors-Miss": reuse.miss,
-        "X-Kvactors-Ignored": ", ".join(fields),
     }
-    return {name: _printable(value) for name, value in headers.items() if value}
+    shown = {name: _printable(value) for name, value in headers.items() if value}
+    return shown | ignored_header(fields)
+
+
+def ignored_header(fields: Sequence[str]) -> dict[str, str]:
+    """The header that names `fields` that change nothing, if there are any."""
+    return {"X-Kvactors-Ignored": _printable(", ".join(fields))} if fields else {}
 
 
 def streamed(

@@ -1,5 +1,6 @@
 """What a chat completion asks: its body as an Inquiry."""
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "text_of"]
@@ -41,7 +42,7 @@ class ChatBody(Body):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
-    stop: str | Listed[str] | None = None
+    stop: str | Stops | None = None
     seed: int | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -55,6 +56,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
     """What a chat completion's `body` asks. Raises Failure."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     tools = tuple(_tool(i, tool) for i, tool in enumerate(body.tools or ()) if _is_function(tool))
+    choice, allowed = _tool_choice(body.tool_choice)
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or MOST_TOKENS,
         temperature=body.temperature if body.temperature is not None else 1.0,
@@ -67,9 +69,9 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
     return Inquiry(
         tuple(_message(i, message) for i, message in enumerate(body.messages)),
         client_of(request, body.prompt_cache_key or body.promptCacheKey),
-        tools,
+        tuple(tool for tool in tools if allowed is None or tool.name in allowed),
         # Those that are skipped cannot be required.
-        _tool_choice(body.tool_choice) if tools or not body.tools else ToolChoice(),
+        choice if tools or not body.tools else ToolChoice(),
         parallel=body.parallel_tool_calls is not False,
         sampling=sampling,
         open_end=body.max_completion_tokens is None and body.max_tokens is None,
@@ -83,9 +85,12 @@ def skipped(body: ChatBody) -> list[str]:
     kinds = (tool.get("type") for tool in body.tools or () if not _is_function(tool))
     found = [f"tools: {kind}" for kind in dict.fromkeys(kinds)]
     choice = body.tool_choice
-    if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
+    if isinstance(choice, dict) and choice.get("type") not in _CHOICES:
         found.append(f"tool_choice: {choice['type']}")
     return found
+
+
+_CHOICES = (None, "function", "allowed_tools")
 
 
 def _is_function(tool: Mapping[str, Any]) -> bool:
@@ -146,7 +151,9 @@ def _part(where: str, part: Any) -> str:
 def _call(where: str, call: Any) -> Call:
     try:
         function = call["function"]
-        return Call(str(call.get("id", "")), str(function["name"]), str(function["arguments"]))
+        said = function["arguments"] or "{}"
+        arguments = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        return Call(str(call.get("id") or ""), str(function["name"]), arguments)
     except (TypeError, KeyError, AttributeError):
         raise refused(where, "a function call with name and arguments") from None
 
@@ -165,24 +172,39 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
     return Tool(name, str(function.get("description") or ""), schema, strict)
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
-    if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
-        return ToolChoice()
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str):
-            raise refused("tool_choice", "name the function, or say auto, none or required")
-        return ToolChoice("required", name)
+def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
+    """Whether tools are called, and the names of those that may be, None for all."""
+    if not isinstance(choice, dict):
+        return ToolChoice(_mode(choice)), None
+    if choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools")
+        listed = allowed.get("tools") if isinstance(allowed, dict) else None
+        if not isinstance(allowed, dict) or not isinstance(listed, list):
+            raise refused("tool_choice.allowed_tools", "a mode, and a list of tools")
+        return ToolChoice(_mode(allowed.get("mode"))), frozenset(map(_named, listed))
+    if choice.get("type") not in _CHOICES:
+        return ToolChoice(), None
+    return ToolChoice("required", _named(choice)), None
+
+
+def _named(choice: Any) -> str:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise refused("tool_choice", "name the function, or say auto, none or required")
+    return name
+
+
+def _mode(choice: Any) -> Literal["auto", "none", "required"]:
     modes: dict[str | None, Literal["auto", "none", "required"]] = {
         None: "auto",
         "auto": "auto",
         "none": "none",
         "required": "required",
     }
-    if choice not in modes:
+    if not isinstance(choice, str | None) or choice not in modes:
         raise refused("tool_choice", f"auto, none, required or a function, not {choice!r}")
-    return ToolChoice(modes[choice])
+    return modes[choice]
 
 
 def _form(asked: Mapping[str, Any] | None) -> Form | None:

@@ -23,6 +23,7 @@ from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
 from kvactors.actors.frontends.server.wire.asking import (
     client_of,
     ignored,
+    ignored_header,
     read_body,
     streamed,
     while_there,
@@ -47,7 +48,7 @@ def completion_routes(completes: Completes, named: Named) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         model, asked = named.check(body.model), asked_of(body, client_of(request))
-        headers = {"X-Kvactors-Ignored": ", ".join(ignored(body))} if ignored(body) else {}
+        headers = ignored_header(ignored(body))
         base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",

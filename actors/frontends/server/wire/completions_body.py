@@ -10,7 +10,7 @@ from pydantic import Field
 from kvactors.actors.frontends.server.exchange.completion import Completion
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed
+from kvactors.actors.frontends.server.wire.reading import Body, Stops
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 from kvactors.core.schedule.sampling import Sampling
 
@@ -32,7 +32,7 @@ class CompletionBody(Body):
     logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     max_tokens: int | None = Field(None, ge=0)
     n: int | None = Field(None, ge=1, le=MOST_TEXTS)
-    stop: str | Listed[str] | None = None
+    stop: str | Stops | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None

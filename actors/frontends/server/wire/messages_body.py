@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
@@ -54,7 +54,7 @@ class MessagesBody(CountBody):
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
-    stop_sequences: Listed[str] | None = None
+    stop_sequences: Stops | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)
@@ -150,6 +150,8 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
             calls.append(Call(str(block.get("id", "")), str(block.get("name", "")), arguments))
         elif kind == "tool_result":
             result = _text(block.get("content"), f"{place}.content")
+            if block.get("is_error"):
+                result = f"Error: {result}" if result else "Error"
             yield Message("tool", result, call_id=str(block.get("tool_use_id", "")))
         else:
             raise refused(f"{place}.type", f"only text and tools are understood here, not {kind}")

@@ -9,12 +9,12 @@ import math
 import re
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 
-__all__ = ["Body", "Listed", "content_of", "record_of"]
+__all__ = ["Body", "Listed", "Stops", "content_of", "record_of"]
 
 MOST_NESTED = 64
 # Keys and values of a body: a thousand prompts of a thousand token ids.
@@ -23,6 +23,8 @@ MOST_VALUES = 1 << 20
 MOST_LISTS = 100_000
 # Messages, tools and the like of one request.
 MOST_LISTED = 10_000
+# Stop strings: all of them are looked for behind each token.
+MOST_STOPS = 64
 # Characters of a number that an error shows.
 MOST_SHOWN = 40
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -44,6 +46,9 @@ class _Bounded:
 
 
 Listed = Annotated[list[_I], _Bounded()]
+
+
+Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
 
 
 class Body(BaseModel):
