@@ -126,7 +126,19 @@ class AgentExchange:
             tokens = check_token_ids(tokens, 1 << 31)
         file = Path(path).expanduser()
         work = self._import(file, agent_id, format, tokens, on_step, trusted=of_this_model)
-        return self._agents.add(agent_id, lambda: self._with_store(work))
+        stored = list[bool]()
+
+        def store() -> None:
+            self._with_store(work)
+            stored.append(True)
+
+        try:
+            return self._agents.add(agent_id, store)
+        except BaseException:
+            if stored:
+                # Whole or not at all: it cannot be read.
+                self._agents.forget(agent_id)
+            raise
 
     def _import(
         self,

@@ -7,6 +7,7 @@ has one may read it, and let go of it.
 """
 
 import json
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ import numpy as np
 from kvactors.core.arena.pieces import Piece
 from kvactors.core.cache.segment import RawTensor
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
-from kvactors.core.quant.codec import Arrays, encode
+from kvactors.core.quant.codec import Arrays, array_widths, encode
 
 __all__ = [
     "FORMAT_VERSION",
@@ -23,6 +24,7 @@ __all__ = [
     "encode_floats",
     "from_raw",
     "layout",
+    "misfit",
     "same_bytes",
     "to_raw",
 ]
@@ -38,6 +40,9 @@ _DTYPES = {
     "bfloat16": "BF16",
 }
 _NAMES = {short: name for name, short in _DTYPES.items()}
+_BYTES = {"U32": 4, "I64": 8, "I32": 4, "F32": 4, "F16": 2, "BF16": 2}
+# Dtype and shape.
+_Form = tuple[str, tuple[int, ...]]
 
 
 def layout(spec: ModelCacheSpec) -> str:
@@ -75,6 +80,40 @@ def to_raw(piece: Piece) -> tuple[RawTensor, ...]:
         for index, group in enumerate(piece.groups)
         for name, array in sorted(group.items())
     )
+
+
+def misfit(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCacheSpec) -> str:
+    """What of `tensors` is not what tokens [start, end) have in layers as in `spec`; "" if all is.
+    A layout says what they should be, not what they are: a file may come from anybody."""
+    there = {name: (dtype, tuple(shape)) for name, dtype, shape, _ in tensors}
+    if len(there) < len(tensors):
+        return "a tensor is there twice"
+    for index, group in enumerate(spec.groups()):
+        layer = spec.layers[group[0]]
+        due = {f"g{index}.{name}": one for name, one in _due(layer, len(group), start, end).items()}
+        found = {name: there.pop(name) for name in due if name in there}
+        if found != due and not (layer.checkpointed and not found):
+            return f"layers {group} should have {due}, not {found}"
+    if there:
+        return f"no layer has {sorted(there)}"
+    for name, dtype, shape, data in tensors:
+        if memoryview(data).nbytes != prod(shape) * _BYTES[dtype]:
+            return f"{name} has {memoryview(data).nbytes} bytes"
+    return ""
+
+
+def _due(layer: LayerSpec, layers: int, start: int, end: int) -> dict[str, _Form]:
+    """The arrays of so many such `layers`, by name."""
+    if layer.states:
+        return {
+            f"s{index}": (_DTYPES[dtype], (layers, *shape))
+            for index, (shape, dtype) in enumerate(layer.states)
+        }
+    tokens = end - start if layer.window is None else min(end, layer.window)
+    return {
+        name: (_DTYPES[_name_of(dtype)], (layers, sides, layer.kv_heads, tokens, width))
+        for name, (sides, width, dtype) in array_widths(layer).items()
+    }
 
 
 def from_raw(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCacheSpec) -> Piece:
@@ -122,7 +161,11 @@ def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:
 
 
 def _dtype_name(array: mx.array) -> str:
-    return str(array.dtype).rpartition(".")[2]
+    return _name_of(array.dtype)
+
+
+def _name_of(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _to_bytes(array: mx.array) -> bytes | memoryview:

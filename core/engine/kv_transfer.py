@@ -5,13 +5,14 @@ Agents whose segments are one file on disk have one piece in memory again: what 
 with what is there of the same tokens.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from kvactors.core.arena.pieces import Piece
-from kvactors.core.arena.wire import from_raw, same_bytes, to_raw
+from kvactors.core.arena.wire import from_raw, misfit, same_bytes, to_raw
 from kvactors.core.cache.segment import Segment
 from kvactors.core.cache.spec import KVForm, ModelCacheSpec
 from kvactors.core.conversation.hashing import prefix_hashes
@@ -20,6 +21,8 @@ from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.request import Request
 
 __all__ = ["KVTransfer"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -124,6 +127,9 @@ class KVTransfer:
             if part.start != end or part.end > len(known) or part.tokens_hash != digest:
                 break
             if part.layout != self._layouts[form.spec]:
+                break
+            if fault := misfit(part.tensors, part.start, part.end, form.spec):
+                logger.warning("stored KV of %r is left out: %s", agent_id, fault)
                 break
             pieces.append(self._restored(part, form.spec))
         while pieces and not pieces[-1].whole:

@@ -6,6 +6,7 @@ It is never relied on for who owns an agent: two that write at once leave two sn
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.store.agent_files import HeldFiles, HeldKV
 
 __all__ = ["Backup", "BackupReport", "snapshots"]
+
+_log = logging.getLogger(__name__)
 
 # A ledger of more pieces is copied whole again: a restore asks for each.
 MOST_PIECES = 64
@@ -48,11 +51,9 @@ class Backup:
         self._objects = objects
         # With their sizes: of a file, a loss of power may have left less than was written.
         self._there = {name.rpartition("/")[2]: size for name, size in objects.sizes(BLOBS)}
-        latest = snapshots(objects)[-1:]
-        self._latest = "".join(latest)
-        before = [
-            agent for name in latest for agent in Snapshot.unpack(objects.get(name), name).agents
-        ]
+        names = snapshots(objects)
+        self._latest = names[-1] if names else ""
+        before = _latest_readable(objects, names)
         self._before = {agent.encoded: agent for agent in before}
         # Digests of files that were read before: a name says what is in it.
         self._files = {
@@ -156,6 +157,17 @@ class Backup:
             self._there[digest] = len(data)
             self.added += len(data)
         return digest
+
+
+def _latest_readable(objects: Objects, names: Sequence[str]) -> tuple[AgentEntry, ...]:
+    """The agents of the last snapshot of these `names` that is whole: of the latest, a loss of
+    power may have left less than was written."""
+    for name in reversed(names):
+        try:
+            return Snapshot.unpack(objects.get(name), name).agents
+        except BackupFailed as error:
+            _log.warning("%s: the one before is gone on from", error)
+    return ()
 
 
 def snapshots(objects: Objects) -> list[str]:

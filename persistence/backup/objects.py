@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from kvactors.persistence.errors import BackupFailed
 
@@ -56,6 +59,9 @@ def open_objects(url: str, options: Mapping[str, Any] | None = None) -> Objects:
     made = dict(options or {})
     if str(url).startswith("file:"):
         made.setdefault("mkdir", True)
+        # As a store's own: what is remembered is nobody else's.
+        with _told(str(url)):
+            Path(url2pathname(urlsplit(url).path)).mkdir(0o700, parents=True, exist_ok=True)
     with _told(str(url)):
         return Objects(obstore.store.from_url(str(url), **made))
 

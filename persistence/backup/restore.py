@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.files.naming import LEDGER_NAME, MANIFEST_NAME
 
 __all__ = ["NOTES", "read_notes", "restore"]
+
+_log = logging.getLogger(__name__)
 
 NOTES = "backup.notes"
 """Within a restored store: the notes of its snapshot."""
@@ -32,6 +35,8 @@ def restore(
     root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
+    if root.is_mount():
+        raise BackupFailed(f"{root} is where a disk is mounted: name a folder in it")
     found = snapshots(objects)
     chosen = name or (found[-1] if found else "")
     if chosen not in found:
@@ -71,6 +76,10 @@ def _part_of(agent: AgentEntry, parts: int) -> int:
     return 1 + int(digest_of(agent.encoded.encode()), 16) % parts
 
 
+class _Damaged(BackupFailed):
+    """An object is not what its name says."""
+
+
 class _Making:
     """Writes a store's files below `root`, each synced before its folder."""
 
@@ -107,9 +116,15 @@ class _Making:
         for kv in agent.kv:
             folder = self._root / "kv" / kv.fingerprint / agent.encoded
             folder.mkdir(0o700, parents=True)
-            for file, digest in kv.segments:
-                self._segment(folder / file, digest)
-            self._write(folder / MANIFEST_NAME, self._blob(kv.manifest))
+            try:
+                for file, digest in kv.segments:
+                    self._segment(folder / file, digest)
+                self._write(folder / MANIFEST_NAME, self._blob(kv.manifest))
+            except _Damaged as error:
+                # Only a cache: its tokens are in the ledger.
+                _log.warning("KV of %s is left out: %s", agent.encoded, error)
+                shutil.rmtree(folder)
+                self._made = {d: path for d, path in self._made.items() if path.parent != folder}
 
     def _segment(self, path: Path, digest: str) -> None:
         if digest in self._made:
@@ -125,7 +140,7 @@ class _Making:
     def _blob(self, digest: str) -> bytes:
         data = self._objects.get(blob_name(digest))
         if digest_of(data) != digest:
-            raise BackupFailed(f"{blob_name(digest)} is damaged: it is not what its name says")
+            raise _Damaged(f"{blob_name(digest)} is damaged: it is not what its name says")
         return data
 
     def _write(self, path: Path, data: bytes) -> None:

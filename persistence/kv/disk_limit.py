@@ -43,29 +43,43 @@ class DiskLimit:
     def make_room(self, key: Key, change: int, eviction: Eviction) -> None:
         """Evict until `key` may take `change` more bytes; counts them as taken.
 
-        Raises MaxDiskExceeded before evicting anything if it cannot succeed; OSError if
-        an eviction fails.
+        Raises MaxDiskExceeded if it cannot succeed, before evicting anything if that can be known.
+        What cannot be deleted stays, and others leave in its place.
         """
         if self._max_disk is None:
             return
-        for other, name in self._victims(change, self._max_disk, eviction):
+        stuck = set[Key]()
+        while not self._evict(change, self._max_disk, eviction, stuck):
+            pass
+        self._kv.disk.reserve(key, change)
+
+    def _evict(self, change: int, limit: int, eviction: Eviction, stuck: set[Key]) -> bool:
+        """Whether all could be deleted that had to be; what could not is `stuck` from then on."""
+        for other, name in self._victims(change, limit, eviction, stuck):
             _log.warning(
                 "max_disk of %d bytes is reached: the KV of %r under model %s is evicted; "
                 "its next turn prefills again",
-                self._max_disk,
+                limit,
                 name,
                 other.fingerprint[:8],
             )
             self.evicted(name, other.fingerprint)
-            self._kv.drop(other)
-        self._kv.disk.reserve(key, change)
+            try:
+                self._kv.drop(other)
+            except OSError as error:
+                _log.warning("the KV of %r cannot be deleted: %s", name, error)
+                stuck.add(other)
+                return False
+        return True
 
-    def _victims(self, change: int, limit: int, eviction: Eviction) -> list[tuple[Key, str]]:
+    def _victims(
+        self, change: int, limit: int, eviction: Eviction, stuck: set[Key]
+    ) -> list[tuple[Key, str]]:
         """Keys to evict and their agents' ids. What a newer version wrote is never one."""
         newer = self._kv.newer
         while True:
             known = len(newer)
-            keep = {*eviction.keep, *newer}
+            keep = {*eviction.keep, *newer, *stuck}
             keys = self._kv.disk.victims(change, limit, keep, lambda: self._last(eviction))
             found = [(key, self._name(key)) for key in keys]
             if len(newer) == known:

@@ -152,6 +152,10 @@ class KvFolders:
                 _log.warning("%s; its tokens will be prefilled again", error)
                 self.newer[key] = untraced(error)
                 return ()
+            except OSError as error:
+                # Too many open files, a network's disk: it may be read the next time.
+                _log.warning("KV of %r is read up to token %d: %s", agent_id, entry.start, error)
+                break
             if segment is None:
                 self._keep_first(key, found, len(segments))
                 break
@@ -175,9 +179,6 @@ class KvFolders:
                 raise SegmentUnreadable(f"it holds tokens [{segment.start}, {segment.end})")
         except FileNotFoundError:
             _log.warning("KV segment %s is missing; its tokens will be prefilled again", path)
-            return None
-        except OSError as error:
-            _log.warning("KV segment %s cannot be read: %s", path, error)
             return None
         except SegmentUnreadable as error:
             self._set_aside(path, str(error))
@@ -233,7 +234,10 @@ class KvFolders:
         there = self.folder(key).is_dir()
         if there:
             self._by_agent.setdefault(key.agent, set()).add(key.fingerprint)
-        elif key.agent in self._by_agent:
+        else:
+            # One that is made anew has a name that is to be made durable again.
+            self._settled.discard(key)
+        if not there and key.agent in self._by_agent:
             self._by_agent[key.agent].discard(key.fingerprint)
             if not self._by_agent[key.agent]:
                 del self._by_agent[key.agent]

@@ -76,6 +76,8 @@ class Arrival:
         for folder in (kv.folder(key).parent, kv.folder(key)):
             if not folder.is_dir():
                 kv.files.mkdir(folder)
+        # Known from here on, so that an error takes it back.
+        kv.measure(key)
         entries.append(self._write(key, segment))
         kv.measure(key)
 

@@ -55,7 +55,8 @@ def run_import(
 
 
 def _import_archive(file: Path, agent_id: str, root: Path) -> None:
-    store = Store(root, encryption_key=stored_key())
+    # Whoever runs the store says what it may take.
+    store = Store(root, max_disk=None, encryption_key=stored_key())
     try:
         with stepping(f"import {printable(agent_id)}") as on_step:
             import_archive(store, file, agent_id, on_step)
@@ -66,7 +67,7 @@ def _import_archive(file: Path, agent_id: str, root: Path) -> None:
 def _import_kv(
     file: Path, agent_id: str, form: str | None, model: str, tokens: list[int] | None, root: Path
 ) -> None:
-    system = AgentSystem(model, store=root, encryption_key=stored_key())
+    system = AgentSystem(model, store=root, max_disk=None, encryption_key=stored_key())
     with working(f"Loading {printable(model)} …"):
         system.start()
     try:

@@ -157,7 +157,7 @@ def _transcript_of(store: Store, agent_id: str) -> StoredTranscript | None:
     """None for one that this version cannot read."""
     try:
         return read_transcript(store.read_ledger(agent_id) or ())
-    except (LedgerUnreadable, NewerFormat, KeyError, TypeError):
+    except (LedgerUnreadable, NewerFormat, KeyError, TypeError, OSError):
         return None
 
 
