@@ -147,19 +147,51 @@ def test_a_torn_last_frame_is_not_copied(store: Store, tmp_path: Path, objects: 
     assert copied.read_bytes() + b"KVAL torn" == ledger.read_bytes()
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"!", lambda data: b""])
+DAMAGE = [lambda data: data[:-1] + b"!", lambda data: b""]
+
+
+def blob_of(objects: Objects, begins: bytes) -> str:
+    """The name of the object that begins so."""
+    (name,) = (name for name in blobs(objects) if objects.get(name).startswith(begins))
+    return name
+
+
+@pytest.mark.parametrize("change", DAMAGE)
 def test_a_damaged_object_is_named_and_no_store_is_made(
     store: Store, tmp_path: Path, objects: Objects, change: Callable[[bytes], bytes]
 ) -> None:
     put(store, Save("alice", (RECORD,), F1, SEGMENTS))
     back_up(store, objects)
-    name = sorted(blobs(objects))[0]
+    (ledger,) = tmp_path.glob("store/agents/*/ledger.log")
+    name = blob_of(objects, ledger.read_bytes())
     objects.put(name, change(objects.get(name)))
 
     with pytest.raises(BackupFailed, match=f"{name} is damaged"):
         restore(objects, tmp_path / "new")
 
     assert sorted(path.name for path in tmp_path.glob("new*")) == []
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+def test_damaged_kv_is_left_out_and_what_was_said_is_there(
+    store: Store, tmp_path: Path, objects: Objects, change: Callable[[bytes], bytes]
+) -> None:
+    put(store, Save("alice", (RECORD,), F1, SEGMENTS))
+    store.fork("alice", "child")
+    put(store, Save("bob", (RECORD,), F1, (example_segment(0, 256, seed=1),)))
+    back_up(store, objects)
+    segment = next(tmp_path.glob("store/kv/*/alice-*/seg-*"))
+    name = blob_of(objects, segment.read_bytes())
+    objects.put(name, change(objects.get(name)))
+
+    assert restore(objects, tmp_path / "new") == 3
+
+    again = Store(tmp_path / "new")
+    assert list(again.verify()) == []
+    assert {a: again.kv_extent(a, F1) for a in ("alice", "child", "bob")} == {
+        "alice": 0, "child": 0, "bob": 256
+    }  # fmt: skip
+    assert again.read_ledger("alice") == (RECORD,)
 
 
 def test_a_missing_object_is_named(store: Store, tmp_path: Path) -> None:

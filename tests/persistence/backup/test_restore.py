@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
-from kvactors.persistence.backup.backup import Backup
+from kvactors.persistence.backup.backup import Backup, snapshots
 from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.backup.restore import NOTES, read_notes, restore
 from kvactors.persistence.errors import StoreAlreadyOpen, StoreLocked
@@ -81,3 +81,14 @@ def test_an_empty_working_directory_becomes_a_store(
 
     assert restore(objects, Path()) == 1
     assert Store(tmp_path / "here").read_ledger("alice") == (RECORD,)
+
+
+def test_a_snapshot_that_was_cut_off_stops_no_further_backup(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    objects.put(snapshots(objects)[-1], b"")
+
+    report = Backup(objects).finish()
+
+    assert snapshots(objects)[-1] == report.name
+    assert restore(objects, tmp_path / "new") == 0
