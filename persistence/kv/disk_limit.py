@@ -41,7 +41,8 @@ class DiskLimit:
         """Ids of the agents in use: their KV leaves after all others'."""
 
     def make_room(self, key: Key, change: int, eviction: Eviction) -> None:
-        """Evict until `key` may take `change` more bytes; counts them as taken.
+        """Evict, as `eviction` says, until `key` may take `change` more bytes; counts them as its
+        own.
 
         Raises MaxDiskExceeded if it cannot succeed, before evicting anything if that can be known.
         What cannot be deleted stays, and others leave in its place.
