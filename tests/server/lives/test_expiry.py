@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 import os
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,28 @@ def test_who_is_not_asked_for_a_while_leaves_memory_and_comes_back_warm(tmp_path
         said = [*asked("hello")["messages"], first, {"role": "user", "content": "and now?"}]
         used = post(server, asked("", messages=said)).json()["usage"]
         assert used["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_who_is_asked_through_agents_is_used_as_well(server: Server) -> None:
+    first, second = (
+        post(server, asked(text)).headers["x-kvactors-agent"] for text in ("hello", "good day")
+    )
+    turn = {"prompt": "and now?", "max_tokens": 2}
+
+    @bug(Index, "touch")
+    def the_disk_is_full(true: Any) -> Any:
+        def touch(*given: Any) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        return touch
+
+    assert asyncio.run(server.service.claims.idle_agents(math.inf)) == [first, second]
+    with seeded(the_disk_is_full):
+        answer = httpx.post(f"{server.url}/agents/{first}/turns", json=turn, timeout=WAIT)
+    assert answer.status_code == 200
+    assert asyncio.run(server.service.claims.idle_agents(math.inf)) == [first, second]
+    httpx.post(f"{server.url}/agents/{first}/turns", json=turn, timeout=WAIT)
+    assert asyncio.run(server.service.claims.idle_agents(math.inf)) == [second, first]
 
 
 def test_forks_of_an_agent_by_its_name_hold_up_no_large_body(server: Server) -> None:

@@ -4,6 +4,7 @@ One thread of its own plans turns over the index, and sees who is busy; agents a
 """
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -93,7 +94,9 @@ class Claims:
         def claim() -> None:
             if agent_id in self._busy:
                 raise AgentBusy(agent_id)
-            self._index.touch(agent_id)
+            # Of a full disk: it only goes sooner.
+            with suppress(sqlite3.OperationalError):
+                self._index.touch(agent_id)
             self._busy.add(agent_id)
 
         await self.on_index(claim)
