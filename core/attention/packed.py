@@ -121,7 +121,7 @@ def _powers(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.arra
     if sinks is None:
         weights = exponentials(scores - top, powers=True)
         return weights, weights.sum(-1, keepdims=True)
-    sink = _sink_scores(scores, sinks * LOG2_E, 1)
+    sink = _sink_scores(scores, sinks.astype(PRECISION) * LOG2_E, 1)
     top = mx.maximum(top, sink)
     weights = exponentials(scores - top, powers=True)
     return weights, weights.sum(-1, keepdims=True) + exponentials(sink - top, powers=True)

@@ -33,6 +33,10 @@ USUAL_ROLES = ("system", "user", "assistant")
 _ASK = "kvactors probe question"
 _ANSWER = "kvactors probe answer"
 _SYSTEM = "kvactors probe system"
+_REWRITES = (
+    "the chat template rewrites the conversation when a turn is added; kvactors needs one that "
+    "appends"
+)
 
 
 class ChatFormat:
@@ -53,11 +57,9 @@ class ChatFormat:
             {"role": "user", "content": _ASK},
             {"role": "assistant", "content": _ANSWER},
         ]
-        self._history = self._render(self._probe, answer=False)
-        place = self._history.rfind(_ANSWER)
-        if place < 0:
+        _, answered, self._closing = self._render(self._probe, answer=False).rpartition(_ANSWER)
+        if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
-        self._closing = self._history[place + len(_ANSWER) :]
         self._check_append_only()
 
     def check_length(self, characters: int, context: int) -> None:
@@ -161,8 +163,7 @@ class ChatFormat:
             )
 
         def render(said: str) -> str:
-            turn = {"role": role, "content": said}
-            return self._suffix(self._history, [*self._probe, turn], answer=answer)
+            return self._behind_answer({"role": role, "content": said}, answer=answer)
 
         return _heard(role, text, render)
 
@@ -221,21 +222,25 @@ class ChatFormat:
     def _suffix(self, before: str, messages: list[dict[str, str]], *, answer: bool) -> str:
         after = self._render(messages, answer=answer)
         if not after.startswith(before):
-            raise TemplateError(
-                "the chat template rewrites the conversation when a turn is added; "
-                "kvactors needs one that appends"
-            )
+            raise TemplateError(_REWRITES)
         return after[len(before) :]
+
+    def _behind_answer(self, turn: dict[str, str], *, answer: bool) -> str:
+        """What a `turn` adds behind a closed answer. What stands before that may be another than
+        it was: a date, or thoughts that are dropped."""
+        _, _, rest = self._render([*self._probe, turn], answer=answer).partition(_ANSWER)
+        if not rest.startswith(self._closing):
+            raise TemplateError(_REWRITES)
+        return rest[len(self._closing) :]
 
     def _check_append_only(self) -> None:
         try:
-            self._suffix(self._history, [*self._probe, self._probe[0]], answer=True)
+            self._behind_answer(self._probe[0], answer=True)
         except TemplateError:
             # Some templates drop a closing newline once another turn follows: what
             # stands in the ledger wins, and the suffix starts where the two part.
-            self._history = self._history.rstrip()
             self._closing = self._closing.rstrip()
-            self._suffix(self._history, [*self._probe, self._probe[0]], answer=True)
+            self._behind_answer(self._probe[0], answer=True)
 
     def _render(self, messages: list[Any], *, answer: bool, **more: Any) -> str:
         if not self.has_template:

@@ -5,7 +5,7 @@ probing forward, and what cannot be supported is refused here with the reason. G
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,14 +140,22 @@ def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
 
 
 def _vocabulary(model: Any) -> int:
-    for _, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
-            return int(module.weight.shape[0])
-    return int(model(mx.array([[1]])).shape[-1])
+    """How many ids a model may be fed: rows of the embedding of its tokens, beside which it may
+    have others, of positions and the like."""
+    tables = [
+        int(module.weight.shape[0])
+        for _, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
+    ]
+    said = _said(model, ("vocab_size",))
+    if said in tables:
+        return int(said)
+    drawn = int(model(mx.array([[1]])).shape[-1])
+    return drawn if drawn in tables or not tables else min(drawn, max(tables))
 
 
 def _context(model: Any, options: ModelOptions) -> int:
-    longest = _positions(getattr(model, "args", None)) or DEFAULT_CONTEXT
+    longest = _said(model, _POSITIONS) or DEFAULT_CONTEXT
     if options.context is not None and options.context > longest:
         raise InvalidConfig(
             f"context={options.context} exceeds the model's {longest} positions: it can only "
@@ -156,11 +164,16 @@ def _context(model: Any, options: ModelOptions) -> int:
     return int(options.context or longest)
 
 
-def _positions(args: Any) -> int | None:
-    """The positions that a model was made for, if its arguments, or its text model's, say."""
+# The positions that it was made for.
+_POSITIONS = ("max_position_embeddings", "n_positions", "model_max_length")
+
+
+def _said(model: Any, names: Sequence[str]) -> int | None:
+    """The first of these numbers that a model's arguments, or its text model's, say."""
+    args = getattr(model, "args", None)
     for held in (args, getattr(args, "text_config", None)):
         found = held if isinstance(held, dict) else getattr(held, "__dict__", {})
-        for name in ("max_position_embeddings", "n_positions", "model_max_length"):
+        for name in names:
             if found.get(name):
                 return int(found[name])
     return None

@@ -57,7 +57,7 @@ class Grammar:
         if isinstance(schema, Mapping):
             try:
                 schema = json.dumps(dict(schema))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidGrammar(
                     f"a JSON schema must be made of JSON values: {error}"
                 ) from None
@@ -132,5 +132,7 @@ def _check(kind: Kind, text: str) -> None:
         wrong, messages = LLMatcher.validate_grammar_with_warnings(_source(kind, text))
     except ValueError as error:
         wrong, messages = True, [f"it is no JSON: {error}"]
+    except RecursionError:
+        wrong, messages = True, ["it is nested too deep"]
     if wrong:
         raise InvalidGrammar(f"the {kind.replace('_', ' ')} is no grammar: {messages[0].strip()}")

@@ -24,8 +24,10 @@ LONGEST_STOP = 1000
 # Below, floats of 32 bits have no room for what is divided by it.
 LEAST_TEMPERATURE = 1e-6
 # Parameters from 0 to so much.
+# Beyond it all tokens are alike, and a float32 has no number for much more.
+MOST_TEMPERATURE = 1e6
 _NUMBERS = {
-    "temperature": float("inf"),
+    "temperature": MOST_TEMPERATURE,
     "top_p": 1.0,
     "min_p": 1.0,
     "repetition_penalty": float("inf"),

@@ -75,6 +75,8 @@ class Session(CacheSession[Face]):
         if self._model is None:
             raise InvalidStep(f"the session {self.key} was closed")
         fed = self._checked(tokens, len(positions))
+        # NumPy's integers as well: MLX takes Python's alone.
+        positions = [known if (known := whole(one)) is not None else one for one in positions]
         plan = self._planner.plan(positions)
         try:
             logits = self.row.step(self._model, fed, tuple(positions), plan)
@@ -87,13 +89,13 @@ class Session(CacheSession[Face]):
     def _checked(self, tokens: Sequence[int], positions: int) -> mx.array:
         if len(tokens) != positions:
             raise InvalidStep(f"a step of {len(tokens)} tokens was given {positions} positions")
-        for token in tokens:
-            found = whole(token)
-            if found is None or not 0 <= found < self._vocabulary:
+        found = [whole(token) for token in tokens]
+        for token, known in zip(tokens, found, strict=True):
+            if known is None or not 0 <= known < self._vocabulary:
                 raise TokenOutOfRange(
                     f"token {token!r} is not in [0, {self._vocabulary}), the model's embedding"
                 )
-        return mx.array(list(tokens), mx.int32)
+        return mx.array(found, mx.int32)
 
     def update_and_attend(
         self,

@@ -31,7 +31,14 @@ DROPS_NEWLINE = (
     "{% if loop.last and not add_generation_prompt %}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-REWRITES = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+REWRITES = "{% for m in messages %}{{ m.content }}{{ messages | length }}{% endfor %}"
+# As published: of earlier answers the thought is dropped, and of the last one it is there, empty.
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 ALTERNATES = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -88,7 +95,13 @@ def talk(template: str, end: str, finish: str = "stop") -> tuple[str, Any]:
 @pytest.mark.parametrize("finish", ["stop", "length"])
 @pytest.mark.parametrize(
     ("template", "end"),
-    [(CHATML, "<|im_end|>"), (QWEN, "<|im_end|>"), (LLAMA3, "<|eot|>"), (ALTERNATES, "</s>")],
+    [
+        (CHATML, "<|im_end|>"),
+        (QWEN, "<|im_end|>"),
+        (QWEN3, "<|im_end|>"),
+        (LLAMA3, "<|eot|>"),
+        (ALTERNATES, "</s>"),
+    ],
 )
 def test_turn_by_turn_rendering_equals_the_whole_conversation(
     template: str, end: str, finish: str
@@ -117,6 +130,17 @@ def test_a_template_that_drops_a_newline_before_the_next_turn_still_works() -> N
     text, _ = talk(DROPS_NEWLINE, "[end]")
 
     assert text == "[user]q1[end][assistant]a1[end][user]q2[end][assistant]a2[end]"
+
+
+def test_what_a_later_turn_adds_does_not_depend_on_the_day() -> None:
+    tokenizer = TemplateTokenizer("[today: {{ day }}]" + CHATML, "<|im_end|>")
+    chat = ChatFormat(tokenizer, {"day": "Monday"})
+    monday = chat.following("user", "q2", answer=True)
+
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ day }}", "Tuesday")
+
+    assert chat.following("user", "q2", answer=True) == monday
+    assert "Tuesday" in chat.opening("user", "q1", system=None, answer=True)
 
 
 def test_a_template_that_rewrites_the_conversation_is_refused() -> None:

@@ -217,6 +217,8 @@ def test_what_only_the_store_holds_is_counted_as_it_changes() -> None:
 
 def test_a_temperature_that_no_float_divides_by_is_greedy() -> None:
     assert Sampling(temperature=1e-40).greedy
+    with pytest.raises(InvalidSampling, match=r"temperature must be a number in \[0, 1e\+06\]"):
+        Sampling(temperature=1e39)
     assert not Sampling(temperature=1e-3).greedy
 
 

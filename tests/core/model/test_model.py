@@ -34,6 +34,14 @@ def test_the_spec_is_derived_from_the_models_own_caches() -> None:
     assert loaded.spec.context == 8192
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_bigcode"])
+@pytest.mark.parametrize("positions", [64, 512])
+def test_the_vocabulary_is_that_of_tokens_however_many_positions_there_are(
+    family: str, positions: int
+) -> None:
+    assert load(build(family, n_positions=positions)).spec.vocab_size == 128
+
+
 def test_a_head_dim_that_no_group_divides_stays_float() -> None:
     loaded = load(tiny_model(head_dim=80, hidden_size=320))
 

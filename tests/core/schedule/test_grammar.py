@@ -285,3 +285,14 @@ def test_what_is_no_schema_keeps_its_format(tokens: GrammarTokens) -> None:
     wanted = '{"format": "date"}'
 
     assert say(Guide(tokens, grammar, 60), wanted) == wanted
+
+
+def test_a_schema_that_is_nested_too_deep_is_no_grammar() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(2000):
+        schema = {"type": "object", "properties": {"a": schema}}
+
+    with pytest.raises(InvalidGrammar):
+        Grammar.json_schema(schema)
+    with pytest.raises(InvalidGrammar, match="nested too deep"):
+        Grammar.json_schema("[" * 100_000)

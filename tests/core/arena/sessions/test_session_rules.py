@@ -4,6 +4,7 @@ import gc
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from alone import FACTS, PROMPT, Alone, config, fed, open_as
 from makers import LoadGrid
@@ -44,7 +45,8 @@ def test_what_is_no_step_is_refused_before_anything_is_done(
             fed(session, [1, 2], [7])
         with pytest.raises(CacheFull, match="needs 2 cells: 7 of 8 are held, 1 free"):
             fed(session, [1, 2], [7, 8])
-        alone.agrees(fed(session, [12], [7]), [[*PROMPT, 12]])
+        numpys: Any = np.array([12]), np.array([7])
+        alone.agrees(fed(session, *numpys), [[*PROMPT, 12]])
         assert not session.cache.can_extend()
     with pytest.raises(InvalidStep, match=f"{session.key} was closed"):
         fed(session, [1], [8])
