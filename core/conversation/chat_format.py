@@ -60,7 +60,13 @@ class ChatFormat:
         _, answered, self._closing = self._render(self._probe, answer=False).rpartition(_ANSWER)
         if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
-        self._check_append_only()
+        try:
+            self._behind_answer(self._probe[0], answer=True)
+        except TemplateError:
+            # Some templates drop a closing newline once another turn follows: what
+            # stands in the ledger wins, and the suffix starts where the two part.
+            self._closing = self._closing.rstrip()
+            self._behind_answer(self._probe[0], answer=True)
 
     def check_length(self, characters: int, context: int) -> None:
         """Raise ContextExceeded where so many `characters` are more than a whole `context` of the
@@ -232,15 +238,6 @@ class ChatFormat:
         if not rest.startswith(self._closing):
             raise TemplateError(_REWRITES)
         return rest[len(self._closing) :]
-
-    def _check_append_only(self) -> None:
-        try:
-            self._behind_answer(self._probe[0], answer=True)
-        except TemplateError:
-            # Some templates drop a closing newline once another turn follows: what
-            # stands in the ledger wins, and the suffix starts where the two part.
-            self._closing = self._closing.rstrip()
-            self._behind_answer(self._probe[0], answer=True)
 
     def _render(self, messages: list[Any], *, answer: bool, **more: Any) -> str:
         if not self.has_template:
