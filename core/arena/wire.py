@@ -40,7 +40,6 @@ _DTYPES = {
     "bfloat16": "BF16",
 }
 _NAMES = {short: name for name, short in _DTYPES.items()}
-_BYTES = {"U32": 4, "I64": 8, "I32": 4, "F32": 4, "F16": 2, "BF16": 2}
 # Dtype and shape.
 _Form = tuple[str, tuple[int, ...]]
 
@@ -97,7 +96,7 @@ def misfit(tensors: tuple[RawTensor, ...], start: int, end: int, spec: ModelCach
     if there:
         return f"no layer has {sorted(there)}"
     for name, dtype, shape, data in tensors:
-        if memoryview(data).nbytes != prod(shape) * _BYTES[dtype]:
+        if memoryview(data).nbytes != prod(shape) * getattr(mx, _NAMES[dtype]).size:
             return f"{name} has {memoryview(data).nbytes} bytes"
     return ""
 

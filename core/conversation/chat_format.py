@@ -163,10 +163,12 @@ class ChatFormat:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens."""
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
-            before = self._render(self._probe[:1], answer=False)
-            return self._suffix(
-                before, [*self._probe[:1], {"role": role, "content": text}], answer=False
-            )
+            asked = self._probe[:1]
+            before = self._render(asked, answer=False)
+            after = self._render([*asked, {"role": role, "content": text}], answer=False)
+            if not after.startswith(before):
+                raise TemplateError(_REWRITES)
+            return after[len(before) :]
 
         def render(said: str) -> str:
             return self._behind_answer({"role": role, "content": said}, answer=answer)
@@ -224,12 +226,6 @@ class ChatFormat:
             if self._closing.strip().startswith(end.strip()):
                 return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
         return self._closing
-
-    def _suffix(self, before: str, messages: list[dict[str, str]], *, answer: bool) -> str:
-        after = self._render(messages, answer=answer)
-        if not after.startswith(before):
-            raise TemplateError(_REWRITES)
-        return after[len(before) :]
 
     def _behind_answer(self, turn: dict[str, str], *, answer: bool) -> str:
         """What a `turn` adds behind a closed answer. What stands before that may be another than

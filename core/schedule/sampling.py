@@ -23,9 +23,9 @@ MOST_CHOICES = 256
 LONGEST_STOP = 1000
 # Below, floats of 32 bits have no room for what is divided by it.
 LEAST_TEMPERATURE = 1e-6
-# Parameters from 0 to so much.
 # Beyond it all tokens are alike, and a float32 has no number for much more.
 MOST_TEMPERATURE = 1e6
+# Parameters from 0 to so much.
 _NUMBERS = {
     "temperature": MOST_TEMPERATURE,
     "top_p": 1.0,

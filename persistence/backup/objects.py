@@ -59,10 +59,10 @@ def open_objects(url: str, options: Mapping[str, Any] | None = None) -> Objects:
     made = dict(options or {})
     if str(url).startswith("file:"):
         made.setdefault("mkdir", True)
-        # As a store's own: what is remembered is nobody else's.
-        with _told(str(url)):
-            Path(url2pathname(urlsplit(url).path)).mkdir(0o700, parents=True, exist_ok=True)
     with _told(str(url)):
+        if str(url).startswith("file:///") and made["mkdir"]:
+            # As a store's own: what is remembered is nobody else's.
+            Path(url2pathname(urlsplit(url).path)).mkdir(0o700, parents=True, exist_ok=True)
         return Objects(obstore.store.from_url(str(url), **made))
 
 

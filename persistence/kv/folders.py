@@ -231,22 +231,20 @@ class KvFolders:
 
     def measure(self, key: Key) -> None:
         """Take a folder's size and age from the disk; forgets one that is gone."""
-        there = self.folder(key).is_dir()
-        if there:
+        if self.folder(key).is_dir():
             self._by_agent.setdefault(key.agent, set()).add(key.fingerprint)
         else:
             # One that is made anew has a name that is to be made durable again.
             self._settled.discard(key)
-        if not there and key.agent in self._by_agent:
-            self._by_agent[key.agent].discard(key.fingerprint)
-            if not self._by_agent[key.agent]:
-                del self._by_agent[key.agent]
+            left = self._by_agent.get(key.agent, set())
+            left.discard(key.fingerprint)
+            if not left:
+                self._by_agent.pop(key.agent, None)
         if "disk" in self.__dict__:
             self.disk.note(key, measure_folder(self.folder(key)))
 
     def drop(self, key: Key) -> None:
         """Delete all of a key's KV, manifest first and durably. Raises OSError."""
-        self._settled.discard(key)
         self.newer.pop(key, None)
         try:
             if self.folder(key).is_dir():

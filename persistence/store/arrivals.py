@@ -73,11 +73,12 @@ class Arrival:
         due = entries[-1].end if entries else 0
         if segment.start != due or segment.end <= due:
             raise KvGap(f"segment [{segment.start}, {segment.end}) where one from {due} on is due")
-        for folder in (kv.folder(key).parent, kv.folder(key)):
-            if not folder.is_dir():
-                kv.files.mkdir(folder)
-        # Known from here on, so that an error takes it back.
-        kv.measure(key)
+        if not entries:
+            for folder in (kv.folder(key).parent, kv.folder(key)):
+                if not folder.is_dir():
+                    kv.files.mkdir(folder)
+            # Known from here on, so that an error takes it back.
+            kv.measure(key)
         entries.append(self._write(key, segment))
         kv.measure(key)
 

@@ -24,6 +24,7 @@ from kvactors.core.cache.family.faces import (
 )
 from kvactors.core.cache.family.registry import build, faced
 from kvactors.core.cache.family.session import CacheSession
+from kvactors.core.cache.family.step_plan import whole_numbers
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.errors import InvalidConfig, InvalidStep, TokenOutOfRange, UnsupportedLayer
 from kvactors.core.model.layer_kinds import derive_layers
@@ -75,11 +76,11 @@ class Session(CacheSession[Face]):
         if self._model is None:
             raise InvalidStep(f"the session {self.key} was closed")
         fed = self._checked(tokens, len(positions))
-        # NumPy's integers as well: MLX takes Python's alone.
-        positions = [known if (known := whole(one)) is not None else one for one in positions]
-        plan = self._planner.plan(positions)
+        # MLX takes Python's integers alone.
+        asked = whole_numbers("a position", positions)
+        plan = self._planner.plan(asked)
         try:
-            logits = self.row.step(self._model, fed, tuple(positions), plan)
+            logits = self.row.step(self._model, fed, asked, plan)
         except BaseException:
             self._planner.take_back()
             raise

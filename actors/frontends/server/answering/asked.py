@@ -60,7 +60,7 @@ def sampling_of(
         sampling = replace(sampling, max_tokens=max(sampling.max_tokens, longer))
     if sampling.max_tokens + most <= left:
         return sampling
-    chat.check_length(sum(map(len, texts)), system.info.spec.context)
+    chat.check_length(sum(map(len, texts)), info.spec.context)
     left -= sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
     if inquiry.open_end:
         return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))

@@ -229,11 +229,7 @@ function step(by) {
 // -- one agent --------------------------------------------------------------------------------
 
 async function choose(id) {
-  if (id !== shown.chosen) {
-    $("transcript").replaceChildren();
-    $("extent").replaceChildren();
-    shown.told = null;
-  }
+  if (id !== shown.chosen) clearTranscript();
   shown.chosen = id;
   markChosen();
   $("agent-title").textContent = id;
@@ -241,13 +237,18 @@ async function choose(id) {
   await drawTranscript();
 }
 
+function clearTranscript() {
+  shown.told = null;
+  $("transcript").replaceChildren();
+  $("extent").replaceChildren();
+}
+
 function unchoose() {
-  shown.chosen = shown.told = null;
+  shown.chosen = null;
+  clearTranscript();
   $("agent-title").textContent = "no agent chosen";
   $("actions").hidden = $("chat").hidden = $("tier").hidden = true;
   $("facts").textContent = "";
-  $("transcript").replaceChildren();
-  $("extent").replaceChildren();
 }
 
 function drawFacts(agent) {

@@ -22,10 +22,18 @@ from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "text_of"]
+__all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "text_of"]
 
 MOST_TOKENS = 4096
 MOST_ANSWERS = 16
+# Kinds of tool choices that are objects.
+_CHOICES = (None, "function", "allowed_tools")
+_MODES: dict[str | None, Literal["auto", "none", "required"]] = {
+    None: "auto",
+    "auto": "auto",
+    "none": "none",
+    "required": "required",
+}
 
 
 class ChatBody(Body):
@@ -88,9 +96,6 @@ def skipped(body: ChatBody) -> list[str]:
     if isinstance(choice, dict) and choice.get("type") not in _CHOICES:
         found.append(f"tool_choice: {choice['type']}")
     return found
-
-
-_CHOICES = (None, "function", "allowed_tools")
 
 
 def _is_function(tool: Mapping[str, Any]) -> bool:
@@ -175,13 +180,14 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
 def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
     """Whether tools are called, and the names of those that may be, None for all."""
     if not isinstance(choice, dict):
-        return ToolChoice(_mode(choice)), None
+        return ToolChoice(mode_of("tool_choice", choice)), None
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools")
         listed = allowed.get("tools") if isinstance(allowed, dict) else None
         if not isinstance(allowed, dict) or not isinstance(listed, list):
             raise refused("tool_choice.allowed_tools", "a mode, and a list of tools")
-        return ToolChoice(_mode(allowed.get("mode"))), frozenset(map(_named, listed))
+        mode = mode_of("tool_choice.allowed_tools.mode", allowed.get("mode"))
+        return ToolChoice(mode), frozenset(map(_named, listed))
     if choice.get("type") not in _CHOICES:
         return ToolChoice(), None
     return ToolChoice("required", _named(choice)), None
@@ -195,16 +201,11 @@ def _named(choice: Any) -> str:
     return name
 
 
-def _mode(choice: Any) -> Literal["auto", "none", "required"]:
-    modes: dict[str | None, Literal["auto", "none", "required"]] = {
-        None: "auto",
-        "auto": "auto",
-        "none": "none",
-        "required": "required",
-    }
-    if not isinstance(choice, str | None) or choice not in modes:
-        raise refused("tool_choice", f"auto, none, required or a function, not {choice!r}")
-    return modes[choice]
+def mode_of(where: str, mode: Any) -> Literal["auto", "none", "required"]:
+    """Whether tools are called, as a `mode` says in the field `where`. Raises Failure."""
+    if not isinstance(mode, str | None) or mode not in _MODES:
+        raise refused(where, f"auto, none, required or a function, not {mode!r}")
+    return _MODES[mode]
 
 
 def _form(asked: Mapping[str, Any] | None) -> Form | None:

@@ -46,8 +46,6 @@ class _Bounded:
 
 
 Listed = Annotated[list[_I], _Bounded()]
-
-
 Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
 
 

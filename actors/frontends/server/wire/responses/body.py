@@ -7,7 +7,7 @@ are none, those stand.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import Request
 from pydantic import Field
@@ -20,7 +20,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     ToolChoice,
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
-from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS
+from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import Body, Listed
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
@@ -153,31 +153,17 @@ def _name(where: str, tool: Any) -> str:
     return name
 
 
-_MODES: dict[str | None, Literal["auto", "none", "required"]] = {
-    None: "auto",
-    "auto": "auto",
-    "none": "none",
-    "required": "required",
-}
-
-
 def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
     """Whether tools are called, and the names of those that may be, None for all."""
     if not isinstance(choice, dict):
-        return ToolChoice(_mode("tool_choice", choice)), None
+        return ToolChoice(mode_of("tool_choice", choice)), None
     if choice.get("type") == "allowed_tools":
         names = {_name("tool_choice.tools", tool) for tool in _list("tool_choice", choice)}
-        return ToolChoice(_mode("tool_choice.mode", choice.get("mode"))), frozenset(names)
+        return ToolChoice(mode_of("tool_choice.mode", choice.get("mode"))), frozenset(names)
     if choice.get("type") == "function":
         return ToolChoice("required", _name("tool_choice", choice)), None
     # One that is skipped cannot be required.
     return ToolChoice(), None
-
-
-def _mode(where: str, mode: Any) -> Literal["auto", "none", "required"]:
-    if not isinstance(mode, str | None) or mode not in _MODES:
-        raise refused(where, f"auto, none, required or a function, not {mode!r}")
-    return _MODES[mode]
 
 
 def _form(asked: Any) -> Form | None:
