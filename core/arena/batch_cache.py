@@ -20,6 +20,7 @@ from kvactors.core.attention.policy import AttentionPolicy, check_attention
 from kvactors.core.attention.seam import install
 from kvactors.core.cache.slots import SlotTable
 from kvactors.core.cache.spec import LayerSpec, Side
+from kvactors.core.errors import UnsupportedLayer
 
 __all__ = ["BatchQuantizedKVCache", "enable_in_mlx_lm"]
 
@@ -54,6 +55,19 @@ class BatchQuantizedKVCache(KVLayer):
         fetched = super().update_and_fetch(keys, values)
         self.table.advance(geometry.width)
         return fetched
+
+    def make_mask(self, *args: Any, window_size: int | None = None, **_kwargs: Any) -> None:
+        """None: the cache knows what the next tokens of each row, `args[0]` of them, see.
+
+        Raises UnsupportedLayer where a row would see more than the `window_size` of its layer.
+        """
+        if window_size is not None and self.size() + args[0] > window_size:
+            raise UnsupportedLayer(
+                f"this layer sees the last {window_size} tokens and is given "
+                f"{self.size() + args[0]} in a cache that shows all of them: make the caches of "
+                "such layers with the model's own make_cache(), or run the model in kvactors, "
+                "whose engine keeps windows"
+            )
 
     @property
     def _known(self) -> bool:

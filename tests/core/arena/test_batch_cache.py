@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from makers import LoadGrid
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 from oracle import free_run
 
 from kvactors.core.arena.batch_cache import BatchQuantizedKVCache, enable_in_mlx_lm
+from kvactors.core.errors import UnsupportedLayer
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.testing.families import build
 
 
 def filled(length: int, bits: int = 4, seed: int = 0) -> QuantizedKVCache:
@@ -183,6 +185,52 @@ def test_a_removed_rows_cache_goes_on_where_it_stopped(load_grid: LoadGrid) -> N
     assert caches[0].offset >= len(prompts[0]) + 8
     assert expected[:8] == said
     assert len(rest) == 12
+
+
+def layered(model: Any, *, windows: bool) -> list[Any]:
+    """Quantized caches of a model; those that see a window stay the model's own, with `windows`."""
+    return [
+        made if windows and isinstance(made, RotatingKVCache) else QuantizedKVCache(32, 4)
+        for made in model.make_cache()
+    ]
+
+
+def test_layers_with_a_window_keep_the_models_own_caches_beside_quantized_ones() -> None:
+    enable_in_mlx_lm("packed")
+    model = build("gemma3_text")
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(1, 100, n).tolist() for n in (5, 40, 60)]
+    expected = [greedy(model, prompt, layered(model, windows=True)) for prompt in prompts]
+    generator = BatchGenerator(model, max_tokens=12)
+
+    uids = generator.insert(prompts, caches=[layered(model, windows=True) for _ in prompts])
+    said: dict[int, list[int]] = {uid: [] for uid in uids}
+    while responses := generator.next_generated():
+        for response in responses:
+            said[response.uid].append(response.token)
+    generator.close()
+
+    assert [said[uid] for uid in uids] == expected
+
+
+def test_a_quantized_cache_of_more_than_a_layers_window_is_refused() -> None:
+    enable_in_mlx_lm("packed")
+    model = build("gemma3_text")
+    generator = BatchGenerator(model, max_tokens=12)
+    generator.insert([list(range(1, 41))], caches=[layered(model, windows=False)])
+
+    with pytest.raises(UnsupportedLayer, match="last 12 tokens and is given 39"):
+        generator.next_generated()
+
+
+def greedy(model: Any, prompt: list[int], caches: list[Any]) -> list[int]:
+    """Twelve tokens by mlx-lm alone."""
+    said: list[int] = []
+    inputs = prompt
+    while len(said) < 12:
+        said.append(int(mx.argmax(model(mx.array([inputs]), cache=caches)[0, -1])))
+        inputs = said[-1:]
+    return said
 
 
 def test_enabling_twice_and_late_changes_nothing(load_grid: LoadGrid) -> None:
