@@ -57,16 +57,10 @@ class ChatFormat:
             {"role": "user", "content": _ASK},
             {"role": "assistant", "content": _ANSWER},
         ]
-        _, answered, self._closing = self._render(self._probe, answer=False).rpartition(_ANSWER)
+        _, answered, self._ending = self._render(self._probe, answer=False).rpartition(_ANSWER)
         if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
-        try:
-            self._behind_answer(self._probe[0], answer=True)
-        except TemplateError:
-            # Some templates drop a closing newline once another turn follows: what
-            # stands in the ledger wins, and the suffix starts where the two part.
-            self._closing = self._closing.rstrip()
-            self._behind_answer(self._probe[0], answer=True)
+        self._closing = self._closing_in_history()
 
     def check_length(self, characters: int, context: int) -> None:
         """Raise ContextExceeded where so many `characters` are more than a whole `context` of the
@@ -121,7 +115,7 @@ class ChatFormat:
     def end_of_turn(self) -> tuple[int, ...]:
         """The end token that the template itself writes after an answer, or any, or none."""
         for token in sorted(self.eos):
-            if self._closing.strip().startswith(self.decode([token]).strip()):
+            if self._ending.strip().startswith(self.decode([token]).strip()):
                 return (token,)
         return tuple(sorted(self.eos)[:1])
 
@@ -201,7 +195,7 @@ class ChatFormat:
             whole = self._render([*asked, answer], answer=False)
         except TemplateError:
             return None
-        written = whole[len(before) :].removesuffix(self._closing)
+        written = whole[len(before) :].removesuffix(self._ending)
         return written if whole.startswith(before) and written != text else None
 
     def knows(self, role: str) -> bool:
@@ -221,11 +215,27 @@ class ChatFormat:
             return ""
         if tokens and tokens[-1] in self.eos:
             end = self.decode(tokens[-1:])
+            if end.strip() == self._ending.strip():
+                # It stands for whatever ends an answer that another turn follows.
+                end = self._closing.strip()
             if self._closing.startswith(end):
                 return self._closing[len(end) :]
             if self._closing.strip().startswith(end.strip()):
                 return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
         return self._closing
+
+    def _closing_in_history(self) -> str:
+        """What stands behind an answer that another turn follows. Some templates drop a closing
+        newline then, and some end it by another token: what stands in the ledger wins, and what the
+        turn adds starts where the two part. Raises TemplateError."""
+        _, _, rest = self._render([*self._probe, self._probe[0]], answer=True).partition(_ANSWER)
+        for closing in (self._ending, self._ending.rstrip()):
+            if rest.startswith(closing):
+                return closing
+        first = self.encode(rest)[:1]
+        if first and first[0] in getattr(self.tokenizer, "all_special_ids", ()):
+            return self.decode(first)
+        raise TemplateError(_REWRITES)
 
     def _behind_answer(self, turn: dict[str, str], *, answer: bool) -> str:
         """What a `turn` adds behind a closed answer. What stands before that may be another than

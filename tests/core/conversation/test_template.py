@@ -39,6 +39,12 @@ QWEN3 = (
     "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# As published: the last answer of all ends otherwise than those before it.
+GPT_OSS = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
+    "{% if m.role == 'assistant' and loop.last %}\0{% else %}\1{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"
+)
 ALTERNATES = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -50,6 +56,8 @@ ALTERNATES = (
 
 class TemplateTokenizer(PlainTokenizer):
     """Characters as tokens, with a chat template and an end-of-turn text of one token."""
+
+    all_special_ids = (0, 1)
 
     def __init__(self, template: str, end: str = "\0") -> None:
         super().__init__(0x110000)
@@ -130,6 +138,22 @@ def test_a_template_that_drops_a_newline_before_the_next_turn_still_works() -> N
     text, _ = talk(DROPS_NEWLINE, "[end]")
 
     assert text == "[user]q1[end][assistant]a1[end][user]q2[end][assistant]a2[end]"
+
+
+@pytest.mark.parametrize(("finish", "end"), [("stop", "\0"), ("length", "\1")])
+def test_a_template_that_ends_earlier_answers_by_another_token_still_works(
+    finish: str, end: str
+) -> None:
+    text, chat = talk(GPT_OSS, "\0", finish)
+
+    said = f"<|start|>assistant<|message|>a1{end}<|start|>user<|message|>q2\1"
+    assert text.count(said) == 1
+    assert chat.end_of_turn == (0,)
+
+
+def test_a_template_that_ends_only_the_last_answer_is_refused() -> None:
+    with pytest.raises(TemplateError, match="rewrites"):
+        ChatFormat(TemplateTokenizer(GPT_OSS.replace("\1", "")))
 
 
 def test_what_a_later_turn_adds_does_not_depend_on_the_day() -> None:
