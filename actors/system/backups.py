@@ -65,14 +65,20 @@ class StoreBackups:
         self._lifecycle = lifecycle
 
     def backup(
-        self, url: str, options: Mapping[str, Any] | None = None, on_step: OnStep = unwatched
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        on_step: OnStep = unwatched,
+        *,
+        check: bool = False,
     ) -> BackupReport:
         """Copy what the object store at `url` (s3://bucket/folder, file:///folder) lacks of all
         finished turns and their KV there, and name it: a snapshot.
 
         `options`: what obstore's `from_url` takes beside the environment. Agents go on meanwhile:
         each is copied as its last save left it. `on_step(done, agents)` is called as it goes. One
-        whose ledger cannot be read is named in the report (`skipped`), and the rest goes on.
+        whose ledger cannot be read is named in the report (`skipped`), and the rest goes on. With
+        a `check` all that is there is read first, and what is damaged is copied anew.
         `kvactors store restore` makes a store of it. Encrypted stores stay encrypted. Raises
         BackupFailed, InvalidConfig, SystemStopped, OSError.
         """
@@ -87,6 +93,6 @@ class StoreBackups:
         def ask(work: Callable[[Store], Any]) -> Any:
             return self._lifecycle.ask(store, WithStore(work))
 
-        backup = Backup(open_objects(url, options))
+        backup = Backup(open_objects(url, options), check=check)
         names = ask(lambda store: store.agent_folders())
         return back_up(backup, names, lambda name: ask(lambda s: s.files.of(name)), on_step)

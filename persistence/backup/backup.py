@@ -45,12 +45,15 @@ class BackupReport:
 
 
 class Backup:
-    """One, into `objects`. Raises BackupFailed."""
+    """One, into `objects`; with `check` all that is there is read, and what is damaged is put there
+    anew. Raises BackupFailed."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, *, check: bool = False) -> None:
         self._objects = objects
         # With their sizes: of a file, a loss of power may have left less than was written.
         self._there = {name.rpartition("/")[2]: size for name, size in objects.sizes(BLOBS)}
+        if check:
+            self._there = {d: size for d, size in self._there.items() if _whole(objects, d)}
         names = snapshots(objects)
         self._latest = names[-1] if names else ""
         before = _latest_readable(objects, names)
@@ -157,6 +160,13 @@ class Backup:
             self._there[digest] = len(data)
             self.added += len(data)
         return digest
+
+
+def _whole(objects: Objects, digest: str) -> bool:
+    found = digest_of(objects.get(blob_name(digest)))
+    if found != digest:
+        _log.warning("%s is damaged", blob_name(digest))
+    return found == digest
 
 
 def _latest_readable(objects: Objects, names: Sequence[str]) -> tuple[AgentEntry, ...]:

@@ -141,7 +141,8 @@ class DiskUsage:
         """Whom to evict so that `needed` more bytes stay within `limit`, in order.
 
         Least recently used first; agents (encoded) in `last()` after all others; keys in
-        `keep` never. Raises MaxDiskExceeded if that cannot be enough.
+        `keep` never. Who shares what others keep stays if the rest suffices. Raises MaxDiskExceeded
+        if that cannot be enough.
         """
         excess = self.size + needed - limit
         if excess <= 0:
@@ -152,8 +153,24 @@ class DiskUsage:
             excess -= _freed(self._usage[key], holders)
             chosen.append(key)
             if excess <= 0:
-                return chosen
+                return self._needed(chosen, -excess, holders)
         raise MaxDiskExceeded(needed, excess + limit - needed, limit)
+
+    def _needed(
+        self, chosen: list[Key], spare: int, holders: MutableMapping[int, int]
+    ) -> list[Key]:
+        """Those of the `chosen` without whom it is not enough: `spare` bytes more than were needed
+        would be freed. `holders` are counted as if all had left."""
+        needed = []
+        for key in reversed(chosen):
+            usage = self._usage[key]
+            back = usage.own + sum(size for inode, size in usage.links if not holders[inode])
+            if usage.links and back <= spare:
+                spare -= back
+                holders.update({inode: holders[inode] + 1 for inode, _ in usage.links})
+            else:
+                needed.append(key)
+        return needed[::-1]
 
     def _in_order(self, keep: Set[Key], last: Set[str]) -> list[Key]:
         free = (key for key in self._usage if key not in keep)

@@ -75,13 +75,14 @@ def remove_agent(agent_id: str, path: Path | None) -> None:
     out.print(f"{printable(agent_id)} is forgotten.", soft_wrap=True)
 
 
-def back_up_store(url: str, path: Path | None) -> bool:
-    """Copy what is not at `url` yet; whether no agent had to be skipped. Raises BackupFailed, and
-    InvalidConfig where nothing is stored."""
+def back_up_store(url: str, path: Path | None, *, check: bool) -> bool:
+    """Copy what is not at `url` yet, or with a `check` of all that is there what is damaged, too;
+    whether no agent had to be skipped. Raises BackupFailed, and InvalidConfig where nothing is
+    stored."""
     with opened(path) as store, Progress(console=err, transient=True) as progress:
         task = progress.add_task("agents")
         report = back_up(
-            Backup(open_objects(url)),
+            Backup(open_objects(url), check=check),
             store.agent_folders(),
             store.files.of,
             lambda done, total: progress.update(task, completed=done, total=total),

@@ -126,11 +126,18 @@ Where = Annotated[str, typer.Argument(help="Such as s3://bucket/folder or file:/
 
 
 @care.command()
-def backup(where: Where, store: StoreDir = None) -> None:
+def backup(
+    where: Where,
+    store: StoreDir = None,
+    *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all that is there, and mend what is damaged.")
+    ] = False,
+) -> None:
     """Copy what an object store lacks of this one there; status 1 if an agent cannot be read."""
     from kvactors.actors.frontends.cli.care import back_up_store
 
-    raise typer.Exit(0 if back_up_store(where, store) else 1)
+    raise typer.Exit(0 if back_up_store(where, store, check=check) else 1)
 
 
 @care.command()

@@ -188,6 +188,10 @@ def test_a_store_is_backed_up_and_restored(tmp_path: Path) -> None:
     code, said, _ = run("store", "backup", url, "--store", root)
     assert code == 0
     assert said.startswith("1 agents in snapshots/")
+    blob = next((tmp_path / "objects" / "blobs").iterdir())
+    blob.write_bytes(bytes(blob.stat().st_size))
+    code, said, _ = run("store", "backup", url, "--store", root, "--check")
+    assert (code, ": 0 bytes" in said) == (0, False)
     assert run("store", "restore", url, "--store", tmp_path / "new")[:2] == (
         0,
         f"1 agents restored into {tmp_path / 'new'}\n",

@@ -10,10 +10,10 @@ from obstore.store import MemoryStore
 from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
-from kvactors.persistence.backup.backup import Backup, snapshots
+from kvactors.persistence.backup.backup import Backup, BackupReport, snapshots
 from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.backup.restore import NOTES, read_notes, restore
-from kvactors.persistence.errors import StoreAlreadyOpen, StoreLocked
+from kvactors.persistence.errors import BackupFailed, StoreAlreadyOpen, StoreLocked
 from kvactors.persistence.testing.doubles import example_segment
 
 SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
@@ -24,13 +24,32 @@ def objects(store: Store) -> Objects:
     """A backup of alice."""
     put(store, Save("alice", (RECORD,), F1, SEGMENTS))
     objects = Objects(MemoryStore())
-    backup = Backup(objects)
+    back_up(store, Backup(objects))
+    return objects
+
+
+def back_up(store: Store, backup: Backup) -> BackupReport:
     for name in store.agent_folders():
         held = store.files.of(name)
         assert held is not None
         backup.add(held)
-    backup.finish()
-    return objects
+    return backup.finish()
+
+
+def test_a_backup_that_checks_copies_damaged_objects_again(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    for name in objects.names("blobs"):
+        objects.put(name, bytes(len(objects.get(name))))
+
+    assert back_up(store, Backup(objects)).added == 0
+    with pytest.raises(BackupFailed, match="damaged"):
+        restore(objects, tmp_path / "new")
+    report = back_up(store, Backup(objects, check=True))
+
+    assert report.added == report.nbytes
+    assert restore(objects, tmp_path / "new") == 1
+    assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
 
 
 def test_two_restores_at_once_do_not_mix(tmp_path: Path, objects: Objects) -> None:

@@ -145,6 +145,25 @@ def test_evicting_shared_segments_goes_on_until_it_frees_something(tmp_path: Pat
     again.close()
 
 
+def test_a_fork_that_frees_next_to_nothing_stays_where_another_has_to_leave(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path)
+    shared = example_segment(0, 256)
+    put(store, kv_save("fork", shared))
+    put(store, kv_save("alone", example_segment(0, 256, seed=1)))
+    put(store, kv_save("parent", shared))
+    limit = store.kv_size + 1000
+    store.close()
+    again = Store(tmp_path, max_disk=limit)
+
+    put(again, kv_save("new", example_segment(0, 256, seed=2)))
+
+    kept = [again.kv_extent(name, F1) for name in ("fork", "alone", "parent", "new")]
+    assert kept == [256, 0, 256, 256]
+    again.close()
+
+
 def test_a_folder_that_cannot_be_read_keeps_no_other_agents_kv_from_the_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
