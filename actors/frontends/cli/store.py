@@ -153,16 +153,19 @@ def _say(role: str, text: str, note: str) -> None:
     out.print(line, soft_wrap=True)
 
 
-def _transcript_of(store: Store, agent_id: str) -> StoredTranscript | None:
+def _transcript_of(store: Store, agent: StoredAgent) -> StoredTranscript | None:
     """None for one that this version cannot read."""
+    if agent.problem:
+        # Its id may be unknown, too.
+        return None
     try:
-        return read_transcript(store.read_ledger(agent_id) or ())
+        return read_transcript(store.read_ledger(agent.agent_id) or ())
     except (LedgerUnreadable, NewerFormat, KeyError, TypeError, OSError):
         return None
 
 
 def _as_json(store: Store, agent: StoredAgent) -> dict[str, Any]:
-    stored = _transcript_of(store, agent.agent_id)
+    stored = _transcript_of(store, agent)
     return {
         "agent": agent.agent_id,
         "models": {
@@ -183,7 +186,7 @@ def _moment(seconds: float) -> str:
 
 
 def _row(store: Store, agent: StoredAgent) -> list[Text]:
-    stored = _transcript_of(store, agent.agent_id)
+    stored = _transcript_of(store, agent)
     counts = ["unreadable", "-"]
     if stored is not None:
         counts = [f"{len(stored.turns):,}", f"{stored.tokens:,}"]

@@ -137,6 +137,21 @@ def test_what_verify_finds_as_json(store: Path, tmp_path: Path) -> None:
     assert (bad["agent"], bad["file"]) == (NAME, str(segment.relative_to(copied)))
 
 
+def test_an_agent_whose_first_frame_is_damaged_has_no_number_of_turns(
+    store: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / "store"
+    subprocess.run(["cp", "-r", store, copied], check=True)
+    subprocess.run(["rm", "-r", copied / "kv"], check=True)
+    ledger = next(copied.rglob("ledger.log"))
+    ledger.write_bytes(ledger.read_bytes()[:20] + b"?" + ledger.read_bytes()[21:])
+
+    (agent,) = json.loads(run("agents", "--json", "--store", copied)[1])["agents"]
+
+    assert (agent["turns"], agent["tokens"]) == (None, None)
+    assert "ledger" in agent["problem"]
+
+
 # -- nothing is not all well ---------------------------------------------------------------
 
 

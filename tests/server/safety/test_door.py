@@ -35,7 +35,8 @@ def server(system: AgentSystem) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def locked(system: AgentSystem) -> Iterator[Server]:
-    with serve(system, port=0, any_model=True, grace=1, keys=lambda: {KEY}) as server:
+    keys, limits = {KEY}, Limits(seconds=5)
+    with serve(system, port=0, any_model=True, grace=1, keys=lambda: keys, limits=limits) as server:
         yield server
 
 
