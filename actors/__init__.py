@@ -9,6 +9,7 @@ from kvactors.actors.behaviours.replay import Replayed, replay
 from kvactors.actors.errors import (
     AgentExists,
     AgentNotStored,
+    BackupFailed,
     EncryptionError,
     ExportRejected,
     ImportRejected,
@@ -82,6 +83,7 @@ __all__ = [
     "AgentNotStored",
     "AgentSystem",
     "AskCycle",
+    "BackupFailed",
     "BehaviourFailed",
     "BlockingCall",
     "CacheFull",

@@ -12,6 +12,7 @@ KvactorsError
     ├── AgentNotStored       no agent of that id is stored
     ├── SaveQueueFull        too much waits for a disk that is slow or fails
     ├── SaveFailed           a turn could not be written; the reason is in `__cause__`
+    ├── BackupFailed         an object store, or what is in it, cannot be used
     ├── ExportRejected       an agent has no form in a format, or the file is there
     └── ImportRejected       a file that cannot become an agent; `field` says what is wrong
         ├── ModelMismatch    its KV belongs to another model
@@ -25,6 +26,7 @@ from kvactors.core.errors import KvactorsError
 from kvactors.persistence.errors import (
     AgentExists,
     AgentNotStored,
+    BackupFailed,
     EncryptionError,
     ExportRejected,
     ImportRejected,
@@ -42,6 +44,7 @@ from kvactors.persistence.errors import (
 __all__ = [
     "AgentExists",
     "AgentNotStored",
+    "BackupFailed",
     "EncryptionError",
     "ExportRejected",
     "ImportRejected",

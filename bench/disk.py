@@ -58,12 +58,12 @@ def raw_write(path: Path, size: int) -> float:
 
 
 def raw_read(path: Path) -> float:
-    """Seconds to read a file into memory of its size, out of the page cache where the system can
+    """Seconds to read a file into memory that is there, out of the page cache where the system can
     drop it."""
     drop_from_cache(path)
+    memory = memoryview(bytearray(path.stat().st_size))
     begin = time.perf_counter()
     with open(path, "rb", buffering=0) as file:
-        memory = memoryview(bytearray(os.fstat(file.fileno()).st_size))
         done = 0
         while done < len(memory):
             done += file.readinto(memory[done:])

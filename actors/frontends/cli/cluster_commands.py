@@ -42,7 +42,9 @@ def node(
     ] = None,
     host: Annotated[
         str,
-        typer.Option(help="Where others reach this machine; a head, too, listens there alone."),
+        typer.Option(
+            help="Where others reach this machine; but for 127.0.0.1 Ray listens on all of its own."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of a head.")] = PORT,
     durable: Annotated[

@@ -108,7 +108,7 @@ def gc(
         typer.Option(help="Also delete all KV of this model (the first digits are enough)."),
     ] = None,
 ) -> None:
-    """Delete what crashes left and what was set aside."""
+    """Delete what crashes left, and damaged KV that was set aside."""
     from kvactors.actors.frontends.cli.care import clean_store
 
     clean_store(store, fingerprint or [])

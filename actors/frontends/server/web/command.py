@@ -22,7 +22,10 @@ def _serve(
         typer.Option("--model", help="A model directory or a hub name. [default: default]"),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option("--store", help="Where memories are kept. [default: ~/.kvactors]")
+        Path | None,
+        typer.Option(
+            "--store", help="Where memories are kept. [default: $KVACTORS_HOME, ~/.kvactors]"
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Where to listen; another than a loopback one needs API keys.")
