@@ -212,7 +212,7 @@ def use_actors(
     Before it starts; raises InvalidConfig."""
     lifecycle = _not_started(system, "kind of actor")
     lifecycle.gpu_kind, lifecycle.persistence_kind = gpu, persistence
-    system.parts.agents.kind = agent
+    system.parts.agents.maker.kind = agent
 
 
 def use_puppet(system: AgentSystem, puppet: PuppetModel) -> None:

@@ -11,17 +11,17 @@ from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.errors import AgentExists, AgentNotStored, public
 from kvactors.actors.runtime.blocking import check_may_block
-from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.keyed_lock import KeyedLock
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
-from kvactors.actors.system.spawned import Spawned, restored, services_of, tell_each
+from kvactors.actors.system.spawned import AgentMaker, Spawned, restored, tell_each
 from kvactors.actors.turns.checks import check_flag, check_id, check_system_prompt
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause
 from kvactors.actors.turns.messages_gpu import Forget
-from kvactors.actors.turns.messages_store import ForgetStored, ReadLedger
+from kvactors.actors.turns.messages_store import ForgetStored
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.context_policy import ContextPolicy, check_policy
 from kvactors.core.conversation.transcript import Transcript
@@ -36,8 +36,7 @@ class AgentRegistry:
 
     `lifecycle` has the actors that they need, `host` their model, `behaviours` begins theirs.
     `isolated`: agents share no KV; `log_text`: what they say may stand in the log. Agents are
-    given `lane` if they are given none. `kind` is the class of their actors; another one is for
-    agents that are spawned after it was set (`kvactors.actors.testing`).
+    given `lane` if they are given none.
     """
 
     def __init__(
@@ -50,18 +49,16 @@ class AgentRegistry:
         lane: LanePolicy,
         log_text: bool,
     ) -> None:
-        self.kind: type[AgentActor] = AgentActor
+        self.maker = AgentMaker(lifecycle, host, isolated=isolated, lane=lane, log_text=log_text)
         self._lifecycle = lifecycle
         self._host = host
         self._behaviours = behaviours
-        self._lane = lane
-        self._isolated = isolated
-        self._log_text = log_text
+        # Held for moments: who runs actors may spawn. Who waits for an actor has the agent's key.
         self._lock = threading.RLock()
+        self._keys = KeyedLock()
         self._spawned: dict[str, Spawned] = {}
         # Ids of agents that are just being forked or imported: nobody else's until they are there.
         self._coming: set[str] = set()
-        self._paused = False
 
     def __len__(self) -> int:
         return len(self._spawned)
@@ -75,8 +72,8 @@ class AgentRegistry:
             return [spawned.actor.actor_ref for spawned in self._spawned.values()]
 
     def abandon(self) -> None:
-        """In a forked child: whoever held the lock is gone."""
-        self._lock = threading.RLock()
+        """In a forked child: whoever held the locks is gone."""
+        self._lock, self._keys = threading.RLock(), KeyedLock()
 
     def actors(self) -> list[AgentActor]:
         """The actors of all agents. Without the lock: callbacks look at them, too."""
@@ -90,13 +87,13 @@ class AgentRegistry:
         """Let no agent begin a turn; futures are settled when none of theirs runs, or is left."""
         with self._lock:
             self._lifecycle.require_running()
-            self._paused = True
+            self.maker.paused = True
             return tell_each(self.actors(), Pause)
 
     def resume(self, model: ModelInfo) -> list[ReplyFuture[bool]]:
         """Let every agent remember under this model and take turns again."""
         with self._lock:
-            self._host.model, self._paused = model, False
+            self._host.model, self.maker.paused = model, False
             return tell_each(self.actors(), lambda done: Adopt(model, done))
 
     @naming_the_nearest
@@ -120,12 +117,11 @@ class AgentRegistry:
         says that still runs; its KV is not copied in memory or on disk. `context_policy`: what
         happens at the end of the context, "refuse", DropOldest() or Summarize(); None leaves it as
         it is, "refuse" for a new agent. `prompt_lane`: how many prompts and messages may wait for
-        it, and what then happens; by default the system's.
-        `behaviour`: what it does with messages, or what makes one
-        anew after every restart; `supervision`: how that goes on after an error, and `parent` whom
-        it may escalate to. Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch, AgentExists,
-        AgentNotStored, LedgerUnreadable (for that agent alone), SaveFailed (a fork, while the disk
-        refuses what its parent was told), SystemStopped.
+        it, and what then happens; by default the system's. `behaviour`: what it does with
+        messages, or what makes one anew after every restart; `supervision`: how that goes on after
+        an error, and `parent` whom it may escalate to. Raises InvalidAgentId, InvalidConfig,
+        SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for that agent alone),
+        SaveFailed (a fork, while the disk refuses what its parent was told), SystemStopped.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
@@ -160,16 +156,12 @@ class AgentRegistry:
 
     def add(self, agent_id: str, store: Callable[[], None]) -> Agent:
         """The agent that `store` puts into the store. Raises AgentExists, and what that raises."""
-        with self._lock:
-            self._lifecycle.require_running()
-            if agent_id in self._spawned or agent_id in self._coming:
-                raise AgentExists(agent_id)
-            self._coming.add(agent_id)
+        self._claim(agent_id)
         try:
             store()
-            with self._lock:
+            with self._keys.of(agent_id):
                 self._coming.remove(agent_id)
-                return self.spawn(agent_id)
+                return self._restored(agent_id).handle
         finally:
             self._coming.discard(agent_id)
 
@@ -181,11 +173,12 @@ class AgentRegistry:
         """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
         check_id(agent_id)
         check_may_block()
-        with self._lock:
-            self._lifecycle.require_running()
-            if agent_id in self._coming:
-                raise AgentNotStored(agent_id, "to forget")
-            spawned = self._spawned.pop(agent_id, None)
+        with self._keys.of(agent_id):
+            with self._lock:
+                self._lifecycle.require_running()
+                if agent_id in self._coming:
+                    raise AgentNotStored(agent_id, "to forget")
+                spawned = self._spawned.pop(agent_id, None)
             self._behaviours.stop(agent_id)
             if spawned is not None:
                 spawned.actor.actor_ref.stop()
@@ -198,44 +191,47 @@ class AgentRegistry:
 
     def take_out(self, actor: AgentActor) -> None:
         """An agent leaves memory: what its actor is to do is done. Idempotent."""
-        with self._lock:
-            known = self._spawned.get(actor.agent_id)
-            if known is not None and known.actor is actor:
+        with self._keys.of(actor.agent_id):
+            with self._lock:
+                known = self._spawned.get(actor.agent_id)
+                if known is None or known.actor is not actor:
+                    return
                 actor.deactivated = True
                 del self._spawned[actor.agent_id]
-                actor.actor_ref.stop()
-                self._lifecycle.ask(self._lifecycle.gpu, Forget(actor.agent_id))
+            actor.actor_ref.stop()
+            self._lifecycle.ask(self._lifecycle.gpu, Forget(actor.agent_id))
+
+    def existing(self, agent_id: str, purpose: str) -> Spawned:
+        """The agent, spawned before or stored; `purpose`: what for. Raises AgentNotStored."""
+        return self._spawn(agent_id, purpose=purpose)
 
     def _spawn(
-        self, agent_id: str, system_prompt: str | None = None, policy: ContextPolicy | None = None
+        self,
+        agent_id: str,
+        system_prompt: str | None = None,
+        policy: ContextPolicy | None = None,
+        purpose: str = "",
     ) -> Spawned:
-        with self._lock:
-            self._lifecycle.require_running()
-            known = self._spawned.get(agent_id)
-            if known is None:
-                if agent_id in self._coming:
-                    raise AgentExists(agent_id, "is just being made")
-                records = self._records(agent_id)
-                # Where one thread does all, others may have spawned it meanwhile.
+        self._lifecycle.require_running()
+        known = self._spawned.get(agent_id)
+        if known is None:
+            with self._keys.of(agent_id):
                 known = self._spawned.get(agent_id)
-            if known is None:
-                transcript = restored(self._host.info, agent_id, records, system_prompt)
-                return self._begin(agent_id, transcript, policy)
-            known.actor.transcript.require_system_prompt(system_prompt)
-            if policy is not None:
-                known.actor.context_policy = policy
-            return known
+                if known is None:
+                    if agent_id in self._coming:
+                        raise AgentExists(agent_id, "is just being made")
+                    return self._restored(agent_id, system_prompt, policy, purpose)
+        known.actor.transcript.require_system_prompt(system_prompt)
+        if policy is not None:
+            known.actor.context_policy = policy
+        return known
 
     def _fork(
         self, child: str, parent: str | Agent, policy: ContextPolicy | None, *, wait: bool
     ) -> Spawned:
         check_may_block()
         source = self._source(parent)
-        with self._lock:
-            self._lifecycle.require_running()
-            if child in self._spawned or child in self._coming:
-                raise AgentExists(child)
-            self._coming.add(child)
+        self._claim(child)
         stored: ReplyFuture[Any] | None = None
         ticket: Ticket | None = None
         try:
@@ -243,7 +239,7 @@ class AgentRegistry:
             copied, stored = ticket.reply.get()
             if stored is not None:
                 stored.get()
-            elif self._records(child):
+            elif self.maker.records(child):
                 # A parent without turns has nothing to be forked in the store, which would tell.
                 raise AgentExists(child, "is stored")
             with self._lock:
@@ -271,29 +267,32 @@ class AgentRegistry:
         check_id(parent)
         return self.existing(parent, "to fork").actor
 
-    def existing(self, agent_id: str, purpose: str) -> Spawned:
-        """The agent, spawned before or stored; `purpose`: what for. Raises AgentNotStored."""
+    def _claim(self, agent_id: str) -> None:
+        """Nobody else's from now on, until it is there or given up. Raises AgentExists."""
+        with self._keys.of(agent_id), self._lock:
+            self._lifecycle.require_running()
+            if agent_id in self._spawned or agent_id in self._coming:
+                raise AgentExists(agent_id)
+            self._coming.add(agent_id)
+
+    def _restored(
+        self,
+        agent_id: str,
+        system_prompt: str | None = None,
+        policy: ContextPolicy | None = None,
+        purpose: str = "",
+    ) -> Spawned:
+        """The agent as the store has it, or a new one but for a `purpose`. Its key is held."""
+        records = self.maker.records(agent_id)
+        if purpose and not records:
+            raise AgentNotStored(agent_id, purpose)
+        transcript = restored(self._host.info, agent_id, records, system_prompt)
         with self._lock:
             self._lifecycle.require_running()
-            if agent_id not in self._spawned and not self._records(agent_id):
-                raise AgentNotStored(agent_id, purpose)
-            return self._spawn(agent_id)
-
-    def _records(self, agent_id: str) -> Any:
-        """An agent's ledger, or None."""
-        store = self._lifecycle.persistence
-        return None if store is None else self._lifecycle.ask(store, ReadLedger(agent_id))
+            return self._begin(agent_id, transcript, policy)
 
     def _begin(
         self, agent_id: str, transcript: Transcript, policy: ContextPolicy | None
     ) -> Spawned:
-        services = services_of(
-            self._lifecycle, self._host.info, isolated=self._isolated, log_text=self._log_text
-        )
-        actor = self.kind(agent_id, transcript, services, policy or "refuse")
-        actor.actor_inbox.lane = self._lane
-        actor.begin()
-        if self._paused:
-            send(actor.actor_ref, Pause(ReplyFuture()))
-        self._spawned[agent_id] = Spawned(actor, Agent(self._host, actor))
-        return self._spawned[agent_id]
+        self._spawned[agent_id] = begun = self.maker.begin(agent_id, transcript, policy)
+        return begun

@@ -1,4 +1,5 @@
-"""Leaving `with`: what is cancelled, what is saved, and what is said of what it waits for."""
+"""Leaving `with`: what is cancelled, what is saved, and what is said of what it waits for; and
+agents that leave, whom nobody else has to wait for."""
 
 import threading
 from contextlib import suppress
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import Agent, AgentSystem, Sampling
 from kvactors.actors.testing import FaultyModel, VirtualTimer, use_timer
 from kvactors.core.errors import SystemStopped
 
@@ -71,3 +72,35 @@ def test_a_stop_that_waits_for_nothing_says_nothing(
     timer.let_pass(60)
 
     assert "waits for" not in caplog.text
+
+
+def test_others_are_spawned_while_an_agent_is_being_forgotten(tmp_path: Path) -> None:
+    model = FaultyModel()
+    with AgentSystem(model, tmp_path) as system:
+        alice, bob = system.spawn("alice"), system.spawn("bob")
+        gate = model.hold()
+        alice.ask("hello", sampling=SHORT)
+        assert model.reached.wait(WAIT)
+        forgetting = threading.Thread(target=system.forget, args=("alice",))
+        forgetting.start()
+        while system.find("alice") is not None:
+            forgetting.join(0.01)
+
+        others = list[Agent]()
+        spawning = threading.Thread(
+            target=lambda: others.extend(system.spawn(name) for name in ("bob", "carol"))
+        )
+        spawning.start()
+        spawning.join(WAIT / 4)
+        spawned = list(others)
+        again = threading.Thread(target=lambda: others.append(system.spawn("alice")))
+        again.start()
+        gate.set()
+        for thread in (forgetting, spawning, again):
+            thread.join(WAIT)
+
+    assert [agent.agent_id for agent in spawned] == ["bob", "carol"]
+    assert spawned[0] is bob
+    # Its own name is free when it is gone.
+    assert others[2].agent_id == "alice"
+    assert others[2] is not alice
