@@ -1,6 +1,7 @@
 """What a prompt makes of a transcript, what the engine gets of it, and the answer's turn."""
 
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
@@ -95,15 +96,10 @@ def make_request(
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
         raise EmptyPrompt("the prompt has no tokens")
-    # MLX reads beyond the embedding without a check, and takes the process with it.
-    if max(tokens) >= spec.vocab_size:
-        raise TokenOutOfRange(
-            f"token id {max(tokens)} is outside the vocabulary of the model, 0 <= id < "
-            f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
-        )
     known = _remembered(transcript, draft, tokens)
     chat, asked, sampling = transcript.chat, ask.turn, ask.turn.sampling
     choices = tuple(_choice(chat, text) for text in sampling.choices if asked.answer)
+    _check_tokens((tokens, *choices), spec)
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
         if sampling.max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
@@ -119,6 +115,9 @@ def make_request(
         )
     alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
     shared = [] if alone else _shared_beginning(transcript, draft.system_prompt, tokens)
+    if asked.answer:
+        # The last token is fed by the step that draws.
+        shared = shared[: len(tokens) - 1]
     return Request(
         agent_id=agent_id,
         turn=len(turns) - 1,
@@ -210,6 +209,17 @@ def _shared_beginning(
     """The tokens of a first turn that every agent with this system prompt has too."""
     shared = common_prefix(transcript.beginning(system_prompt), tokens)
     return tokens[:shared] if shared >= LEAST_SHARED else []
+
+
+def _check_tokens(told: Iterable[Sequence[int]], spec: ModelCacheSpec) -> None:
+    """Raise TokenOutOfRange: MLX reads beyond the embedding without a check, and takes the process
+    with it."""
+    last = max(map(max, told))
+    if last >= spec.vocab_size:
+        raise TokenOutOfRange(
+            f"token id {last} is outside the vocabulary of the model, 0 <= id < "
+            f"{spec.vocab_size}: its tokenizer knows more tokens than its embedding"
+        )
 
 
 def _remembered(transcript: Transcript, draft: Draft, tokens: list[int]) -> int:

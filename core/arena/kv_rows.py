@@ -48,7 +48,10 @@ class KVRows:
         `trunk`."""
         slots, capacity = self._shape_with(slab, length, trunk)
         if slab < len(self.pools):
-            self.pools[slab].resize(slots, capacity)
+            pool, rows = self.pools[slab], len(self.table.slabs[slab].lengths)
+            if rows < pool.shape[0]:
+                pool.clear(rows)
+            pool.resize(slots, capacity)
         else:
             read = LayerPieces(trunk.pieces, *self._place) if self.layer.window is None else None
             self.pools.append(Pool(self.layer, slots, capacity, read))

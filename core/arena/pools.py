@@ -179,6 +179,13 @@ class Pool:
         for name, array in self._changing().items():
             array[:, slot, :, at] = arrays[name]
 
+    def clear(self, slot: int) -> None:
+        """Forget the floats that a row left in a `slot`: others' steps read it behind a mask, and
+        no weight makes nothing of what is no number."""
+        for array in self._changing().values():
+            if mx.issubdtype(array.dtype, mx.floating):
+                array[:, slot] = 0
+
     def move(self, target: int, source: int) -> None:
         """Copy a slot's bytes to another slot."""
         # The row is copied out first: a slice that still refers to the buffer at

@@ -189,7 +189,7 @@ class Admission:
     def _places_for(self, request: Request) -> int:
         """How many may run beside each other for this one to begin: who gives way to others leaves
         a place for them."""
-        return max(1, self._config.max_batch - (request.priority < 0))
+        return max(1, self._config.max_batch - (self.waiting.level(request) < 0))
 
     def _take(self, request: Request) -> None:
         self.waiting.remove(request)

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import WeakValueDictionary
 
 from kvactors.core.arena.pieces import Piece
@@ -47,8 +48,8 @@ class KVTransfer:
         self._clock = clock
         self._stored = stored
         self._reads: dict[str, Read] = {}
-        # Of each agent, what the store was given and has not written, in that order.
-        self._writing: defaultdict[str, list[Piece]] = defaultdict(list)
+        # Of each agent, what the store was given and has not written, turn by turn: in bytes, too.
+        self._writing: defaultdict[str, list[tuple[int, list[Piece]]]] = defaultdict(list)
         self._layouts = {form.spec: form.layout for form in loaded.forms}
         # What the store has, as long as somebody holds it.
         self._known: WeakValueDictionary[tuple[int, int, str], Piece] = WeakValueDictionary()
@@ -170,8 +171,9 @@ class KVTransfer:
         for part, piece in zip(exported, pieces, strict=True):
             self._memory.hot.held.lend(piece)
             self._known[_key(part)] = piece
-        self._writing[request.agent_id] += pieces
         nbytes = sum(part.nbytes for part in exported)
+        if nbytes:
+            self._writing[request.agent_id].append((nbytes, pieces))
         cache.unwritten += nbytes
         self._memory.backlog += nbytes
         return exported
@@ -180,17 +182,30 @@ class KVTransfer:
         """So many bytes of KV of `agent_id`, `nbytes`, no longer wait for the store, which has no
         more than `limit` tokens of it."""
         self._memory.backlog -= nbytes
-        writing, written = self._writing[agent_id], nbytes
-        while writing and writing[0].nbytes <= written:
-            written -= writing[0].nbytes
-            self._memory.hot.held.take_back(writing.pop(0))
-        if not writing:
-            del self._writing[agent_id]
+        for piece in self._written(agent_id, nbytes):
+            self._memory.hot.held.take_back(piece)
         cache = self._memory.hot.get(agent_id)
         if cache is not None:
             cache.unwritten = max(0, cache.unwritten - nbytes)
             if limit is not None:
                 cache.limit_saved(limit)
+
+    def _written(self, agent_id: str, nbytes: int) -> list[Piece]:
+        """What is lent to the store no more: of turns that follow each other and are so many bytes.
+        A turn that is given up may leave before one that is still to be written."""
+        writing = self._writing.pop(agent_id, [])
+        for first in range(len(writing)):
+            sums = accumulate(size for size, _ in writing[first:])
+            count = next((n for n, total in enumerate(sums, 1) if total >= nbytes), 0)
+            turns = writing[first : first + count]
+            if nbytes and sum(size for size, _ in turns) == nbytes:
+                del writing[first : first + count]
+                break
+        else:
+            turns = []
+        if writing:
+            self._writing[agent_id] = writing
+        return [piece for _, pieces in turns for piece in pieces]
 
 
 def _key(part: Segment) -> tuple[int, int, str]:

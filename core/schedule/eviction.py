@@ -1,8 +1,8 @@
 """Which idle agent leaves memory first: the longest idle one, or what a user's own policy says.
 
 A policy gets the idle agents, least recently used first, and the time, and gives their ids
-in the order in which they should go. It runs on the GPU thread, walks all idle agents each
-time memory is short, and must not block.
+in the order in which they should go; whom it does not name goes after them. It runs on the GPU
+thread, walks all idle agents each time memory is short, and must not block.
 """
 
 import logging
@@ -56,8 +56,10 @@ def in_order(
         return
     known = {agent.agent_id: agent for agent in idle()}
     for agent_id in _asked(policy, list(known.values()), clock()):
-        if agent_id in known:
+        if isinstance(agent_id, str) and agent_id in known:
             yield known.pop(agent_id)
+    # Whom the policy spares leave before a turn waits for ever.
+    yield from known.values()
 
 
 def _asked(policy: EvictionPolicy, idle: Sequence[IdleAgent], now: float) -> Iterator[str]:

@@ -126,7 +126,7 @@ class Scheduler:
                 for other in ordered[1:]
                 if other.form is first.form and other.priority >= first.priority
             ]
-            chunks += self._pack(alike, size, budget)
+            chunks += self._pack(first, alike, budget)
         chosen = {id(chunk.request) for chunk in chunks}
         for request in ordered:
             request.passed_over = 0 if id(request) in chosen else request.passed_over + 1
@@ -225,15 +225,17 @@ class Scheduler:
         fresh = not self._waited_enough(request)
         return (-level, fresh, request.remaining if fresh else request.arrival, request.arrival)
 
-    def _pack(self, others: Sequence[Request], size: int, budget: int) -> list[Chunk]:
-        """Further short prompts for the same forward, padded to the longest of them."""
+    def _pack(self, first: Request, others: Sequence[Request], budget: int) -> list[Chunk]:
+        """Further short prompts for the forward that has the rest of the `first`, padded to the
+        longest of them: none may be longer than a model's positions."""
         packed: list[Chunk] = []
-        width = size
+        width, cached = first.remaining, first.cached
         for request in others:
-            wider = max(width, request.remaining)
-            if _may_share(request) and wider * (len(packed) + 2) <= budget:
+            wider, deeper = max(width, request.remaining), max(cached, request.cached)
+            fits = deeper + wider < first.form.spec.context
+            if _may_share(request) and fits and wider * (len(packed) + 2) <= budget:
                 packed.append(Chunk(request, request.remaining))
-                width = wider
+                width, cached = wider, deeper
         return packed
 
 

@@ -92,9 +92,12 @@ class WaitingTurns:
     def _class(self, request: Request) -> list[Request]:
         return self._classes[request.entered % PATIENCE]
 
+    def level(self, request: Request) -> int:
+        """The priority of a waiting turn, raised by how long it waits."""
+        return request.priority + (self._admissions - request.entered) // PATIENCE
+
     def _rank(self, request: Request) -> tuple[int, int]:
-        level = request.priority + (self._admissions - request.entered) // PATIENCE
-        return -level, request.arrival
+        return -self.level(request), request.arrival
 
 
 def _key(request: Request) -> tuple[int, int]:

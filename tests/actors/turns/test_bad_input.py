@@ -60,6 +60,8 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_fails_that_turn_alone(
         alice.ask("caf\u00e9", sampling=SHORT).get(timeout=WAIT)
     with pytest.raises(TokenOutOfRange, match="token id 233"):
         alice.observe("caf\u00e9").get(timeout=WAIT)
+    with pytest.raises(TokenOutOfRange, match="token id 233"):
+        alice.ask("tea?", sampling=Sampling(choices=("no", "caf\u00e9"))).get(timeout=WAIT)
     assert alice.ask("coffee", sampling=SHORT).get(timeout=WAIT).finish_reason == "length"
 
 

@@ -175,6 +175,44 @@ def test_an_eviction_policy_that_raises_leaves_it_to_the_longest_idle(
     assert min(seen) > 0
 
 
+def test_whom_an_eviction_policy_spares_leave_before_a_turn_waits_for_ever(
+    load_grid: LoadGrid,
+) -> None:
+    engine = Engine(load_grid(), EngineConfig(4, 1_500_000, False, eviction=lambda _i, _n: [[]]))
+
+    ends = run_engine(
+        engine,
+        [
+            (9 * n, make_request(f"{n}", [], prompt, SHORT))
+            for n, prompt in enumerate(prompts_of((700,) * 6))
+        ],
+    )
+
+    assert len(ends) == 6
+    assert engine.stats()["evictions"] > 0
+
+
+def test_a_turn_that_gives_way_is_not_passed_over_for_ever(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid(), max_batch=2)
+    observed = make_request("o", [], prompt_of(5), SHORT, answer=False)
+    observed.priority = -1
+    lengths = {"a": 3, "b": 6, "c": 9}
+    for name, length in lengths.items():
+        engine.submit(make_request(name, [], prompt_of(5), Sampling(max_tokens=length)))
+    engine.submit(observed)
+
+    for serial in range(100):
+        for end in finished(engine.step()):
+            if end.request is observed:
+                return
+            # There is always one who may go first.
+            name, again = end.request.agent_id, Sampling(max_tokens=9)
+            engine.submit(make_request(name, [], prompt_of(5), again, serial=serial))
+    raise AssertionError("it is still waiting")
+
+
 class Watched:
     """As a piece, which says when its size is asked for."""
 

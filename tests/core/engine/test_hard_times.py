@@ -3,6 +3,7 @@ the engine is built anew, memory that is short while an admitted turn has no row
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from makers import LoadGrid, MakeEngine, OpenSystem, prompt_of, prompts_of
 from seeded import bug, seeded
@@ -10,10 +11,12 @@ from seeded import bug, seeded
 from kvactors.core.arena.arena import Arena
 from kvactors.core.engine import kv_transfer
 from kvactors.core.engine.engine import Engine, EngineConfig
+from kvactors.core.model.load import load_model
+from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.events import Aborted, Event, Finished
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import grid
+from kvactors.core.testing.models import PlainTokenizer, grid, tiny_model
 
 SHORT = Sampling(max_tokens=8)
 WAIT = 60
@@ -141,6 +144,48 @@ def test_turns_that_wait_for_their_kv_do_not_wait_for_each_others_system_prompt(
     ended = [event.request for event in steps(engine) if isinstance(event, Finished)]
     assert sorted(request.agent_id for request in ended) == ["a", "b"]
     assert engine.stats()["shared_tokens"] > 0
+
+
+def test_what_is_no_number_in_a_row_that_left_is_not_in_those_that_come() -> None:
+    def build() -> tuple[Any, PlainTokenizer]:
+        model = tiny_model()
+        model.model.embed_tokens.weight[7] = mx.nan
+        return model, PlainTokenizer()
+
+    loaded = load_model(build, ModelOptions(attention="packed"))
+
+    def said(after: list[int]) -> list[int]:
+        stays = make_request("stays", [], prompt_of(20), Sampling(max_tokens=40))
+        leaves = make_request("leaves", [], [*after, *[40] * 100], Sampling(max_tokens=2))
+        comes = make_request("comes", [], [20 + n for n in range(10)], SHORT)
+        engine = Engine(loaded, EngineConfig(8, 1 << 30, stored=False))
+        return run_engine(engine, [(0, stays), (2, leaves), (12, comes)])["comes"].request.generated
+
+    assert said([7]) == said([8])
+
+
+def test_kv_of_a_turn_that_is_given_up_before_another_is_saved_is_not_held_for_ever(
+    load_grid: LoadGrid,
+) -> None:
+    engine, known = Engine(load_grid(), EngineConfig(4, 1 << 26, stored=True)), list[int]()
+
+    def turn(tokens: int) -> int:
+        """Bytes of it that wait for the store."""
+        engine.submit(make_request("a", known, prompt_of(tokens), SHORT))
+        [end] = [event for event in steps(engine) if isinstance(event, Finished)]
+        known[:] = end.request.tokens
+        return sum(part.nbytes for part in end.exported)
+
+    first = turn(20)
+    kept = list(known)
+    engine.saved("a", turn(600), 0)
+    engine.saved("a", first)
+    known[:] = kept
+    for _ in range(3):
+        engine.saved("a", turn(12))
+
+    assert engine.memory.hot.held.lent_bytes == 0
+    assert engine.memory.backlog == 0
 
 
 @pytest.mark.usefixtures("work_of_a_cpu")

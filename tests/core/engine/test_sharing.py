@@ -221,6 +221,16 @@ def ask_all(system: AgentSystem, agents: int) -> list[Any]:
     return [reply.get(timeout=WAIT) for reply in asked]
 
 
+def test_a_prompt_that_is_all_of_the_system_prompts_beginning_is_answered(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(grid, attention="packed")
+
+    reply = system.spawn("a", system_prompt="s" * 100).ask([ord("s")] * 80, sampling=ANSWER)
+
+    assert reply.get(timeout=WAIT).usage.prefilled_tokens == 80
+
+
 def test_agents_with_one_system_prompt_prefill_it_once_and_answer_as_if_alone(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:

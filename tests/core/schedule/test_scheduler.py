@@ -1,12 +1,17 @@
 """The scheduler, without a model: chunks, packing, ageing, and the share of decode."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvactors.core.cache.spec import NO_FORM
 from kvactors.core.schedule.request import Request, StopMatcher
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+
+FORM = replace(NO_FORM, spec=replace(NO_FORM.spec, context=4096))
 
 
 def request(
@@ -27,6 +32,7 @@ def request(
         kept=cached,
         cached=cached,
         arrival=arrival,
+        form=FORM,
     )
 
 
@@ -53,12 +59,12 @@ def run(
     log = []
     for _ in range(steps):
         plan = scheduler.plan([r for r in prefilling if r.remaining], decoding)
+        sizes = [chunk.tokens for chunk in plan.prefill]
         for chunk in plan.prefill:
             chunk.request.cached += chunk.tokens
-        if plan.prefill:
-            log.append("+".join(str(chunk.tokens) for chunk in plan.prefill))
-            tokens = sum(chunk.tokens for chunk in plan.prefill)
-            scheduler.record_prefill(tokens, seconds_of(tokens), decoding=plan.decode)
+        if sizes:
+            log.append("+".join(map(str, sizes)))
+            scheduler.record_prefill(sum(sizes), seconds_of(sum(sizes)), decoding=plan.decode)
         elif plan.decode:
             log.append("d")
         if plan.decode:
@@ -71,20 +77,14 @@ def test_chunks_grow_from_256_to_the_table_while_nobody_decodes() -> None:
 
     sizes = [int(size) for size in log]
     assert sizes[:4] == [256, 512, 1024, 2048]
-    assert max(sizes) <= 4096
-    assert sizes[-1] <= 512
-    assert sum(sizes) == 40_000
+    assert (max(sizes) <= 4096, sizes[-1] <= 512, sum(sizes)) == (True, True, 40_000)
 
 
 def test_while_somebody_decodes_a_chunk_fits_the_target_latency() -> None:
-    scheduler = Scheduler(SchedulerConfig(target_latency=0.1))
-
-    log = run(scheduler, [request(4000)], [STREAMED], 200)
+    log = run(Scheduler(SchedulerConfig(target_latency=0.1)), [request(4000)], [STREAMED], 200)
 
     sizes = [int(size) for size in log if size != "d"]
-    assert sizes[0] == 32
-    assert max(sizes) <= 90
-    assert sum(sizes) == 4000
+    assert (sizes[0], max(sizes) <= 90, sum(sizes)) == (32, True, 4000)
 
 
 def test_where_nobody_reads_tokens_as_they_come_a_short_prompt_goes_first() -> None:
@@ -242,6 +242,12 @@ def test_short_prompts_share_a_forward_and_longer_ones_do_not() -> None:
     assert sorted(chunk.tokens for chunk in plan.prefill) == [40, 50, 60, 64]
 
 
+def test_a_prompt_at_the_end_of_its_context_is_not_padded_beyond_it() -> None:
+    plan = Scheduler().plan([request(40, 0, cached=4040), request(60, 1), request(30, 2)], [])
+
+    assert sorted(chunk.tokens for chunk in plan.prefill) == [30, 40]
+
+
 @pytest.mark.parametrize(("other", "chunk"), [(30, 30), (50, 40)])
 def test_a_prompt_that_has_begun_keeps_its_own_row(other: int, chunk: int) -> None:
     begun = request(60, 1)
@@ -255,7 +261,6 @@ def test_a_prompt_that_has_begun_keeps_its_own_row(other: int, chunk: int) -> No
 
 def test_reproducible_chunks_end_at_absolute_multiples_of_256() -> None:
     scheduler = Scheduler(SchedulerConfig(reproducible=True))
-
     log = run(scheduler, [request(1000, cached=100)], [STREAMED], 400)
 
     assert [size for size in log if size != "d"] == ["156", "256", "256", "256", "76"]
