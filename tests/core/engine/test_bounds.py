@@ -178,7 +178,8 @@ def test_an_eviction_policy_that_raises_leaves_it_to_the_longest_idle(
 def test_whom_an_eviction_policy_spares_leave_before_a_turn_waits_for_ever(
     load_grid: LoadGrid,
 ) -> None:
-    engine = Engine(load_grid(), EngineConfig(4, 1_500_000, False, eviction=lambda _i, _n: [[]]))
+    spares: Any = lambda _idle, _now: [[]]  # noqa: E731
+    engine = Engine(load_grid(), EngineConfig(4, 1_500_000, False, eviction=spares))
 
     ends = run_engine(
         engine,
