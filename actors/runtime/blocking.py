@@ -18,9 +18,11 @@ __all__ = [
     "check_may_block",
     "check_outside_of_actors",
     "drive",
+    "lend_thread",
     "mark_pool_thread",
     "must_not_wait",
     "remove_driver",
+    "resting",
     "running_loop",
     "runs_actors",
     "waiting",
@@ -32,6 +34,35 @@ _thread = threading.local()
 def mark_pool_thread(*, shared: bool) -> None:
     """Declare the calling thread one that runs actors; `shared`: more than one of them."""
     _thread.runs_actors, _thread.shared = True, shared
+
+
+class Lender(Protocol):
+    """Whoever lets few threads run at once, those that wait aside."""
+
+    def rests(self) -> None:
+        """The calling thread begins to wait."""
+
+    def goes_on(self) -> None:
+        """It waits no more."""
+
+
+def lend_thread(lender: Lender) -> None:
+    """Declare the calling thread one of a `lender`'s."""
+    _thread.lender = lender
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Within, the calling thread waits: whoever lent it may begin another."""
+    lender: Lender | None = getattr(_thread, "lender", None)
+    if lender is None:
+        yield
+        return
+    lender.rests()
+    try:
+        yield
+    finally:
+        lender.goes_on()
 
 
 @contextmanager

@@ -1,69 +1,93 @@
 """Blocking work: what would hold up the threads that agents share runs on others."""
 
-import functools
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future as Done
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvactors.actors.runtime.blocking import mark_pool_thread, waiting
+from kvactors.actors.runtime.blocking import lend_thread, mark_pool_thread, waiting
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
 __all__ = ["BlockingWork"]
 
-THREADS = 4
+AT_ONCE = 4
+MOST = 1000
 STOPPED = "the system is stopped"
 
 
 class BlockingWork:
-    """A few threads, begun when there is something to do. Each call calls `begin` before it
-    counts as accepted, and `end` when it has ended."""
+    """Each call on a thread of its own, AT_ONCE beside each other. Those that wait for somebody's
+    answer are not counted, up to MOST: what they wait for may be a call that has not begun. Each
+    calls `begin` before it counts as accepted, and `end` when it has ended."""
 
     def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self._begin = begin
         self._end = end
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._queue: deque[tuple[Callable[[], Any], ReplyFuture[Any]]] = deque()
+        self._threads = self._busy = 0
         self._closed = False
 
     def run(self, function: Callable[[], Any], *, here: bool) -> ReplyFuture[Any]:
         """A future of what the function returns or raises, or of SystemStopped; `here`: on the
         calling thread, on which the world goes on while it waits."""
         future: ReplyFuture[Any] = ReplyFuture()
-
-        def work() -> None:
-            try:
-                future.resolve(function())
-            except BaseException as error:
-                future.reject(error)
-            finally:
-                self._end()
-
-        def ended(done: Done[None]) -> None:
-            if done.cancelled():
-                future.reject(SystemStopped(STOPPED))
-                self._end()
-
         with self._lock:
             if self._closed:
                 future.reject(SystemStopped(STOPPED))
                 return future
             self._begin()
             if not here:
-                if self._threads is None:
-                    mark = functools.partial(mark_pool_thread, shared=False)
-                    self._threads = ThreadPoolExecutor(THREADS, "kvactors-blocking", mark)
-                self._threads.submit(work).add_done_callback(ended)
+                self._queue.append((function, future))
+                self._begin_next()
         if here:
             with waiting(may=True):
-                work()
+                self._work(function, future)
         return future
 
     def close(self) -> None:
         """Begin nothing more; does not wait for what runs."""
         with self._lock:
             self._closed = True
-            if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+            left = list(self._queue)
+            self._queue.clear()
+        for _, future in left:
+            future.reject(SystemStopped(STOPPED))
+            self._end()
+
+    def rests(self) -> None:
+        """A thread of a call begins to wait."""
+        with self._lock:
+            self._busy -= 1
+            self._begin_next()
+
+    def goes_on(self) -> None:
+        """What it waited for is there."""
+        with self._lock:
+            self._busy += 1
+
+    def _work(self, function: Callable[[], Any], future: ReplyFuture[Any]) -> None:
+        try:
+            future.resolve(function())
+        except BaseException as error:
+            future.reject(error)
+        finally:
+            self._end()
+
+    def _begin_next(self) -> None:
+        """Begin what waits, as far as there may be more at once. The lock is held."""
+        while self._queue and self._busy < AT_ONCE and self._threads < MOST:
+            self._threads, self._busy = self._threads + 1, self._busy + 1
+            call = self._queue.popleft()
+            threading.Thread(target=self._run, args=call, name="kvactors-blocking").start()
+
+    def _run(self, function: Callable[[], Any], future: ReplyFuture[Any]) -> None:
+        mark_pool_thread(shared=False)
+        lend_thread(self)
+        try:
+            self._work(function, future)
+        finally:
+            with self._lock:
+                self._threads, self._busy = self._threads - 1, self._busy - 1
+                self._begin_next()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pykka import Future, Timeout
 
-from kvactors.actors.runtime.blocking import check_may_block, drive, running_loop
+from kvactors.actors.runtime.blocking import check_may_block, drive, resting, running_loop
 from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.numbers import number
 
@@ -101,7 +101,9 @@ class ReplyFuture(Future[T]):
                 return
             if self._waited is None:
                 self._waited = threading.Event()
-        if not self._waited.wait(timeout and min(timeout, threading.TIMEOUT_MAX)):
+        with resting():
+            there = self._waited.wait(timeout and min(timeout, threading.TIMEOUT_MAX))
+        if not there:
             raise _late(timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:

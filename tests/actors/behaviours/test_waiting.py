@@ -20,6 +20,7 @@ from kvactors.actors import (
     SystemStopped,
     Undelivered,
 )
+from kvactors.actors.runtime.blocking_pool import AT_ONCE
 
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
@@ -67,6 +68,31 @@ def test_blocking_work_runs_elsewhere(system: AgentSystem) -> None:
         return await me.run_blocking(lambda: threading.current_thread().name)  # type: ignore[no-any-return]
 
     assert run(system, work).startswith("kvactors-blocking")
+
+
+def test_blocking_work_that_waits_for_other_blocking_work_does_not_keep_it_from_beginning(
+    system: AgentSystem,
+) -> None:
+    clients = AT_ONCE + 1
+    all_at_once = threading.Barrier(AT_ONCE)
+
+    class Service(AgentBehaviour):
+        async def on_message(self, message: int, sender: Agent | None) -> int:
+            return await self.run_blocking(lambda: message + 1)  # type: ignore[no-any-return]
+
+    class Client(AgentBehaviour):
+        async def on_message(self, message: int, sender: Agent | None) -> int:
+            def slow() -> int:
+                if message < AT_ONCE:
+                    all_at_once.wait(WAIT)
+                return self.ask("service", message).get(timeout=WAIT)  # type: ignore[no-any-return]
+
+            return await self.run_blocking(slow)  # type: ignore[no-any-return]
+
+    system.spawn("service", behaviour=Service())
+    asked = [system.spawn(f"{n}", behaviour=Client()).request(n) for n in range(clients)]
+
+    assert [answer.get(timeout=WAIT / 4) for answer in asked] == list(range(1, clients + 1))
 
 
 def test_a_full_mailbox_holds_a_sender_back_or_refuses(system: AgentSystem) -> None:
