@@ -17,7 +17,14 @@ from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Context, Services
 from kvactors.actors.behaviours.forgetting import exchanges_at_end
 from kvactors.actors.behaviours.mail import Deliver, GiveUp
-from kvactors.actors.behaviours.runs import ChildFailed, Restart, Resume, Run, StopBehaviour
+from kvactors.actors.behaviours.runs import (
+    ChildFailed,
+    GivenUp,
+    Restart,
+    Resume,
+    Run,
+    StopBehaviour,
+)
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
 from kvactors.actors.runtime.futures import ReplyFuture, all_of, next_awaited
 from kvactors.actors.runtime.supervision import Restarts, Supervision
@@ -153,14 +160,16 @@ class BehaviourActor(SystemActor):
         else:
             self._end(run, outcome)
 
-    def _advance(self, run: Run) -> None:
+    def _advance(self, run: Run, given_up: GivenUp | None = None) -> None:
         """Run until it awaits a future that is not done, or ends."""
         work = run.work
         assert work is not None
         try:
-            awaited = self._acting(run, lambda: next_awaited(work))
+            awaited = self._acting(run, lambda: next_awaited(work, given_up))
         except StopIteration as stop:
             self._end(run, stop.value)
+        except GivenUp:
+            self._end(run, None)
         except BaseException as error:
             self._fail(run, error)
         else:
@@ -176,23 +185,22 @@ class BehaviourActor(SystemActor):
 
     @handles(Resume)
     def _resume(self, message: Resume) -> None:
-        if message.run in self._runs:
-            self._advance(message.run)
+        run = message.run
+        # What a message that was given up had awaited may be done while its end awaits another.
+        if run in self._runs and run.awaited is not None and run.awaited.done:
+            self._advance(run)
 
     @handles(GiveUp)
     def _give_up(self, message: GiveUp) -> None:
-        """End the handling of a message where it waits, and what that waits for."""
+        """End the handling of a message where it waits, behind what it does in `finally`, and what
+        it waits for."""
         run = next((run for run in self._runs if run.deliver is message.deliver), None)
         if run is None or run.work is None:
             return
-        try:
-            run.work.close()
-        except BaseException as error:
-            self._fail(run, error)
-        else:
-            self._end(run, None)
-        if isinstance(run.awaited, Answer):
-            self._router.give_up(run.awaited.message, message.error)
+        awaited = run.awaited
+        self._advance(run, GivenUp())
+        if isinstance(awaited, Answer):
+            self._router.give_up(awaited.message, message.error)
 
     def _end(self, run: Run, value: Any) -> None:
         self._runs.pop(run, None)

@@ -8,7 +8,11 @@ from kvactors.actors.behaviours.mail import Deliver
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.futures import ReplyFuture
 
-__all__ = ["ChildFailed", "Restart", "Resume", "Run", "StopBehaviour"]
+__all__ = ["ChildFailed", "GivenUp", "Restart", "Resume", "Run", "StopBehaviour"]
+
+
+class GivenUp(BaseException):
+    """Raised in the handling of a message where it waits: whoever asked waits no longer."""
 
 
 @dataclass(slots=True, eq=False)

@@ -251,10 +251,12 @@ def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
     return whole if futures else resolved()
 
 
-def next_awaited(work: Coroutine[Any, Any, Any]) -> ReplyFuture[Any]:
-    """Let the coroutine of a behaviour go on until it awaits a future, which is the result, or
-    ends. Raises what it raises."""
-    awaited = work.send(None)
+def next_awaited(
+    work: Coroutine[Any, Any, Any], error: BaseException | None = None
+) -> ReplyFuture[Any]:
+    """Let the coroutine of a behaviour go on, with this `error` where it waits if there is one,
+    until it awaits a future, which is the result, or ends. Raises what it raises."""
+    awaited = work.send(None) if error is None else work.throw(error)
     while not isinstance(awaited, ReplyFuture):
         awaited = work.throw(
             TypeError(

@@ -18,6 +18,7 @@ from kvactors.actors import (
     MailboxFull,
     Sampling,
     SystemStopped,
+    TurnTimeout,
     Undelivered,
 )
 from kvactors.actors.runtime.blocking_pool import AT_ONCE
@@ -93,6 +94,39 @@ def test_blocking_work_that_waits_for_other_blocking_work_does_not_keep_it_from_
     asked = [system.spawn(f"{n}", behaviour=Client()).request(n) for n in range(clients)]
 
     assert [answer.get(timeout=WAIT / 4) for answer in asked] == list(range(1, clients + 1))
+
+
+def test_what_a_message_does_in_the_end_is_done_though_its_asker_waits_no_longer(
+    system: AgentSystem,
+) -> None:
+    gate, released = threading.Event(), threading.Event()
+
+    class Lock(AgentBehaviour):
+        async def on_message(self, message: str, sender: Agent | None) -> str:
+            return message
+
+    class Holder(AgentBehaviour):
+        async def on_message(self, message: str, sender: Agent | None) -> str:
+            if message == "hold":
+                await self.hold()
+            return message
+
+        async def hold(self) -> None:
+            try:
+                await self.run_blocking(gate.wait, WAIT)
+            finally:
+                assert await self.ask("lock", "release") == "release"
+                released.set()
+
+    system.spawn("lock", behaviour=Lock())
+    holder = system.spawn("holder", behaviour=Holder())
+
+    with pytest.raises(TurnTimeout):
+        holder.request("hold", timeout=0.05).get(timeout=WAIT)
+
+    assert released.wait(WAIT)
+    gate.set()
+    assert holder.request("well?").get(timeout=WAIT) == "well?"
 
 
 def test_a_full_mailbox_holds_a_sender_back_or_refuses(system: AgentSystem) -> None:
