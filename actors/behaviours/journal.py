@@ -107,14 +107,17 @@ def read_journal(path: str | Path) -> Iterator[dict[str, Any]]:
 
 def pack(value: Any) -> Any:
     """A message as msgpack can have it. What it cannot stands as its `repr`."""
-    if value is None or isinstance(value, bool | float | str | bytes):
-        return value
     if isinstance(value, Enum):
         return {"enum": [type(value).__name__, value.name]}
+    if value is None or isinstance(value, bool | float | str | bytes):
+        return value
     if isinstance(value, int):
         return value if -LONGEST_INT <= value < LONGEST_INT else {"int": str(value)}
     if isinstance(value, list):
         return [pack(item) for item in value]
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named = {name: pack(item) for name, item in value._asdict().items()}
+        return {"type": [type(value).__name__, named]}
     if isinstance(value, tuple):
         return {"tuple": [pack(item) for item in value]}
     if isinstance(value, set | frozenset):

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -28,6 +28,15 @@ SHORT = Sampling(max_tokens=6)
 
 class Colour(enum.Enum):
     RED = 1
+
+
+class Side(enum.StrEnum):
+    BUY = "buy"
+
+
+class Bid(NamedTuple):
+    price: int
+    notes: tuple[Colour, ...]
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,11 @@ messages = st.recursive(
 @given(messages)
 def test_messages_come_back_as_they_were(message: Any) -> None:
     assert unpack(pack(message), [Offer, Colour]) == message
+
+
+@pytest.mark.parametrize("message", [Bid(3, (Colour.RED,)), Side.BUY, [{Side.BUY: Bid(1, ())}]])
+def test_named_tuples_and_enums_that_are_strings_come_back_as_such(message: Any) -> None:
+    assert repr(unpack(pack(message), [Bid, Colour, Side])) == repr(message)
 
 
 def test_a_journal_of_an_earlier_run_is_not_written_over(
