@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import InvalidConfig, InvalidGrammar
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.speculation.acceptance import (
     LEAST_CHANCE,
@@ -244,5 +244,9 @@ def _allowed(request: Request, tokens: Sequence[int]) -> Sequence[int]:
     """Of a draft, what the turn's grammar would take as it is, if it has one."""
     if request.guide is None:
         return tokens
-    request.guide.follow(request.generated)
-    return tokens[: request.guide.takes(tokens)]
+    try:
+        request.guide.follow(request.generated)
+        return tokens[: request.guide.takes(tokens)]
+    except InvalidGrammar:
+        # The step that draws says so, of this turn alone.
+        return ()

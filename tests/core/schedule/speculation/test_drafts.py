@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seeded import bug, seeded
 
-from kvactors import Sampling
+from kvactors import Grammar, InvalidGrammar, Sampling
+from kvactors.core.schedule.guide import Guide
 from kvactors.core.schedule.speculation.acceptance import (
     LEAST_CHANCE,
     MEASURED,
@@ -244,3 +245,24 @@ def test_no_draft_goes_beyond_the_last_token_of_a_turn() -> None:
     request = make_request("a", [], [1, 2, 3, 4, 5, 6] * 6, Sampling(max_tokens=4))
 
     assert len(speculation.drafts([request])[request]) == 3
+
+
+def test_a_turn_whose_grammar_gives_up_has_no_draft_and_harms_no_other() -> None:
+    speculation = Speculation(SpeculationConfig())
+    said = [ord(letter) for letter in "abcdef" * 6]
+    written = Sampling(max_tokens=9, grammar=Grammar.regex("[a-f]{4,9}"))
+    formed, free = (
+        make_request(name, [], said, sampling)
+        for name, sampling in (("formed", written), ("free", Sampling(max_tokens=9)))
+    )
+    assert formed in speculation.drafts([formed, free])
+
+    @bug(Guide, "takes")
+    def gives_up(_true: object) -> object:
+        def raises(*_: object) -> int:
+            raise InvalidGrammar("the grammar cannot go on: too much to lex")
+
+        return raises
+
+    with seeded(gives_up):
+        assert list(speculation.drafts([formed, free])) == [free]
