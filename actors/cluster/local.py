@@ -2,7 +2,7 @@
 a thread of their own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.machine.seals import key_name
 from kvactors.actors.cluster.member.member import FOLDER, Member, MemberOptions, open_member
 from kvactors.actors.cluster.protocol.directory.server import Directory
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.system.parameters import store_path
 from kvactors.core.errors import InvalidConfig
@@ -74,8 +75,31 @@ class _Local:
         self.transport.places |= places
         loop = asyncio.get_running_loop()
         self._running = [loop.create_task(place.run()) for place in (directory, self._member.node)]
+        self._running[-1].add_done_callback(self._ended)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        """Nobody takes over what the one node cannot answer any more: that is said at once."""
+        if not running.cancelled() and (error := running.exception()) is not None:
+            ended = _Ended(error)
+            self.transport.places |= {"directory": ended, NAME: ended}
 
     async def close(self) -> None:
         for running in self._running:
             running.cancel()
         await self._member.close()
+
+
+class _Ended:
+    """Answers every call with the `error` that the node ended with."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def handle(self, method: str, record: Record) -> Record:
+        """Raises it, whatever the `method` and the `record`."""
+        raise self._error
+
+    async def stream(self, method: str, record: Record) -> AsyncIterator[Record]:
+        """The same for a `stream` by `method` with `record`."""
+        raise self._error
+        yield

@@ -119,6 +119,9 @@ class FixedHost:
         """Nothing but agents."""
         return {"bytes": 0, "waiting": 0, "budget": 2**30}
 
+    def check(self) -> None:
+        """Nothing here can die."""
+
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """It never is."""
 

@@ -25,6 +25,7 @@ from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.system import AgentSystem
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import (
+    EngineDied,
     InvalidConfig,
     SystemPromptMismatch,
     SystemStopped,
@@ -219,6 +220,12 @@ class SystemHost:
                 "context": info.spec.context,
             },
         }
+
+    def check(self) -> None:
+        """Raises EngineDied where the engine has."""
+        vitals = self._lifecycle.vitals
+        if vitals.state == "dead":
+            raise EngineDied(vitals.error)
 
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """Call when the KV of a turn that was taken here is on disk."""

@@ -174,6 +174,10 @@ class Host(Protocol):
         whoever asks may have to know of that."""
         ...
 
+    def check(self) -> None:
+        """Raises EngineDied where no agent will be answered here any more: the node leaves."""
+        ...
+
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """`listener(agent)` is called when an agent's KV was written, on the loop."""
         ...

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from together import Together
@@ -28,8 +29,8 @@ def open_nodes(tmp_path: Path) -> Iterator[Callable[..., Together]]:
     """Nodes by their names; further options are those of Together."""
     opened: list[Together] = []
 
-    def start(*names: str, key: bytes | None = None, served: int = 10_000) -> Together:
-        opened.append(Together(tmp_path, *names, key=key, served=served))
+    def start(*names: str, **options: Any) -> Together:
+        opened.append(Together(tmp_path, *names, **options))
         return opened[-1]
 
     yield start

@@ -1,7 +1,7 @@
 """Real nodes of a cluster in one process, and all that passes between them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,19 @@ class Tapped(DirectTransport):
 
 class Together:
     """Nodes by their names, with stores in `folder`, all with this `key`; turns are durable on two
-    of them, and so many agents `served` by one at once. `cluster` has the key, too."""
+    of them, and so many agents `served` by one at once. `cluster` has the key, too. `models`: of
+    the nodes, by their names, where they are not the default one."""
 
     def __init__(
-        self, folder: Path, *names: str, key: bytes | None = None, served: int = 10_000
+        self,
+        folder: Path,
+        *names: str,
+        key: bytes | None = None,
+        served: int = 10_000,
+        models: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self.names = folder, names
+        self._models = models or {}
         self.settings = Settings(key=key_name(key), served=served)
         self.transport = Tapped()
         self.loop = LoopThread("together")
@@ -77,6 +84,10 @@ class Together:
         """The node's process is gone: nobody reaches it, and it reaches nobody."""
         self.loop.run(self._lose(name))
 
+    def ended(self, name: str) -> BaseException | None:
+        """What the node's process ends with, once it does."""
+        return self.loop.run(self._ended(name))
+
     def close(self) -> None:
         self.cluster.close()
         self.loop.run(self._close())
@@ -88,12 +99,19 @@ class Together:
         self.transport.places["directory"] = directory
         self._running["directory"] = asyncio.create_task(directory.run())
         for name in self.names:
-            options = MemberOptions(name, str(self.folder / name), engine={"reproducible": True})
+            model = self._models.get(name, "default")
+            engine: dict[str, Any] = {"reproducible": True}
+            options = MemberOptions(name, str(self.folder / name), model, engine)
             member = await open_member(options, self.settings, self.transport, key)
             self._members[name] = member
             self.transport.places[name] = member.node
             await member.node.begin()
             self._running[name] = asyncio.create_task(member.node.run())
+
+    async def _ended(self, name: str) -> BaseException | None:
+        running = self._running[name]
+        await asyncio.wait([running], timeout=PATIENCE)
+        return running.exception()
 
     async def _lose(self, name: str) -> None:
         del self.transport.places[name]

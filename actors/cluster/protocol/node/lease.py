@@ -69,7 +69,9 @@ class Membership:
             return
 
     async def beat(self) -> None:
-        """Renew the lease, or join anew. Raises ClusterError, OSError."""
+        """Renew the lease, or join anew. Raises ClusterError, OSError, and EngineDied: whose engine
+        is dead keeps no agents from their replicas."""
+        self._host.check()
         if self._lease is None or self._lease.over:
             await self._join()
         lease = self._lease

@@ -16,6 +16,7 @@ from kvactors.actors.cluster.protocol.node.copier import Copier, Peer
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.records import FORK, Place, Settings
+from kvactors.core.errors import EngineDied
 
 __all__ = ["Held", "Owner"]
 
@@ -69,10 +70,14 @@ class Owner:
         self.lease = lease
 
     def check(self) -> None:
-        """Raises LeaseLost."""
+        """Raises LeaseLost: also where the engine died, as this node is about to leave."""
         if self.lease is None:
             raise LeaseLost(node=self._name)
         self.lease.check()
+        try:
+            self._host.check()
+        except EngineDied as error:
+            raise LeaseLost(node=self._name) from error
 
     def current(self, agent: str) -> Held | None:
         """What is held of it, if the lease lasts. Raises LeaseLost."""

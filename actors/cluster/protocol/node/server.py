@@ -27,6 +27,7 @@ from kvactors.actors.cluster.protocol.node.speaking import Speaking
 from kvactors.actors.cluster.protocol.node.sweep import Sweep
 from kvactors.actors.cluster.protocol.node.telling import Telling
 from kvactors.actors.cluster.protocol.records import Settings
+from kvactors.core.errors import EngineDied
 
 __all__ = ["Node"]
 
@@ -174,7 +175,8 @@ class Node:
         await self._membership.begin()
 
     async def run(self) -> None:
-        """Join, tell, renew, sweep, until cancelled."""
+        """Join, tell, renew, sweep, until cancelled. Leaves, and raises EngineDied, where that of the
+        host has died: who runs this process ends it."""
         with suppress(OSError):
             await self._notes.compact()
         # Apart: a lease does not wait for a sweep, which waits for agents.
@@ -182,7 +184,15 @@ class Node:
             self._often(self._membership.beat, 1 / 4),
             self._often(self._sweep.round, 3 / 2),
         )
-        await asyncio.gather(beats, self._telling.run(), sweeps)
+        running = [asyncio.ensure_future(one) for one in (beats, self._telling.run(), sweeps)]
+        try:
+            await asyncio.gather(*running)
+        except EngineDied:
+            await self._membership.leave()
+            raise
+        finally:
+            for one in running:
+                one.cancel()
 
     async def leave(self) -> None:
         """Own nothing any more, and say so: nobody waits for the end of the lease. Not running."""
@@ -205,7 +215,7 @@ class Node:
         async with self._locks.of(agent):
             held = await self._forks.served(agent)
             with self._cancels.taking(agent, request) as taken:
-                answer = await self._host.turn(agent, taken, emit)
+                answer = await self._answer(agent, taken, emit)
             held.lease.check()
             given = self._given(held, answer)
             if emit is not None:
@@ -213,6 +223,14 @@ class Node:
             durable = await self._owner.commit(held)
             held.lease.check()
             return {**self._given(held, answer), "durable": durable}
+
+    async def _answer(self, agent: str, request: Record, emit: Emit | None) -> Record:
+        try:
+            return await self._host.turn(agent, request, emit)
+        except Exception:
+            # What it failed with may be what this node ends with: another one takes the turn.
+            self._owner.check()
+            raise
 
     def _given(self, held: Held, answer: Record) -> dict[str, Any]:
         return {"answer": answer, "durable": None, "epoch": held.place.epoch, "node": self.name}

@@ -185,6 +185,9 @@ class ModelHost:
         """By the number of agents served."""
         return {"bytes": 2**20 * len(self._served), "waiting": 0, "budget": 2**30}
 
+    def check(self) -> None:
+        """It lives as long as its process."""
+
     def on_saved(self, listener: Callable[[str], Awaitable[None]]) -> None:
         """One more."""
         self._listeners.append(listener)
