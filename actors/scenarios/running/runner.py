@@ -10,6 +10,7 @@ on with the agents of a system (`go_on`), if it is given them. One thread.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from types import SimpleNamespace
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario
@@ -26,6 +27,9 @@ from kvactors.actors.scenarios.running.steps import Call, NotYet, Step, when_end
 from kvactors.actors.scenarios.running.walk import Walk
 
 __all__ = ["Runner"]
+
+# Steps of one lane that its agent is given at once: its line has room for 1,000.
+MOST_AT_ONCE = 256
 
 
 class Runner:
@@ -78,9 +82,12 @@ class Runner:
         """Go on with these agents from where it is."""
         self._agents = agents
         agents.resume(self.lanes.values(), self.model)
+        lanes = self.lanes.values()
+        later = {step.key for lane in lanes for step in islice(lane.flying, MOST_AT_ONCE, None)}
         pending = sorted(self._pending.items())
-        for _, step in pending:
-            agents.perform(self.lanes.get(step.lane), step)
+        for key, step in pending:
+            if key not in later:
+                agents.perform(self.lanes.get(step.lane), step)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -111,6 +118,8 @@ class Runner:
         lane = self.lanes.get(step.lane)
         if lane is not None:
             lane.flying.remove(step)
+            if self._agents is not None and len(lane.flying) >= MOST_AT_ONCE:
+                self._agents.perform(lane, lane.flying[MOST_AT_ONCE - 1])
             lane.remember(step, record)
             self._ready.append(lane)
         if step.kind == "fork" and lane is not None:
@@ -258,11 +267,12 @@ class Runner:
         return self._submit(lane, step)
 
     def _submit(self, lane: Lane | None, step: Step) -> bool:
-        """Let a step be performed, or, while there are records, be found in them."""
+        """Let a step be performed once its agent has room for it, or, while there are records, be
+        found in them."""
         self._pending[step.key] = step
         if lane is not None:
             lane.flying.append(step)
-        if self._agents is not None:
+        if self._agents is not None and (lane is None or len(lane.flying) <= MOST_AT_ONCE):
             self._agents.perform(lane, step)
         return True
 

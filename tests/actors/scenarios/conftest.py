@@ -44,13 +44,15 @@ def write(tmp_path: Path) -> Write:
 class Play:
     """One run of a scenario, whose agents answer by `answer(agent, prompt)`, in an order that a
     seed draws. `told` has what each agent was told, in its order; `open_behind` how many steps
-    were under way when one of the whole run ended, by its kind."""
+    were under way when one of the whole run ended, by its kind; `most_at_once` how many of one
+    agent were, at most."""
 
     def __init__(self, script: Script, answer: Callable[[str, str], str]) -> None:
         self.script = script
         self.records: list[Record] = []
         self.told: dict[str, list[str]] = {}
         self.open_behind: dict[str, int] = {}
+        self.most_at_once = 0
         self._answer = answer
         self._begun: list[tuple[Step, Outcome]] = []
         self._lanes: dict[str, list[Step]] = {}
@@ -58,6 +60,8 @@ class Play:
     def perform(self, lane: Lane | None, step: Step) -> None:
         """Begin a step."""
         self._begun.append((step, self._outcome(step)))
+        at_once = sum(begun.lane == step.lane for begun, _ in self._begun)
+        self.most_at_once = max(self.most_at_once, at_once)
         if step.call is not None and step.failed is None:
             self.told.setdefault(step.lane, []).append(step.call.text)
 

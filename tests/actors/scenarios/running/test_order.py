@@ -9,6 +9,9 @@ from talks import TWO, untimed
 
 MakePlay = Callable[..., Any]
 
+# Of an agent's line, by default.
+MOST_WAITING = 1000
+
 
 def test_in_a_round_robin_each_hears_all_who_spoke_before(play: MakePlay) -> None:
     run = play(TWO).run()
@@ -262,3 +265,24 @@ def test_a_stop_rule_ends_the_run_where_its_phase_would_end_too(play: MakePlay) 
 
     assert [turn.phase for turn in run.turns] == ["talk"] * 3
     assert [event.kind for event in run.events] == ["stop", "end"]
+
+
+def test_an_agent_that_hears_very_much_at_once_has_room_for_all_of_it(play: MakePlay) -> None:
+    text = """\
+name: facts
+agents: {anna: {}}
+phases:
+  - name: read
+    rounds: 1100
+    steps:
+      - tell: "f{{ round }}."
+"""
+    whole, resumed = play(text), play(text)
+
+    run = whole.run()
+    again = resumed.run(before=whole.records[:7])
+
+    assert whole.told["anna"] == [f"f{number}." for number in range(1, 1101)]
+    assert untimed(again) == untimed(run)
+    assert resumed.told["anna"] == whole.told["anna"][7:]
+    assert max(whole.most_at_once, resumed.most_at_once) < MOST_WAITING
