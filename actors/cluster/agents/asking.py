@@ -1,9 +1,10 @@
 """How one agent of a cluster is asked, by one handle: in order, until it is answered or ended. Any
 thread; what it does runs on the cluster's loop."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from kvactors.actors.cluster.agents.asked import AskedFuture
@@ -12,10 +13,14 @@ from kvactors.actors.cluster.host.answers import read_reply, read_rewound
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.reply import Reply, Rewound
+from kvactors.core.errors import TurnTimeout
 
 __all__ = ["Asking"]
 
 logger = logging.getLogger("kvactors")
+
+GRACE = 0.5
+"""Seconds for which a node's own word that a turn took too long is waited for."""
 
 
 class Asking:
@@ -61,17 +66,61 @@ class Asking:
     async def given(self, request: dict[str, Any]) -> dict[str, Any]:
         """What the protocol's client has for it, in order. On the loop."""
         with self._link.asking(self._agent_id, request["id"]):
-            async with self._order:
+            async with self._turns(request) as end:
+                request = end.rest()
                 seconds = self._link.patience(request)
-                return await self._link.client.turn(self._agent_id, request, seconds)
+                # Where its time is over it is not cancelled, but ended at its node.
+                turn = asyncio.ensure_future(
+                    self._link.client.turn(self._agent_id, request, seconds)
+                )
+                try:
+                    async with self._ended(end):
+                        return await asyncio.shield(turn)
+                except asyncio.CancelledError:
+                    turn.cancel()
+                    raise
 
     async def items(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Those of the protocol's client, in order. On the loop."""
         with self._link.asking(self._agent_id, request["id"]):
-            async with self._order:
+            async with self._turns(request) as end:
+                request = end.rest()
                 seconds = self._link.patience(request)
-                async for item in self._link.client.stream(self._agent_id, request, seconds):
+                items = aiter(self._link.client.stream(self._agent_id, request, seconds))
+                while True:
+                    async with self._ended(end):
+                        item = await anext(items, None)
+                    if item is None:
+                        return
                     yield item
+
+    @asynccontextmanager
+    async def _turns(self, request: dict[str, Any]) -> AsyncIterator["_End"]:
+        """Meanwhile it is this request's turn: by when it ends. Raises TurnTimeout."""
+        end = _End(self._agent_id, request)
+        try:
+            async with asyncio.timeout_at(end.at):
+                await self._order.acquire()
+        except TimeoutError as error:
+            raise end.late() from error
+        try:
+            yield end
+        finally:
+            self._order.release()
+
+    @asynccontextmanager
+    async def _ended(self, end: "_End") -> AsyncIterator[None]:
+        """Nothing lasts longer than its node needs to say that the time is over: then the request
+        is withdrawn. Raises TurnTimeout."""
+        limit = asyncio.timeout_at(None if end.at is None else end.at + GRACE)
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            self.cancel(end.request["id"])
+            raise end.late() from error
 
     async def _pieces(self, request: dict[str, Any]) -> Pieces:
         async with aclosing(self.items(request)) as items:
@@ -95,3 +144,26 @@ class Asking:
         durable = ReplyFuture[bool]()
         durable.resolve(True)
         return durable
+
+
+class _End:
+    """By when a `request` of `agent_id`, which begins now, is to be answered. On a loop."""
+
+    def __init__(self, agent_id: str, request: dict[str, Any]) -> None:
+        self._agent_id, self.request = agent_id, request
+        self._seconds = request.get("timeout")
+        now = asyncio.get_running_loop().time()
+        self.at: float | None = None if self._seconds is None else now + self._seconds
+
+    def rest(self) -> dict[str, Any]:
+        """The request, with what is left of its time. Raises TurnTimeout."""
+        if self.at is None:
+            return self.request
+        left = self.at - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise self.late()
+        return {**self.request, "timeout": left}
+
+    def late(self) -> TurnTimeout:
+        """That its time is over."""
+        return TurnTimeout(f"the turn of {self._agent_id!r} took longer than {self._seconds:g} s")

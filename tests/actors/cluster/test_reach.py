@@ -1,7 +1,7 @@
 """A cluster's handle does what a local one does: turns end early, are taken back, and forked."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from kvactors import Cluster, ClusterAgent
 from kvactors.actors.cluster.agents.streams import AsyncClusterStream
 from kvactors.actors.cluster.protocol.errors import AgentExists, UnknownAgent
 from kvactors.actors.testing import FaultyModel
-from kvactors.core.errors import InvalidConfig, InvalidInput, RewindOutOfRange
+from kvactors.core.errors import InvalidConfig, InvalidInput, RewindOutOfRange, TurnTimeout
 from kvactors.core.schedule.sampling import Sampling
 
 FACT = "My cat is called Biscuit."
@@ -118,6 +118,32 @@ def test_cancel_ends_what_runs_and_the_next_goes_on(model: FaultyModel, held: Cl
 
     assert first.get(timeout=WAIT).finish_reason == "cancelled"
     assert second.get(timeout=WAIT).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda agent: agent.ask([3, 4], timeout=0.1).get(timeout=5),
+        lambda agent: list(agent.stream([3, 4], timeout=0.1)),
+    ],
+)
+def test_the_timeout_of_a_turn_bounds_its_wait_for_those_before_it(
+    model: FaultyModel, held: ClusterAgent, ask: Callable[[ClusterAgent], object]
+) -> None:
+    gate = model.hold()
+    first = held.ask([1, 2], sampling=Sampling(max_tokens=4))
+    model.reached.wait(WAIT)
+
+    try:
+        with pytest.raises(TurnTimeout, match=r"0\.1 s"):
+            ask(held)
+    finally:
+        gate.set()
+
+    first.get(timeout=WAIT)
+    held.ask([5, 6], sampling=Sampling(max_tokens=4)).get(timeout=WAIT)
+    asked = [turn.token_ids for turn in held.transcript().turns if not turn.is_answer]
+    assert asked == [(1, 2), (5, 6)]
 
 
 def test_a_stream_that_nobody_reads_keeps_nobody_waiting(cluster: Cluster) -> None:

@@ -175,8 +175,8 @@ class Node:
         await self._membership.begin()
 
     async def run(self) -> None:
-        """Join, tell, renew, sweep, until cancelled. Leaves, and raises EngineDied, where that of the
-        host has died: who runs this process ends it."""
+        """Join, tell, renew, sweep, until cancelled. Leaves, and raises EngineDied, where that has
+        happened to the host: who runs this process ends it."""
         with suppress(OSError):
             await self._notes.compact()
         # Apart: a lease does not wait for a sweep, which waits for agents.
