@@ -13,6 +13,7 @@ from kvactors.actors.cluster.agents.transcripts import open_record
 from kvactors.actors.cluster.host.answers import read_logprobs
 from kvactors.actors.cluster.host.requests import turn_request
 from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.cluster.protocol.errors import SaidOtherwise
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply
@@ -127,19 +128,24 @@ class _Told:
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
-        self._shown = self._heard = 0
+        self._shown: list[int] = []
+        self._heard = 0
 
     def add(self, item: dict[str, Any]) -> None:
-        """One of the protocol's items, but for the answer."""
+        """One of the protocol's items, but for the answer. Raises SaidOtherwise."""
         ticket = self._ticket
         if "again" in item:
             self._heard = 0
         elif "begun" in item:
             ticket.begin_prefill(Begun(ticket.agent_id, ticket.serial, *item["begun"]))
         elif "tokens" in item:
-            self._heard += len(item["tokens"])
-            if (new := self._heard - self._shown) > 0:
-                tokens, scored = item["tokens"][-new:], item.get("logprobs", ())[-new:]
-                self._shown = self._heard
+            said = list(item["tokens"])
+            known = self._shown[self._heard : self._heard + len(said)]
+            if said[: len(known)] != known:
+                raise SaidOtherwise(shown=len(self._shown), what="tokens")
+            self._heard += len(said)
+            if new := len(said) - len(known):
+                tokens, scored = said[-new:], item.get("logprobs", ())[-new:]
+                self._shown += tokens
                 told = Tokens(ticket.agent_id, ticket.serial, tuple(tokens), read_logprobs(scored))
                 ticket.push(told)

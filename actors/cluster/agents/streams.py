@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Self
 
 from kvactors.actors.cluster.host.answers import read_logprobs
 from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.cluster.protocol.errors import SaidOtherwise
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
@@ -24,22 +25,30 @@ async def pieces(
     items: AsyncIterator[Mapping[str, Any]], reply_of: Callable[[dict[str, Any]], Reply]
 ) -> Pieces:
     """Of the `items` of the protocol's client, whose answer `reply_of` makes a reply of. A turn
-    that was begun again on another node says the same again: that is shown once."""
-    shown, again = 0, 0
+    that was begun again on another node says the same again: that is shown once. Raises
+    SaidOtherwise where it does not."""
+    shown, again = "", 0
     async for item in items:
         if "again" in item:
             again = 0
         elif "answer" in item:
-            if rest := item["answer"]["text"][shown:]:
+            text = item["answer"]["text"]
+            if not text.startswith(shown):
+                raise SaidOtherwise(shown=len(shown), what="characters")
+            if rest := text[len(shown) :]:
                 yield TextPiece(rest, ())
             yield reply_of(dict(item))
             return
         elif "text" in item:
-            again += len(item["text"])
-            if again > shown:
+            text = item["text"]
+            known = shown[again : again + len(text)]
+            if not text.startswith(known):
+                raise SaidOtherwise(shown=len(shown), what="characters")
+            again += len(text)
+            if new := text[len(known) :]:
                 scored = read_logprobs(item.get("logprobs", ()))
-                yield TextPiece(item["text"][shown - again :], tuple(item["tokens"]), scored)
-                shown = again
+                yield TextPiece(new, tuple(item["tokens"]), scored)
+                shown += new
 
 
 class Reading:

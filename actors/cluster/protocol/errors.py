@@ -20,6 +20,7 @@ ClusterError
 ├── TurnLost          its answer was given, and its record died with its only node
 ├── ForkLost          so did the turns that it was to begin with
 ├── Unanswered        the deadline came first; the request may be taken yet, never twice
+├── SaidOtherwise     a turn begun again says something else than was shown of it
 ├── NotAcrossNodes    what behaviours may do within one system alone
 ├── WrongRecord       a record of another version, or of a wrong shape
 └── HostFailed        what the agent's system raised; `kind` is its name there
@@ -46,6 +47,7 @@ __all__ = [
     "NotAcrossNodes",
     "NotOwner",
     "OtherDisk",
+    "SaidOtherwise",
     "StaleEpoch",
     "TurnLost",
     "Unanswered",
@@ -214,6 +216,15 @@ class Unanswered(ClusterError):
     """The deadline came first; the request may be taken yet, never twice."""
 
     rule = "{agent!r} gave no answer in {seconds} s; the last reason: {reason}"
+
+
+class SaidOtherwise(ClusterError):
+    """A turn begun again says something else than was shown of it."""
+
+    rule = (
+        "another node took the turn over, and says something else than the {shown} {what} that "
+        "were shown of it: read the transcript, or ask again with its request_id"
+    )
 
 
 class NotAcrossNodes(ClusterError):
