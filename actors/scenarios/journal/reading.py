@@ -33,9 +33,15 @@ def read_run(path: Path) -> Run:
 
 
 def run_of(header: Header, records: list[Record], metrics: tuple[Metric, ...] = ()) -> Run:
-    """A run of a `header` and `records` in any order, with its `metrics`."""
+    """A run of a `header` and `records` in the order of the journal, with its `metrics`."""
     placed = sorted(records, key=place_of)
     events = tuple(record for record in records if isinstance(record, Event))
+    at, process_at = 0.0, {}
+    for record in records:
+        if isinstance(record, Event) and record.kind == "process":
+            at = record.at
+        elif isinstance(record, Turn):
+            process_at[record.step, record.part] = at
     return Run(
         header,
         tuple(record for record in placed if isinstance(record, Turn)),
@@ -44,4 +50,5 @@ def run_of(header: Header, records: list[Record], metrics: tuple[Metric, ...] = 
         events,
         metrics,
         any(event.kind == "end" for event in events),
+        process_at,
     )

@@ -129,7 +129,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All of a run, in the order of the file. `ended`: it is not to be gone on with."""
+    """All of a run, in the order of the file. `ended`: it is not to be gone on with. `process_at`
+    has, by a turn's step and part, when the process began that took it, in seconds of the run."""
 
     header: Header
     turns: tuple[Turn, ...]
@@ -138,6 +139,7 @@ class Run:
     events: tuple[Event, ...]
     metrics: tuple[Metric, ...]
     ended: bool
+    process_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 def place_of(record: Turn | Heard | Failure | Event) -> tuple[int, bool, int]:

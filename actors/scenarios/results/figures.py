@@ -202,7 +202,7 @@ def _timeline(run: Run) -> "Figure":
     many = len(run.turns) > MARKS
     for cache, colour in CACHES.items():
         turns = [turn for turn in run.turns if turn.cache == cache]
-        starts = [begins(turn.step) + turn.begun for turn in turns]
+        starts = [begins(turn) + turn.begun for turn in turns]
         lines = [
             [(start, row[turn.agent]), (start + turn.total, row[turn.agent])]
             for start, turn in zip(starts, turns, strict=True)

@@ -46,8 +46,8 @@ def test_a_phase_that_restarts_runs_in_another_process_of_which_who_watches_is_t
     _, restart, process, _ = run.events
     assert process.step == restart.step + 1
     begins = process_begins(run)
-    assert {begins(turn.step) for turn in run.turns if turn.phase == "first"} == {run.events[0].at}
-    assert {begins(turn.step) for turn in run.turns if turn.phase == "second"} == {process.at}
+    assert {begins(turn) for turn in run.turns if turn.phase == "first"} == {run.events[0].at}
+    assert {begins(turn) for turn in run.turns if turn.phase == "second"} == {process.at}
     second = [turn for turn in run.turns if turn.phase == "second" and turn.round == 1]
     assert {turn.cache for turn in second if turn.verb == "ask"} == {"warm"}
 

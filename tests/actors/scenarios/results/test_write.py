@@ -17,10 +17,11 @@ import pytest
 import runs
 from runs import make_heard, make_run, make_turn, probe
 
+from kvactors.actors.scenarios.journal.reading import run_of
 from kvactors.actors.scenarios.journal.records import Event, Metric, Run, Turn
 from kvactors.actors.scenarios.results.intervals import bootstrap, wilson
 from kvactors.actors.scenarios.results.tables import summary
-from kvactors.actors.scenarios.results.talk import conversations, seconds_of
+from kvactors.actors.scenarios.results.talk import conversations, process_begins, seconds_of
 from kvactors.actors.scenarios.results.write import write_results
 
 
@@ -271,3 +272,16 @@ def test_results_take_few_bytes_a_turn_beyond_the_text(tmp_path: Path) -> None:
     # The page has the text once, and the table is packed.
     tables = sum(len(written[name]) for name in ("turns.csv.gz", "report.html")) - text
     assert tables / len(turns) < 180
+
+
+def test_a_turn_is_dated_from_the_process_that_took_it_whatever_its_step() -> None:
+    header = make_run().header
+    # The first process got ahead with bob; the second one took what ann had left.
+    first, ahead = Event(0, "process", "", 0.0), make_turn(9, "bob", begun=1.0)
+    second, left = Event(10, "process", "", 60.0), make_turn(2, "ann", begun=2.0)
+
+    run = run_of(header, [first, ahead, second, left])
+
+    begins = process_begins(run)
+    assert [(turn.agent, begins(turn)) for turn in run.turns] == [("ann", 60.0), ("bob", 0.0)]
+    assert seconds_of(run) == 62.5
