@@ -76,17 +76,9 @@ class SystemHost:
         given = read_spawn_options(options)
         behaviour = given.pop("behaviour", None), given.pop("supervision", None)
         if self._system.find(agent) is None:
-            await self._spawn(agent, given)
+            await _spawn(self._system, agent, given)
         self._begun[agent] = behaviour
         await self.behaviours.begin(agent, *behaviour)
-
-    async def _spawn(self, agent: str, given: dict[str, Any]) -> None:
-        spawn = self._system.spawn
-        try:
-            await asyncio.to_thread(spawn, agent, **given)
-        except SystemPromptMismatch:
-            del given["system_prompt"]
-            await asyncio.to_thread(spawn, agent, **given)
 
     async def end(self, agent: str) -> None:
         """It leaves memory when its turns so far have ended and are on disk, and its behaviour has.
@@ -239,6 +231,14 @@ class SystemHost:
             return await future
         except ActorDeadError as error:
             raise SystemStopped("the system is stopped") from error
+
+
+async def _spawn(system: AgentSystem, agent: str, given: dict[str, Any]) -> None:
+    try:
+        await asyncio.to_thread(system.spawn, agent, **given)
+    except SystemPromptMismatch:
+        del given["system_prompt"]
+        await asyncio.to_thread(system.spawn, agent, **given)
 
 
 def _read_records(agent: str, start: int, store: Store) -> list[bytes]:

@@ -75,7 +75,9 @@ class ModelHost:
             tell({"tokens": [1, 2], "text": request["text"]})
         await self._append(agent, msgpack.packb(dict(request)))
         if self._rng.random() < SAVED:
-            self._save(agent)
+            _save(self._ledgers[agent], self._pieces.setdefault(agent, []))
+            for listener in self._listeners:
+                self._process.start(_tell(listener, agent))
         return _answer(memory, len(memory) - 1)
 
     async def cancel(self, agent: str) -> None:
@@ -91,13 +93,6 @@ class ModelHost:
             await self._disk.write(self._process, "turn", lambda: _put(ledger, index, [record]))
         finally:
             memory[:] = ledger
-
-    def _save(self, agent: str) -> None:
-        ledger = self._ledgers[agent]
-        pieces = self._pieces.setdefault(agent, [])
-        pieces.append({"count": len(ledger), "digest": _digest(ledger)})
-        for listener in self._listeners:
-            self._process.start(_tell(listener, agent))
 
     async def knows(self, agent: str, request: str) -> bool:
         """By its id."""
@@ -230,6 +225,10 @@ def remembered(ledger: list[bytes]) -> list[str]:
 
 def _not_served(served: dict[str, list[bytes]], agent: str) -> None:
     assert agent not in served, f"{agent} is written below while it is served"
+
+
+def _save(ledger: list[bytes], pieces: list[dict[str, Any]]) -> None:
+    pieces.append({"count": len(ledger), "digest": _digest(ledger)})
 
 
 def _put(ledger: list[bytes], start: int, records: list[bytes]) -> None:
