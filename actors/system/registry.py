@@ -24,7 +24,6 @@ from kvactors.actors.turns.messages_gpu import Forget
 from kvactors.actors.turns.messages_store import ForgetStored
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.context_policy import ContextPolicy, check_policy
-from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.model.info import ModelInfo
 
@@ -243,7 +242,8 @@ class AgentRegistry:
                 # A parent without turns has nothing to be forked in the store, which would tell.
                 raise AgentExists(child, "is stored")
             with self._lock:
-                return self._begin(child, copied, policy)
+                self._spawned[child] = self.maker.begin(child, copied, policy)
+                return self._spawned[child]
         except BaseException as error:
             # Ctrl-C: one that has not begun never will.
             if ticket is not None and not ticket.reject(error) and ticket.reply.error is None:
@@ -289,10 +289,5 @@ class AgentRegistry:
         transcript = restored(self._host.info, agent_id, records, system_prompt)
         with self._lock:
             self._lifecycle.require_running()
-            return self._begin(agent_id, transcript, policy)
-
-    def _begin(
-        self, agent_id: str, transcript: Transcript, policy: ContextPolicy | None
-    ) -> Spawned:
-        self._spawned[agent_id] = begun = self.maker.begin(agent_id, transcript, policy)
-        return begun
+            self._spawned[agent_id] = self.maker.begin(agent_id, transcript, policy)
+            return self._spawned[agent_id]

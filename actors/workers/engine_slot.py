@@ -131,6 +131,9 @@ class EngineSlot:
 def _release_frames(error: BaseException) -> None:
     """Free what a failure's frames hold: half a model, perhaps."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen = set[int]()
+    # One error that is raised twice may come about by itself.
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__

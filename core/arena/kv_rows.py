@@ -48,10 +48,7 @@ class KVRows:
         `trunk`."""
         slots, capacity = self._shape_with(slab, length, trunk)
         if slab < len(self.pools):
-            pool, rows = self.pools[slab], len(self.table.slabs[slab].lengths)
-            if rows < pool.shape[0]:
-                pool.clear(rows)
-            pool.resize(slots, capacity)
+            self.pools[slab].resize(slots, capacity, fresh=len(self.table.slabs[slab].lengths))
         else:
             read = LayerPieces(trunk.pieces, *self._place) if self.layer.window is None else None
             self.pools.append(Pool(self.layer, slots, capacity, read))

@@ -133,8 +133,14 @@ class Pool:
             self.floats.note_prefix(found)
         return found
 
-    def resize(self, slots: int, capacity: int) -> None:
-        """Reallocate to at least this many slots and tokens, keeping the contents."""
+    def resize(self, slots: int, capacity: int, fresh: int | None = None) -> None:
+        """Reallocate to at least this many `slots`, and tokens (`capacity`), keeping the contents
+        but for the floats that a row left in a `fresh` slot: steps read these behind a mask, and no
+        weight makes nothing of what is no number."""
+        if fresh is not None and fresh < self.shape[0]:
+            for array in self._changing().values():
+                if mx.issubdtype(array.dtype, mx.floating):
+                    array[:, fresh] = 0
         more_slots, more_tokens = slots - self.shape[0], capacity - self.shape[1]
         if more_slots <= 0 and more_tokens <= 0:
             return
@@ -178,13 +184,6 @@ class Pool:
         cells `at` (a slice, or [tokens]) of a `slot`."""
         for name, array in self._changing().items():
             array[:, slot, :, at] = arrays[name]
-
-    def clear(self, slot: int) -> None:
-        """Forget the floats that a row left in a `slot`: others' steps read it behind a mask, and
-        no weight makes nothing of what is no number."""
-        for array in self._changing().values():
-            if mx.issubdtype(array.dtype, mx.floating):
-                array[:, slot] = 0
 
     def move(self, target: int, source: int) -> None:
         """Copy a slot's bytes to another slot."""

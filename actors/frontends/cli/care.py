@@ -76,9 +76,9 @@ def remove_agent(agent_id: str, path: Path | None) -> None:
 
 
 def back_up_store(url: str, path: Path | None, *, check: bool) -> bool:
-    """Copy what is not at `url` yet, or with a `check` of all that is there what is damaged, too;
-    whether no agent had to be skipped. Raises BackupFailed, and InvalidConfig where nothing is
-    stored."""
+    """Copy what is not at `url` yet of the store at `path`, or with a `check` of all that is there
+    what is damaged, too; whether no agent had to be skipped. Raises BackupFailed, and InvalidConfig
+    where nothing is stored."""
     with opened(path) as store, Progress(console=err, transient=True) as progress:
         task = progress.add_task("agents")
         report = back_up(
