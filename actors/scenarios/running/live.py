@@ -247,6 +247,8 @@ class LiveAgents:
         origin = f"{self._origin}/{lane.name}"
         if agent_id in self._known:
             agent = self._system.spawn(agent_id)
+            if isinstance(agent, ClusterAgent):
+                _end_at(agent, lane.memory)
         elif self._origin is None or renewed or not lane.memory or origin not in self._known:
             agent = self._system.spawn(agent_id, lane.member.persona)
         else:
@@ -264,6 +266,19 @@ class LiveAgents:
         if remembered > lane.memory:
             cast(Any, agent.rewind(remembered - lane.memory)).get()
         return agent
+
+
+def _end_at(agent: ClusterAgent, exchanges: int) -> None:
+    """Forget what came after so many `exchanges`, also of a turn that a killed program has left
+    running at its owner."""
+    agent.cancel()
+    kept = tokens = 0
+    for turn in agent.transcript().turns:
+        kept += not turn.is_answer
+        if kept > exchanges:
+            break
+        tokens += len(turn.token_ids)
+    agent.rewind(to_token=tokens).get()
 
 
 def _exchanges(agent: Agent | ClusterAgent) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvactors import AgentSystem, Cluster
+from kvactors import AgentSystem, Cluster, Sampling
 from kvactors.actors.errors import AgentExists
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.scenarios.files.problems import InvalidScenario
@@ -74,12 +74,16 @@ def test_one_that_was_cut_off_goes_on_with_what_its_agents_remember(
 
     with pytest.raises(KeyboardInterrupt):
         scenario.run(ClusterSystem(cluster), out=tmp_path / "cut", watch=watch)
+    # As a program that is killed leaves them.
+    for agent in cluster.agents():
+        agent.ask("And what else?", sampling=Sampling(max_tokens=400))
     [run] = resume_run(tmp_path / "cut", ClusterSystem(cluster))
     with AgentSystem(store=tmp_path / "own", reproducible=True) as system:
         scenario.run(system, out=tmp_path / "whole")
 
     assert run.ended
     assert compare_runs(tmp_path / "cut", tmp_path / "whole") == {"seed-0": []}
+    assert not any("what else" in agent.transcript().text for agent in cluster.agents())
 
 
 def test_a_run_is_forked_at_a_step(write: Write, tmp_path: Path, cluster: Cluster) -> None:
