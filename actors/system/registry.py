@@ -286,8 +286,12 @@ class AgentRegistry:
         records = self.maker.records(agent_id)
         if purpose and not records:
             raise AgentNotStored(agent_id, purpose)
-        transcript = restored(self._host.info, agent_id, records, system_prompt)
         with self._lock:
             self._lifecycle.require_running()
+            if agent_id in self._spawned:
+                # Where one thread does all, others may have spawned it meanwhile.
+                return self._spawn(agent_id, system_prompt, policy)
+            # Under the model of this moment: a later one is told to who is there.
+            transcript = restored(self._host.info, agent_id, records, system_prompt)
             self._spawned[agent_id] = self.maker.begin(agent_id, transcript, policy)
             return self._spawned[agent_id]
