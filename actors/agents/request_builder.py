@@ -214,7 +214,7 @@ def _shared_beginning(
 def _check_tokens(told: Iterable[Sequence[int]], spec: ModelCacheSpec) -> None:
     """Raise TokenOutOfRange: MLX reads beyond the embedding without a check, and takes the process
     with it."""
-    last = max(map(max, told))
+    last = max(max(tokens, default=0) for tokens in told)
     if last >= spec.vocab_size:
         raise TokenOutOfRange(
             f"token id {last} is outside the vocabulary of the model, 0 <= id < "
