@@ -140,7 +140,10 @@ class GpuActor(SystemActor):
         self._vitals.step_begins()
         engine = self._slot.engine
         with switching(self._switch_interval):
-            for event in engine.step(self._reports.tell):
+            events = engine.step(self._reports.tell)
+            # Who hears that a turn has ended may look at once.
+            self._vitals.hot_bytes = self._slot.hot_bytes
+            for event in events:
                 self._reports.tell(event)
         self._vitals.streaming = engine.streaming
 
