@@ -7,7 +7,7 @@ from typing import Any
 
 from kvactors.actors.system.export import unwatched
 from kvactors.actors.system.lifecycle import Lifecycle
-from kvactors.actors.turns.checks import check_callable
+from kvactors.actors.turns.checks import check_callable, check_flag
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.backup.backup import Backup, BackupReport
@@ -87,6 +87,7 @@ class StoreBackups:
         if options is not None and not isinstance(options, Mapping):
             raise InvalidConfig(f"options must be a mapping, not {type(options).__name__}")
         check_callable("on_step", on_step)
+        check_flag("check", check)
         self._lifecycle.require_running()
         store = self._lifecycle.require_store("a backup needs")
 
