@@ -55,17 +55,16 @@ def in_order(
             yield oldest
         return
     known = {agent.agent_id: agent for agent in idle()}
-    for agent_id in _asked(policy, list(known.values()), clock()):
+    for agent_id in _named(policy, list(known.values()), clock()):
         if isinstance(agent_id, str) and agent_id in known:
             yield known.pop(agent_id)
-    # Whom the policy spares leave before a turn waits for ever.
+    # Whom the policy spares, or has not named when it raised, leave before a turn waits for ever.
     yield from known.values()
 
 
-def _asked(policy: EvictionPolicy, idle: Sequence[IdleAgent], now: float) -> Iterator[str]:
-    """What the policy says; the longest idle first from where it raises."""
+def _named(policy: EvictionPolicy, idle: Sequence[IdleAgent], now: float) -> Iterator[str]:
+    """Whom the policy names, up to where it raises."""
     try:
         yield from policy(idle, now)
     except Exception:
         logger.exception("the eviction policy raised: the longest idle go")
-        yield from [agent.agent_id for agent in idle]
