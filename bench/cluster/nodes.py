@@ -73,7 +73,7 @@ class Nodes:
         import ray
 
         from kvactors.actors.cluster.protocol.wire import answered
-        from kvactors.actors.cluster.ray.transport import NAMESPACE
+        from kvactors.actors.cluster.ray.lookup import NAMESPACE
 
         actor = ray.get_actor(name, namespace=NAMESPACE)
         pid = answered(ray.get(actor.ready.remote()))["pid"]

@@ -2,6 +2,7 @@
 made anew where they died, over the files that they left."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,25 @@ from kvactors.actors.cluster.protocol.directory.server import Directory
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.wire import answered, pack
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable, NameTaken
+from kvactors.actors.cluster.ray.lookup import NAMESPACE, look_up
 from kvactors.actors.cluster.ray.raylet import NODE
 from kvactors.actors.cluster.ray.shell import CONCURRENT, Shell
-from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
+from kvactors.actors.cluster.ray.transport import RayTransport
 
-__all__ = ["DIRECTORY", "read_settings", "start_actor", "start_directory", "start_node"]
+__all__ = [
+    "DIRECTORY",
+    "LOOKS",
+    "answers",
+    "came",
+    "read_settings",
+    "start_actor",
+    "start_directory",
+    "start_node",
+]
 
 DIRECTORY = "directory"
+LOOKS = 0.2
+"""Seconds between two looks at whether a person has told to end."""
 
 
 class DirectoryActor(Shell):
@@ -72,15 +85,15 @@ class NodeActor(Shell):
 
 
 def start_directory(folder: Path, settings: Settings) -> Any:
-    """On the head, with its journal in `folder`; its actor, once it answers: it ends with the last
-    reference to it. Raises ClusterError."""
+    """On the head, with its journal in `folder`; its actor, which ends with the last reference to
+    it."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = msgpack.packb(asdict(settings))
     return start_actor(DirectoryActor, DIRECTORY, NODE, str(folder), packed)
 
 
 def start_node(options: MemberOptions, settings: Settings) -> Any:
-    """On the raylet of its name; its actor, once it has joined. Raises NameTaken, ClusterError."""
+    """On the raylet of its name; its actor. Raises NameTaken."""
     packed = msgpack.packb(asdict(options)), msgpack.packb(asdict(settings))
     return start_actor(NodeActor, options.name, f"{NODE}{options.name}", *packed)
 
@@ -91,10 +104,10 @@ def read_settings(seconds: float) -> Settings:
     until = time.monotonic() + seconds
     while True:
         try:
-            actor = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
             left = max(1.0, until - time.monotonic())
+            actor = look_up(DIRECTORY).result(left)
             return Settings(**answered(ray.get(actor.settings.remote(), timeout=left)))
-        except (ValueError, RayError) as error:
+        except (ValueError, RayError, TimeoutError) as error:
             if time.monotonic() > until:
                 raise ClusterUnreachable(
                     "Ray runs there, and no directory: see to the head"
@@ -103,8 +116,8 @@ def read_settings(seconds: float) -> Settings:
 
 
 def start_actor(kind: type[Shell], name: str, resource: str, *arguments: object) -> Any:
-    """One of this `kind` called `name`, made of `arguments`, where there is a `resource`; once it
-    answers. Ray makes another one where it dies. Raises NameTaken, ClusterError."""
+    """One of this `kind` called `name`, made of `arguments`, where there is a `resource`. Ray makes
+    another one where it dies. Raises NameTaken."""
     made = ray.remote(kind).options(
         name=name,
         namespace=NAMESPACE,
@@ -114,10 +127,24 @@ def start_actor(kind: type[Shell], name: str, resource: str, *arguments: object)
         max_concurrency=CONCURRENT,
     )
     try:
-        actor = made.remote(*arguments)
+        return made.remote(*arguments)
     except ActorAlreadyExistsError as error:
         raise NameTaken(
             f"{name!r} runs in this cluster already: give this node another name (--name)"
         ) from error
-    answered(ray.get(actor.ready.remote()))
-    return actor
+
+
+def answers(actor: Any, hurry: Callable[[], object]) -> bool:
+    """Wait until an `actor` has begun; False where somebody tells to `hurry` first. Raises
+    ClusterError where it never will."""
+    ready = actor.ready.remote()
+    return came(ready, hurry) and answered(ray.get(ready)) is not None
+
+
+def came(answer: Any, hurry: Callable[[], object]) -> bool:
+    """Wait until `answer` is there; False where somebody tells to `hurry` first. A signal does not
+    reach who waits in Ray itself."""
+    while not ray.wait([answer], timeout=LOOKS)[0]:
+        if hurry():
+            return False
+    return True

@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from kvactors.actors.cluster.machine.seals import key_name
 from kvactors.actors.cluster.member.member import FOLDER, MemberOptions, check_key
 from kvactors.actors.cluster.protocol.records import Settings
-from kvactors.actors.cluster.ray.boot import read_settings, start_directory, start_node
+from kvactors.actors.cluster.ray.boot import (
+    LOOKS,
+    answers,
+    came,
+    read_settings,
+    start_directory,
+    start_node,
+)
 from kvactors.actors.cluster.ray.drained import ANSWERS, drained
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable, RayletFailed
 from kvactors.actors.cluster.ray.raylet import Raylet, Started
@@ -72,19 +80,27 @@ def _run(
                 folder = Path(command.member.store) / FOLDER
                 settings = replace(command.settings, key=key_name(command.member.key))
                 directory = start_directory(folder, settings)
+                if not answers(directory, told):
+                    return
             settings = read_settings(HEAD_STARTS)
             check_key(command.member.key, settings)
             node = start_node(command.member, settings)
+            if not answers(node, told):
+                return
             say(f"{name} is a node of the cluster at {address}.")
             while not told():
                 _refuse_ended(raylet)
-                time.sleep(0.2)
+                time.sleep(LOOKS)
             if directory is None:
                 _leave(name, address, node, told, say)
             else:
                 # Without it there is no directory, so that nobody could take its agents.
-                ray.get(node.leave.remote())
+                _end(node, told)
             del directory
+        except RayError as error:
+            raise RayletFailed(
+                f"Ray failed on this machine: {' '.join(str(error).split())} {raylet.said}"
+            ) from error
         finally:
             ray.shutdown()
 
@@ -97,13 +113,20 @@ def _leave(
         link, leave = open_link(address, ANSWERS)
     except ClusterUnreachable:
         # The head has ended, too.
-        ray.get(node.leave.remote())
+        _end(node, told)
         return
     try:
         with drained(link, name, lambda: told() > 1):
-            ray.get(node.leave.remote())
+            _end(node, told)
     finally:
         leave()
+
+
+def _end(node: Any, told: Callable[[], int]) -> None:
+    """Let it end what runs and write what is not written; whoever tells twice does not wait."""
+    left = node.leave.remote()
+    if came(left, lambda: told() > 1):
+        ray.get(left)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.ray.boot import LOOKS
 
 __all__ = ["ANSWERS", "LEAVES", "drained"]
 
@@ -14,7 +15,6 @@ LEAVES = 30.0
 """Seconds that it takes for that at most: those that are left go on at their replicas."""
 ANSWERS = 5.0
 """Seconds for which the directory is asked; without it nothing can be moved."""
-LOOKS = 0.2
 
 
 @contextmanager

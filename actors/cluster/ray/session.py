@@ -12,10 +12,11 @@ from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.ray.boot import read_settings
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable, WrongToken
+from kvactors.actors.cluster.ray.lookup import NAMESPACE
 from kvactors.actors.cluster.ray.quirks import as_written
 from kvactors.actors.cluster.ray.raylet import LOOPBACK
 from kvactors.actors.cluster.ray.token import require_token, token_source
-from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
+from kvactors.actors.cluster.ray.transport import RayTransport
 from kvactors.core.errors import InvalidInput
 from kvactors.persistence.files.encryption import EncryptionKey
 

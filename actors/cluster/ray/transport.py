@@ -4,18 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.wire import answered, pack
 from kvactors.actors.cluster.ray.gathering import BEAT, scattered
+from kvactors.actors.cluster.ray.lookup import look_up
 
-__all__ = ["NAMESPACE", "RayTransport"]
-
-NAMESPACE = "kvactors"
-"""Of the named actors of a cluster: "directory", and the nodes by their names."""
+__all__ = ["RayTransport"]
 
 SILENT = 5 * BEAT
 """Seconds without a piece after which who sends them stands still."""
@@ -53,8 +50,7 @@ class RayTransport:
 
     async def _actor(self, name: str) -> Any:
         if name not in self._actors:
-            found = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
-            self._actors[name] = found
+            self._actors[name] = await asyncio.wrap_future(look_up(name))
         return self._actors[name]
 
     def _lost(self, to: str, method: str) -> Unreachable:

@@ -18,7 +18,7 @@ from waiting import PATIENCE, eventually
 from kvactors.actors.cluster.cluster import Cluster
 from kvactors.actors.cluster.protocol.wire import answered
 from kvactors.actors.cluster.ray.errors import ClusterUnreachable
-from kvactors.actors.cluster.ray.transport import NAMESPACE
+from kvactors.actors.cluster.ray.lookup import NAMESPACE
 
 __all__ = ["LEASE", "Nodes", "descendants"]
 

@@ -22,8 +22,9 @@ from kvactors.actors.cluster.protocol.errors import (
 from kvactors.actors.cluster.protocol.wire import answered
 from kvactors.actors.cluster.ray.boot import start_actor
 from kvactors.actors.cluster.ray.errors import NameTaken
+from kvactors.actors.cluster.ray.lookup import NAMESPACE
 from kvactors.actors.cluster.ray.raylet import NODE
-from kvactors.actors.cluster.ray.transport import NAMESPACE, RayTransport
+from kvactors.actors.cluster.ray.transport import RayTransport
 
 
 @pytest.fixture(scope="module")
