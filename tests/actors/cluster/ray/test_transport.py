@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import ray
 from nodes import Nodes
 from shells import EchoShell, LateShell, SlowShell
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 from kvactors.actors.cluster.protocol.errors import (
     ClusterError,
@@ -19,8 +21,8 @@ from kvactors.actors.cluster.protocol.errors import (
     LedgerGap,
     Unreachable,
 )
-from kvactors.actors.cluster.protocol.wire import answered
-from kvactors.actors.cluster.ray.boot import start_actor
+from kvactors.actors.cluster.protocol.wire import answered, pack
+from kvactors.actors.cluster.ray.boot import came, start_actor
 from kvactors.actors.cluster.ray.errors import NameTaken
 from kvactors.actors.cluster.ray.lookup import NAMESPACE
 from kvactors.actors.cluster.ray.raylet import NODE
@@ -106,6 +108,23 @@ def test_one_that_is_made_again_begins_though_nobody_asks_it(three: Nodes, tmp_p
 def test_two_of_one_name_are_refused_with_what_to_do(echo: Any) -> None:
     with pytest.raises(NameTaken, match=r"'echo' runs in this cluster already.*--name"):
         start_actor(EchoShell, "echo", NODE)
+
+
+def test_who_looks_for_a_name_without_end_ends_all_the_same() -> None:
+    """As Ray looks where the head has ended."""
+    program = (
+        "import ray, time; from kvactors.actors.cluster.ray.lookup import look_up\n"
+        "ray.get_actor = lambda *_, **__: time.sleep(3600)\n"
+        "look_up('ada')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
+
+
+def test_who_is_told_to_hurry_waits_for_no_answer(echo: Any) -> None:
+    never = echo.handle.remote("never", pack({}))
+    told = iter([False, True])
+    assert not came(never, lambda: next(told))
+    assert came(echo.ready.remote(), lambda: False)
 
 
 def answers(to: str, but: int = 0) -> bool:
