@@ -157,7 +157,7 @@ class NewerFormat(StorageError):
     """The file at `path` has a newer format `version` than is `known`. It is neither used, renamed
     nor written."""
 
-    def __init__(self, path: Path, version: object, known: object) -> None:
+    def __init__(self, path: Path | str, version: object, known: object) -> None:
         super().__init__(
             f"{path} has format version {version}, and this kvactors reads up to {known}: upgrade "
             "kvactors to use it (it is left as it is), or delete the agent with `kvactors store rm`"

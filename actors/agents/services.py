@@ -75,7 +75,7 @@ class AgentServices:
             ticket.durable.follow(done)
             ticket.cached.follow(done)
 
-        work = WithStore(lambda _: True, ticket.agent_id)
+        work = WithStore(lambda store: _put_down(store, ticket.agent_id), ticket.agent_id)
         try:
             self.persistence.ask(work, block=False).on_done(settle)
         except ActorDeadError:
@@ -117,3 +117,18 @@ class AgentServices:
         self.tell_gpu(Forget(child))
         if stored is not None:
             stored.on_done(forget)
+
+
+def _put_down(store: Store, agent_id: str) -> bool:
+    """Sync what is in the ledger of `agent_id`: who wrote it may have been killed before that.
+    Raises SaveFailed. Persistence thread."""
+    failed: list[BaseException] = []
+    store.commit(
+        [Save(agent_id, (), None, ())],
+        durable=lambda _: None,
+        cached=lambda _: None,
+        failed=lambda _, __, error: failed.append(error),
+    )
+    if failed:
+        raise SaveFailed(f"what is stored of {agent_id!r} cannot be synced: {failed[0]}")
+    return True

@@ -1,6 +1,6 @@
 """What a store has of an agent, written to a file. Needs no model, and loads none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,14 @@ import numpy as np
 
 from kvactors.core.cache.segment import Segment
 from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.conversation.transcript import READABLE_VERSIONS
 from kvactors.core.model.options import DEFAULT_MODEL
-from kvactors.persistence.errors import AgentNotStored, ExportRejected, ImportRejected
+from kvactors.persistence.errors import (
+    AgentNotStored,
+    ExportRejected,
+    ImportRejected,
+    NewerFormat,
+)
 from kvactors.persistence.files.atomic import new_file
 from kvactors.persistence.formats.archive import OnStep, export_archive
 from kvactors.persistence.formats.kv_arrays import layers_of
@@ -18,7 +24,7 @@ from kvactors.persistence.formats.neutral import LayoutUnsupported, PortableMemo
 from kvactors.persistence.formats.registry import ARCHIVE, encode_memory
 from kvactors.persistence.store.store import Store
 
-__all__ = ["export_stored", "loadable_name", "unwatched"]
+__all__ = ["export_stored", "loadable_name", "readable", "unwatched"]
 
 
 def unwatched(_done: int, _steps: int) -> None:
@@ -43,7 +49,8 @@ def export_stored(
     `model` and `model_type` are written into it, `on_step` is called on the way. `fingerprint`
     chooses the KV, by its beginning; None is the only one there is. `remember` gives the token ids
     and the text that a model makes of ledger records; without it the text is that of the turns,
-    without what a template adds. Raises AgentNotStored, ExportRejected, LedgerUnreadable, OSError.
+    without what a template adds. Raises AgentNotStored, ExportRejected, LedgerUnreadable,
+    NewerFormat, OSError.
     """
     if form == ARCHIVE:
         export_archive(store, agent_id, path, on_step)
@@ -71,7 +78,7 @@ def _stored_memory(
         raise AgentNotStored(agent_id, "to export")
     chosen = _choose(agent_id, store.fingerprints(agent_id), fingerprint)
     try:
-        token_ids, text = remember(records)
+        token_ids, text = remember(readable(agent_id, records))
         segments = _matching(store.read_kv(agent_id, chosen, used=False), token_ids)
         if not segments:
             raise ExportRejected(_no_kv(agent_id))
@@ -125,19 +132,32 @@ def _no_kv(agent_id: str) -> str:
     )
 
 
+def readable(agent_id: str, records: Iterable[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+    """The ledger `records` of `agent_id`, none for None. Raises NewerFormat where a newer version
+    wrote one of them."""
+    found = tuple(records or ())
+    for record in found:
+        version = record.get("version")
+        if isinstance(version, int) and version > READABLE_VERSIONS[-1]:
+            raise NewerFormat(f"the ledger of {agent_id!r}", version, READABLE_VERSIONS[-1])
+    return found
+
+
 def _as_stored(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
     """All token ids and text of ledger records (their form:
     kvactors.core.conversation.transcript)."""
-    turns: list[dict[str, Any]] = []
+    made: list[tuple[str, dict[str, Any]]] = []
     for record in records:
-        turns = [*turns[: record.get("keep", len(turns))], *record["turns"]]
-    if len({record["tokenizer"] for record in records}) > 1:
+        added = [(record["tokenizer"], turn) for turn in record["turns"]]
+        made = [*made[: record.get("keep", len(made))], *added]
+    turns = [turn for _, turn in made]
+    if len({tokenizer for tokenizer, _ in made}) > 1:
         raise ExportRejected(
             "several models with different tokenizers made these turns: export the agent from a "
             "system that has loaded the one that is meant, or use archive"
         )
     ids = np.frombuffer(b"".join(turn["tokens"] for turn in turns), dtype="<u4")
-    system = next((record["system"] for record in records if "system" in record), "")
+    system = next((record["system"] for record in reversed(records) if "system" in record), "")
     return ids.tolist(), "".join([system, *(turn["text"] for turn in turns)])
 
 

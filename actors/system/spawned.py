@@ -11,6 +11,7 @@ from kvactors.actors.errors import LedgerUnreadable
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
+from kvactors.actors.system.export import readable
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.turns.messages_agent import Adopt, Pause
 from kvactors.actors.turns.messages_store import ReadLedger
@@ -78,10 +79,10 @@ class AgentMaker:
 
 def restored(info: ModelInfo, agent_id: str, records: Any, system_prompt: str | None) -> Transcript:
     """What the agent `agent_id` remembers by its ledger's `records`, if there are any, under the
-    model of `info`. Raises LedgerUnreadable, and SystemPromptMismatch if `system_prompt` is given
-    and is another."""
+    model of `info`. Raises LedgerUnreadable, NewerFormat, and SystemPromptMismatch if
+    `system_prompt` is given and is another."""
     try:
-        transcript = Transcript.restore(info.chat, info.tokenizer_id, records or ())
+        transcript = Transcript.restore(info.chat, info.tokenizer_id, readable(agent_id, records))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it holds records of another form: {error}"
         raise LedgerUnreadable(f"of {agent_id!r}", reason) from error

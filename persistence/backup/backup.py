@@ -74,9 +74,14 @@ class Backup:
     def add(self, held: HeldFiles) -> AgentEntry:
         """An agent. Raises FileNotFoundError where a segment has left since its files were looked
         up: look again."""
-        kv = tuple(self._kv(held.encoded, one) for one in held.kv)
-        before = self._before.get(held.encoded)
-        ledger = self._ledger(held.ledger, before.ledger if before else ())
+        told = self.nbytes
+        try:
+            kv = tuple(self._kv(held.encoded, one) for one in held.kv)
+            before = self._before.get(held.encoded)
+            ledger = self._ledger(held.ledger, before.ledger if before else ())
+        except BaseException:
+            self.nbytes = told  # What is looked at again is told once.
+            raise
         self._agents.append(entry := AgentEntry(held.encoded, ledger, kv))
         return entry
 

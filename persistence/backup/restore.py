@@ -15,6 +15,7 @@ from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.files.atomic import NO_LINKS, Files
 from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.files.naming import LEDGER_NAME, MANIFEST_NAME
+from kvactors.persistence.store.opening import make_folder
 
 __all__ = ["NOTES", "read_notes", "restore"]
 
@@ -45,7 +46,7 @@ def restore(
     snapshot = Snapshot.unpack(objects.get(chosen), chosen)
     there = tuple(agent for agent in snapshot.agents if _part_of(agent, part[1]) == part[0])
     snapshot = replace(snapshot, agents=there)
-    root.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(Files(), root.parent)
     making = root.with_name(root.name + ".restoring")
     making.mkdir(0o700, exist_ok=True)
     # That of the store which is made here: another restore may be at it.

@@ -77,10 +77,12 @@ class LedgerPart(CommitPart):
         files.append(path, frame)
 
     def sync(self) -> None:
-        """Put the frame on the medium."""
+        """Put the frame on the medium; without one, what KV is about to name."""
         if self.save.records:
             path = self._path
             self.ledgers.files.sync(temp_path(path) if self._is_new else path)
+        else:
+            self.ledgers.settle(self.save.agent_id)
 
     def publish(self) -> None:
         """Give a new ledger its name."""

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kvactors.actors.frontends.console.console import out, print_json, printable
 from kvactors.actors.frontends.console.key import stored_key
+from kvactors.actors.system.export import readable
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidAgentId, InvalidConfig
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
@@ -119,12 +120,16 @@ def show_agents(path: Path | None, *, as_json: bool = False) -> None:
 
 def show_transcript(agent_id: str, path: Path | None, *, as_json: bool = False) -> None:
     """The turns of `agent_id` in the store at `path`, `as_json` as one object. Raises
-    InvalidAgentId if it is not stored."""
+    InvalidAgentId if it is not stored, LedgerUnreadable, NewerFormat."""
     with opened(path) as store:
         records = store.read_ledger(agent_id)
     if records is None:
         raise no_agent(agent_id, path)
-    stored = read_transcript(records)
+    try:
+        stored = read_transcript(readable(agent_id, records))
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"it holds records of another form: {error!r}"
+        raise LedgerUnreadable(f"of {agent_id!r}", reason) from error
     if as_json:
         print_json({"agent": agent_id, **asdict(stored), "tokens": stored.tokens})
         return
@@ -159,8 +164,8 @@ def _transcript_of(store: Store, agent: StoredAgent) -> StoredTranscript | None:
         # Its id may be unknown, too.
         return None
     try:
-        return read_transcript(store.read_ledger(agent.agent_id) or ())
-    except (LedgerUnreadable, NewerFormat, KeyError, TypeError, OSError):
+        return read_transcript(readable(agent.agent_id, store.read_ledger(agent.agent_id)))
+    except (LedgerUnreadable, NewerFormat, KeyError, TypeError, ValueError, OSError):
         return None
 
 
