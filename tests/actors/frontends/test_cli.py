@@ -3,16 +3,18 @@
 import io
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from store_saves import put
 from typer.testing import CliRunner
 
 from kvactors.actors import AgentSystem, Sampling
@@ -20,6 +22,7 @@ from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.cli.chat import Chat
 from kvactors.actors.frontends.console.console import PrefillBar, printable
 from kvactors.core.testing.models import tiny_llama
+from kvactors.persistence import LedgerUnreadable, NewerFormat, Save
 from kvactors.persistence.store.store import Store
 
 runner = CliRunner()
@@ -118,6 +121,25 @@ def test_an_unknown_agent_is_one_line_and_status_2(store: Path) -> None:
     status, _, err = run("inspect", "nobody", "--store", store)
 
     assert "'nobody'" in one_line(status, err)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [({"version": 3}, "format version 3.*upgrade kvactors"), ({"version": 2}, "another form")],
+)
+def test_records_that_cannot_be_read_are_one_line_and_status_2(
+    record: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    with closing(Store(tmp_path)) as store:
+        put(store, Save("alice", (record,), None, ()))
+
+    status, _, err = run("inspect", "alice", "--store", tmp_path)
+
+    assert re.search(told, one_line(status, err))
+    with AgentSystem(tiny_llama(), store=tmp_path) as system:
+        expected = NewerFormat if record["version"] == 3 else LedgerUnreadable
+        with pytest.raises(expected):
+            system.spawn("alice")
 
 
 def test_a_store_that_is_open_here_is_one_line_and_status_2(store: Path) -> None:

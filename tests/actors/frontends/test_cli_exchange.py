@@ -1,17 +1,21 @@
 """`kvactors export` and `kvactors import`: files in and out, most of it without a model."""
 
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from store_saves import put
 from typer.testing import CliRunner
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.frontends.cli.app import app
 from kvactors.core.testing.models import tiny_llama
+from kvactors.persistence import Save, Store
 
 runner = CliRunner()
 SHORT = Sampling(max_tokens=4)
@@ -101,6 +105,23 @@ def test_without_a_tokenizer_the_text_is_that_of_the_turns(store: Path, tmp_path
     assert metadata["prompt_text"].startswith("hello")
     assert metadata["model_id"] == "tiny"
     assert len(json.loads(metadata["token_sequence"])) == 9
+
+
+def test_an_agent_that_was_begun_anew_is_exported_as_it_is_now(store: Path, tmp_path: Path) -> None:
+    file, copy = tmp_path / "tom.safetensors", tmp_path / "store"
+    shutil.copytree(store, copy)
+    with closing(Store(copy)) as opened:
+        (*_, last) = records = opened.read_ledger("tom") or ()
+        turns = [turn for record in records for turn in record["turns"]]
+        other = {**last, "tokenizer": "another", "turns": turns[:1], "system": "Old."}
+        now = {**last, "keep": 0, "system": "New.", "turns": turns}
+        put(opened, Save("tom", (other, now), None, ()))
+
+    done = run("export", "tom", file, "--format", "q4-flat", "--model", "tiny", "--store", copy)
+
+    assert done[0] == 0, done[2]
+    with safe_open(file, framework="numpy") as exported:
+        assert exported.metadata()["prompt_text"].startswith("New.hello")
 
 
 def test_token_ids_come_from_a_file_and_are_checked(store: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from crash_saves import (
 )
 from store_saves import Unsynced, put
 
-from kvactors.persistence import Store
+from kvactors.persistence import Save, Store
 from kvactors.persistence.testing.doubles import (
     FailingFiles,
     HoldingFiles,
@@ -188,3 +188,25 @@ def test_a_save_that_is_held_back_says_when_it_is_reached(tmp_path: Path) -> Non
     thread.join(10)
     assert len(outcomes.cached) == 1
     store.close()
+
+
+@pytest.mark.parametrize("kv", [True, False], ids=["kv names it", "it is confirmed"])
+def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_built_upon(
+    tmp_path: Path, kv: bool
+) -> None:
+    disk, turns = PowerLossFiles(), (save("a", 1, 0, 4), save("a", 2, 4, 6))
+    for name, saves in (("both", turns), ("killed", turns[:1])):
+        put(store := Store(tmp_path / name, files=disk), *saves)
+        store.close()
+    both, killed = (next((tmp_path / n).rglob("ledger.log")) for n in ("both", "killed"))
+    disk.append(killed, both.read_bytes()[killed.stat().st_size :])
+
+    again = Store(tmp_path / "killed", files=disk)
+    outcomes = put(again, Save("a", (), F, turns[1].segments) if kv else Save("a", (), None, ()))
+    again.close()
+    disk.lose_power()
+
+    assert len(outcomes.durable) == 1
+    after = Store(tmp_path / "killed")
+    assert after.read_ledger("a") == (*turns[0].records, *turns[1].records)
+    after.close()
