@@ -139,7 +139,12 @@ class _Making:
         self._made[digest] = path
 
     def _blob(self, digest: str) -> bytes:
-        data = self._objects.get(blob_name(digest))
+        try:
+            data = self._objects.get(blob_name(digest))
+        except BackupFailed as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise _Damaged(str(error)) from error
+            raise
         if digest_of(data) != digest:
             raise _Damaged(f"{blob_name(digest)} is damaged: it is not what its name says")
         return data

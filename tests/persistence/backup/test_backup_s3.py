@@ -1,4 +1,5 @@
-"""Backups over S3's own protocol, to a server on this machine, configured as the README says."""
+"""URLs of object stores; and backups over S3's own protocol, to a server on this machine, as the
+README says."""
 
 import threading
 import urllib.request
@@ -15,7 +16,7 @@ from werkzeug.serving import make_server
 
 from kvactors.actors.system.backups import back_up
 from kvactors.persistence import Save, Store
-from kvactors.persistence.backup.backup import Backup, BackupReport
+from kvactors.persistence.backup.backup import Backup, BackupReport, snapshots
 from kvactors.persistence.backup.objects import Objects, open_objects
 from kvactors.persistence.backup.restore import restore
 from kvactors.persistence.errors import BackupFailed
@@ -123,3 +124,15 @@ def test_more_objects_than_one_page_lists_are_all_seen(objects: Objects) -> None
 def test_a_bucket_that_is_not_there_is_refused(objects: Objects, store: Store) -> None:
     with pytest.raises(BackupFailed, match=r"blobs: .* 404 Not Found"):
         Backup(open_objects("s3://nowhere/x"))
+
+
+@pytest.mark.parametrize("url", ["gopher://x", "no url", "", "file:///proc/nowhere"])
+def test_a_url_that_is_no_object_store_is_refused(url: str) -> None:
+    with pytest.raises(BackupFailed):
+        snapshots(open_objects(url))
+
+
+@pytest.mark.parametrize("option", [{"nonsense": "x"}, {"allow_http": True}])
+def test_an_option_that_is_none_is_refused(option: dict[str, object]) -> None:
+    with pytest.raises(BackupFailed, match="s3://bucket: "):
+        open_objects("s3://bucket", option)
