@@ -35,7 +35,8 @@ class StoreLock:
         other = _open_here.get(self._key)
         if other is not None and other.is_ours:
             raise StoreAlreadyOpen(root)
-        path = root / LOCK_NAME
+        self._root = root
+        self._path = path = root / LOCK_NAME
         # Opened on one thread and closed on another: the lock belongs to the process.
         self._lock = FileLock(path, mode=0o600, thread_local=False)
         try:
@@ -47,6 +48,7 @@ class StoreLock:
         # The pid is for messages only: a full disk must not keep the store from opening.
         with suppress(OSError):
             files.write_temp(path, [str(self._pid).encode()])
+        self._file = _identity(path)
         _open_here[self._key] = self
 
     @property
@@ -54,11 +56,30 @@ class StoreLock:
         """False once released, and in a process forked from the holder."""
         return self._pid == os.getpid() and self._lock.is_locked
 
+    def check(self) -> None:
+        """Raise StoreNotWritable where the file was deleted: another process may have the store
+        since, and to go on would cut what that has written."""
+        if _identity(self._path) != self._file:
+            raise StoreNotWritable(
+                self._root,
+                f"its {LOCK_NAME} was deleted while it was open, so that another process may have "
+                "it: end this one and open it again",
+            )
+
     def release(self) -> None:
         """Idempotent; does nothing in a forked child."""
         if self.is_ours:
             _open_here.pop(self._key, None)
             self._lock.release()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode; None where nothing is."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _read_pid(path: Path) -> int | None:

@@ -112,6 +112,7 @@ class Store:
     def _check_open(self) -> None:
         if not self._lock.is_ours:
             raise StoreClosed(self.root)
+        self._lock.check()
 
     def _touch(self, encoded: str) -> str:
         """Sweep an agent's folders, once, before they are used."""

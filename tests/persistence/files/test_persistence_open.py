@@ -244,3 +244,30 @@ def test_opening_looks_into_no_agents_folder(tmp_path: Path) -> None:
     again = Store(tmp_path)
     assert again.kv_extent("agent 7", F1) == 4
     again.close()
+
+
+def test_who_deletes_the_lock_of_an_open_store_loses_nothing(tmp_path: Path) -> None:
+    """As people do who think that it is left over."""
+    first = Store(tmp_path)
+    put(first, Save("a", ({"n": 0},), None, ()))
+    (tmp_path / "store.lock").unlink()
+    child = run_child(
+        """
+        import sys
+        from kvactors.persistence import Save, Store
+        from kvactors.persistence.testing.doubles import Outcomes
+        store, outcomes = Store(sys.argv[1]), Outcomes()
+        outcomes.commit(store, Save("a", ({"n": 1},), None, ()))
+        print(len(outcomes.durable))
+        """,
+        str(tmp_path),
+    )
+    assert child.stdout.strip() == "1", child.stderr
+
+    with pytest.raises(StoreNotWritable, match=r"store\.lock was deleted.*open it again"):
+        put(first, Save("a", ({"n": 2},), None, ()))
+
+    first.close()
+    again = Store(tmp_path)
+    assert again.read_ledger("a") == ({"n": 0}, {"n": 1})
+    again.close()
