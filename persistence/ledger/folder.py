@@ -31,6 +31,9 @@ __all__ = ["LedgerState", "Ledgers"]
 # More than frame 0 of any ledger takes.
 _FIRST = 1 << 20
 
+# What macOS puts into each folder that somebody looks at.
+_FINDER = ".DS_Store"
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
@@ -205,7 +208,7 @@ class Ledgers:
             self.files.unlink(folder)
         if not folder.is_dir():
             return
-        for path in (self.path(encoded), temp_path(self.path(encoded))):
+        for path in (self.path(encoded), temp_path(self.path(encoded)), folder / _FINDER):
             if path.exists():
                 self.files.unlink(path)
         if "names" in self.__dict__:

@@ -210,6 +210,16 @@ def test_a_record_that_cannot_be_packed_fails_its_save_alone(store: Store) -> No
     assert store.kv_extent("bad", F1) == 0
 
 
+def test_who_was_looked_at_in_finder_can_be_forgotten(store: Store) -> None:
+    put(store, Save("a", (RECORD,), None, ()))
+    (folder,) = (store.root / "agents").iterdir()
+    (folder / ".DS_Store").touch()
+
+    store.forget("a")
+
+    assert store.agents() == []
+
+
 def test_forget_leaves_nothing_of_the_agent(store: Store) -> None:
     put(store, kv_save("a", example_segment(0, 8)), kv_save("b", example_segment(0, 8)))
     put(store, kv_save("a", example_segment(0, 8), fingerprint=F2))
