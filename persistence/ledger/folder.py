@@ -166,17 +166,6 @@ class Ledgers:
             self._states[encoded] = LedgerState() if found is None else _state_of(found)
         return self._states[encoded]
 
-    def settle(self, agent_id: str) -> None:
-        """Put on the medium what another process may have left on the way there: it was killed
-        behind its write, and what is read is not yet what a power cut leaves. Once a process.
-        Raises LedgerUnreadable, OSError."""
-        state, path = self.state(agent_id), self.path(encode_agent_id(agent_id))
-        if state.frames and not self.is_named(agent_id):
-            self.files.sync(path)
-            self.files.sync_dir(path.parent)
-            self.files.sync_dir(self.root)
-            self.remember(agent_id, state)
-
     def remember(self, agent_id: str, state: LedgerState) -> None:
         """Note what a commit made durable."""
         encoded = encode_agent_id(agent_id)

@@ -33,6 +33,13 @@ class LedgerPart(CommitPart):
     def _is_new(self) -> bool:
         return self.before.frames == 0
 
+    @property
+    def _unsettled(self) -> bool:
+        """Whether something may not be on the medium: this save's frame or, the first time since
+        opening, what a process wrote that was killed before its sync."""
+        left = self.before.frames > 0 and not self.ledgers.is_named(self.save.agent_id)
+        return left or bool(self.save.records)
+
     def write(self) -> None:
         """Append the frame, or write a new ledger under a temporary name; unsynced."""
         self.before = self.after = self.ledgers.state(self.save.agent_id)
@@ -77,12 +84,10 @@ class LedgerPart(CommitPart):
         files.append(path, frame)
 
     def sync(self) -> None:
-        """Put the frame on the medium; without one, what KV is about to name."""
-        if self.save.records:
+        """Put the frame on the medium, and those that are there, which KV is about to name."""
+        if self._unsettled:
             path = self._path
             self.ledgers.files.sync(temp_path(path) if self._is_new else path)
-        else:
-            self.ledgers.settle(self.save.agent_id)
 
     def publish(self) -> None:
         """Give a new ledger its name."""
@@ -94,10 +99,10 @@ class LedgerPart(CommitPart):
     def sync_folders(self) -> None:
         """Make the ledger's name durable.
 
-        Also at the first append since opening: the process that made the ledger may have
+        Also the first time since opening: the process that made the ledger may have
         been killed between its rename and this.
         """
-        if self.save.records and not self.ledgers.is_named(self.save.agent_id):
+        if self._unsettled and not self.ledgers.is_named(self.save.agent_id):
             self.parents.sync(self._path.parent)
             if self._is_new:
                 self.parents.sync(self.ledgers.root)
@@ -105,7 +110,7 @@ class LedgerPart(CommitPart):
     def finish(self) -> None:
         """Remember the new length."""
         self.undo_actions.clear()
-        if self.save.records:
+        if self._unsettled:
             self.ledgers.remember(self.save.agent_id, self.after)
 
     STEPS = (write, sync, publish, sync_folders, finish)
