@@ -46,20 +46,21 @@ def restore(
     snapshot = Snapshot.unpack(objects.get(chosen), chosen)
     there = tuple(agent for agent in snapshot.agents if _part_of(agent, part[1]) == part[0])
     snapshot = replace(snapshot, agents=there)
-    make_folder(Files(), root.parent)
+    files = Files()
+    make_folder(files, root.parent)
     making = root.with_name(root.name + ".restoring")
     making.mkdir(0o700, exist_ok=True)
     # That of the store which is made here: another restore may be at it.
-    lock = StoreLock(making, Files())
+    lock = StoreLock(making, files)
     try:
         _Making(objects, making).run(snapshot)
-        Files().rename(making, root)
+        files.rename(making, root)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
     finally:
         lock.release()
-    Files().sync_dir(root.parent)
+    files.sync_dir(root.parent)
     return len(snapshot.agents)
 
 

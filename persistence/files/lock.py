@@ -29,13 +29,11 @@ class StoreLock:
 
     def __init__(self, root: Path, files: Files) -> None:
         """Raises StoreAlreadyOpen, StoreLocked, StoreNotWritable."""
-        status = os.stat(root)
-        self._key = (status.st_dev, status.st_ino)
+        self._key = _identity(root)
         self._pid = os.getpid()
         other = _open_here.get(self._key)
         if other is not None and other.is_ours:
             raise StoreAlreadyOpen(root)
-        self._root = root
         self._path = path = root / LOCK_NAME
         # Opened on one thread and closed on another: the lock belongs to the process.
         self._lock = FileLock(path, mode=0o600, thread_local=False)
@@ -59,12 +57,14 @@ class StoreLock:
     def check(self) -> None:
         """Raise StoreNotWritable where the file was deleted: another process may have the store
         since, and to go on would cut what that has written."""
-        if _identity(self._path) != self._file:
-            raise StoreNotWritable(
-                self._root,
-                f"its {LOCK_NAME} was deleted while it was open, so that another process may have "
-                "it: end this one and open it again",
-            )
+        with suppress(FileNotFoundError):
+            if _identity(self._path) == self._file:
+                return
+        raise StoreNotWritable(
+            self._path.parent,
+            f"its {LOCK_NAME} was deleted while it was open, so that another process may have it: "
+            "end this one and open it again",
+        )
 
     def release(self) -> None:
         """Idempotent; does nothing in a forked child."""
@@ -73,12 +73,9 @@ class StoreLock:
             self._lock.release()
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode; None where nothing is."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode."""
+    status = os.stat(path)
     return status.st_dev, status.st_ino
 
 

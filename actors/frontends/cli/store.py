@@ -61,8 +61,17 @@ class StoredTranscript:
         return sum(turn.tokens for turn in self.turns)
 
 
-def read_transcript(records: Iterable[dict[str, Any]]) -> StoredTranscript:
-    """Replay ledger records (their form: kvactors.core.conversation.transcript)."""
+def read_transcript(agent_id: str, records: Iterable[dict[str, Any]] | None) -> StoredTranscript:
+    """What ledger `records` of `agent_id` tell. Raises LedgerUnreadable, NewerFormat."""
+    try:
+        return _replayed(readable(agent_id, records))
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"it holds records of another form: {error!r}"
+        raise LedgerUnreadable(f"of {agent_id!r}", reason) from error
+
+
+def _replayed(records: Iterable[dict[str, Any]]) -> StoredTranscript:
+    """Of ledger records (their form: kvactors.core.conversation.transcript)."""
     system, turns, gone = None, list[StoredTurn](), 0
     for record in records:
         system = record.get("system", system)
@@ -125,11 +134,7 @@ def show_transcript(agent_id: str, path: Path | None, *, as_json: bool = False) 
         records = store.read_ledger(agent_id)
     if records is None:
         raise no_agent(agent_id, path)
-    try:
-        stored = read_transcript(readable(agent_id, records))
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"it holds records of another form: {error!r}"
-        raise LedgerUnreadable(f"of {agent_id!r}", reason) from error
+    stored = read_transcript(agent_id, records)
     if as_json:
         print_json({"agent": agent_id, **asdict(stored), "tokens": stored.tokens})
         return
@@ -164,8 +169,8 @@ def _transcript_of(store: Store, agent: StoredAgent) -> StoredTranscript | None:
         # Its id may be unknown, too.
         return None
     try:
-        return read_transcript(readable(agent.agent_id, store.read_ledger(agent.agent_id)))
-    except (LedgerUnreadable, NewerFormat, KeyError, TypeError, ValueError, OSError):
+        return read_transcript(agent.agent_id, store.read_ledger(agent.agent_id))
+    except (LedgerUnreadable, NewerFormat, OSError):
         return None
 
 
