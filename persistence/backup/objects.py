@@ -11,7 +11,11 @@ from urllib.request import url2pathname
 
 from kvactors.persistence.errors import BackupFailed
 
-__all__ = ["Objects", "open_objects"]
+__all__ = ["ObjectMissing", "Objects", "open_objects"]
+
+
+class ObjectMissing(BackupFailed):
+    """There is no object of this name."""
 
 
 class Objects:
@@ -40,7 +44,7 @@ class Objects:
             obstore.put(self._store, name, data)
 
     def get(self, name: str) -> bytes:
-        """All of an object."""
+        """All of an object. Raises ObjectMissing too."""
         import obstore
 
         with _told(name):
@@ -82,4 +86,5 @@ def _told(what: str) -> Iterator[None]:
     else:
         return
     first = str(reason).strip().partition("\n")[0]
-    raise BackupFailed(f"{what}: {first or type(reason).__name__}") from reason
+    kind = ObjectMissing if isinstance(reason, FileNotFoundError) else BackupFailed
+    raise kind(f"{what}: {first or type(reason).__name__}") from reason

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from kvactors.persistence.backup.backup import snapshots
-from kvactors.persistence.backup.objects import Objects
+from kvactors.persistence.backup.objects import ObjectMissing, Objects
 from kvactors.persistence.backup.snapshot import AgentEntry, Snapshot, blob_name, digest_of
 from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.files.atomic import NO_LINKS, Files
@@ -26,13 +26,19 @@ NOTES = "backup.notes"
 
 
 def restore(
-    objects: Objects, root: Path, name: str | None = None, part: tuple[int, int] = (1, 1)
+    objects: Objects,
+    root: Path,
+    name: str | None = None,
+    part: tuple[int, int] = (1, 1),
+    *,
+    skip: Callable[[str], None] | None = None,
 ) -> int:
     """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
     default the latest; how many agents it has. `part`: (2, 3) are the agents of the second of three
     stores, which have all of them together, whichever snapshots these are made of. Every object is
-    checked against its digest. Raises BackupFailed, StoreLocked while another restore makes it,
-    OSError; then nothing is at `root`."""
+    checked against its digest: KV of which one is damaged or missing is left out, and an agent
+    whose ledger needs it is told to `skip`, if there is one, and left out, too. Raises
+    BackupFailed, StoreLocked while another restore makes it, OSError; then nothing is at `root`."""
     root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
@@ -53,7 +59,7 @@ def restore(
     # That of the store which is made here: another restore may be at it.
     lock = StoreLock(making, files)
     try:
-        _Making(objects, making).run(snapshot)
+        agents = _Making(objects, making, skip).run(snapshot)
         files.rename(making, root)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -61,7 +67,7 @@ def restore(
     finally:
         lock.release()
     files.sync_dir(root.parent)
-    return len(snapshot.agents)
+    return agents
 
 
 def read_notes(root: Path) -> bytes:
@@ -85,35 +91,46 @@ class _Damaged(BackupFailed):
 class _Making:
     """Writes a store's files below `root`, each synced before its folder."""
 
-    def __init__(self, objects: Objects, root: Path) -> None:
+    def __init__(self, objects: Objects, root: Path, skip: Callable[[str], None] | None) -> None:
         self._objects = objects
         self._root = root
+        self._skip = skip
         self._files = Files()
         # Where the file of a digest is: what agents share is a hard link again.
         self._made: dict[str, Path] = {}
 
-    def run(self, snapshot: Snapshot) -> None:
-        """All of it."""
+    def run(self, snapshot: Snapshot) -> int:
+        """All of it; how many agents it has."""
         # What a kill left of another restore.
         (self._root / NOTES).unlink(missing_ok=True)
         for folder in ("agents", "kv"):
             shutil.rmtree(self._root / folder, ignore_errors=True)
             self._files.mkdir(self._root / folder)
-        for agent in snapshot.agents:
-            self._agent(agent)
+        agents = sum(self._agent(agent) for agent in snapshot.agents)
         if snapshot.notes:
             self._write(self._root / NOTES, snapshot.notes)
         for made in sorted(self._folders(), reverse=True):
             self._files.sync_dir(made)
+        return agents
 
     def _folders(self) -> Iterator[Path]:
         yield self._root
         yield from (path for path in self._root.rglob("*") if path.is_dir())
 
-    def _agent(self, agent: AgentEntry) -> None:
+    def _agent(self, agent: AgentEntry) -> bool:
+        """Whether it can be restored."""
+        try:
+            ledger = b"".join(self._blob(digest) for digest, _ in agent.ledger)
+        except (ObjectMissing, _Damaged) as error:
+            told = f"{agent.encoded}: {error}"
+            if self._skip is None:
+                raise BackupFailed(
+                    f"{told}; restore the others with --skip-damaged, or an earlier --snapshot"
+                ) from error
+            self._skip(told)
+            return False
         folder = self._root / "agents" / agent.encoded
         self._files.mkdir(folder)
-        ledger = b"".join(self._blob(digest) for digest, _ in agent.ledger)
         self._write(folder / LEDGER_NAME, ledger)
         for kv in agent.kv:
             folder = self._root / "kv" / kv.fingerprint / agent.encoded
@@ -122,11 +139,12 @@ class _Making:
                 for file, digest in kv.segments:
                     self._segment(folder / file, digest)
                 self._write(folder / MANIFEST_NAME, self._blob(kv.manifest))
-            except _Damaged as error:
+            except (ObjectMissing, _Damaged) as error:
                 # Only a cache: its tokens are in the ledger.
                 _log.warning("KV of %s is left out: %s", agent.encoded, error)
                 shutil.rmtree(folder)
                 self._made = {d: path for d, path in self._made.items() if path.parent != folder}
+        return True
 
     def _segment(self, path: Path, digest: str) -> None:
         if digest in self._made:
@@ -140,12 +158,7 @@ class _Making:
         self._made[digest] = path
 
     def _blob(self, digest: str) -> bytes:
-        try:
-            data = self._objects.get(blob_name(digest))
-        except BackupFailed as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise _Damaged(str(error)) from error
-            raise
+        data = self._objects.get(blob_name(digest))
         if digest_of(data) != digest:
             raise _Damaged(f"{blob_name(digest)} is damaged: it is not what its name says")
         return data

@@ -92,9 +92,7 @@ def back_up_store(url: str, path: Path | None, *, check: bool) -> bool:
 
 def show_backup(report: BackupReport) -> bool:
     """Say what a backup has; whether no agent had to be skipped."""
-    for reason in report.skipped:
-        line = Text("skipped ", style="bold red").append(printable(reason), style="default")
-        out.print(line, soft_wrap=True)
+    _show_skipped(report.skipped)
     added, nbytes = decimal(report.added), decimal(report.nbytes)
     out.print(
         f"{report.agents:,} agents in {report.name}: {added} of {nbytes} were new", soft_wrap=True
@@ -102,12 +100,30 @@ def show_backup(report: BackupReport) -> bool:
     return not report.skipped
 
 
-def restore_store(url: str, path: Path | None, snapshot: str | None, part: str) -> None:
+def _show_skipped(reasons: Sequence[str]) -> None:
+    for reason in reasons:
+        line = Text("skipped ", style="bold red").append(printable(reason), style="default")
+        out.print(line, soft_wrap=True)
+
+
+def restore_store(
+    url: str, path: Path | None, snapshot: str | None, part: str, *, skip_damaged: bool
+) -> bool:
     """Make a store at `path` of a `snapshot` at `url`, or of the latest, or of a `part` such as
-    "2/3" of its agents. Raises BackupFailed, InvalidInput, OSError."""
+    "2/3" of its agents, with `skip_damaged` of those that can be read; whether all could be.
+    Raises BackupFailed, InvalidInput, OSError."""
     root = (path or default_store()).expanduser()
     found = re.fullmatch("([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", part)
     if found is None or int(found[1]) > int(found[2]):
         raise InvalidInput(f"--part is such as 2/3: the second of three, not {part!r}")
-    agents = restore(open_objects(url), root, snapshot, (int(found[1]), int(found[2])))
+    skipped: list[str] = []
+    agents = restore(
+        open_objects(url),
+        root,
+        snapshot,
+        (int(found[1]), int(found[2])),
+        skip=skipped.append if skip_damaged else None,
+    )
+    _show_skipped(skipped)
     out.print(f"{agents:,} agents restored into {root}", soft_wrap=True)
+    return not skipped

@@ -148,8 +148,13 @@ def restore(
     part: Annotated[
         str, typer.Option(help="Of its agents: 2/3 is the second of three.", show_default="all")
     ] = "1/1",
+    *,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out agents whose objects are damaged.")
+    ] = False,
 ) -> None:
-    """Make a new store of a backup."""
+    """Make a new store of a backup; status 1 if an agent was left out."""
     from kvactors.actors.frontends.cli.care import restore_store
 
-    restore_store(where, store, snapshot, part)
+    whole = restore_store(where, store, snapshot, part, skip_damaged=skip_damaged)
+    raise typer.Exit(0 if whole else 1)

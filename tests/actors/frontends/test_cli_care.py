@@ -10,6 +10,7 @@ from store_saves import F1, kv_save, put
 from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
+from kvactors.persistence.commit.save import Save
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import example_segment
@@ -201,6 +202,28 @@ def test_a_store_is_backed_up_and_restored(tmp_path: Path) -> None:
     code, _, error = run("store", "restore", url, "--store", root)
     assert code == 2
     assert "holds something" in error
+
+
+def test_who_cannot_be_restored_is_named_with_status_1_and_the_others_are_there(
+    tmp_path: Path,
+) -> None:
+    root, url = tmp_path / "store", (tmp_path / "objects").as_uri()
+    store = Store(root)
+    put(store, *(Save(agent, ({"of": agent},), None, ()) for agent in ("alice", "bob")))
+    store.close()
+    run("store", "backup", url, "--store", root)
+    (blob,) = (b for b in (tmp_path / "objects" / "blobs").iterdir() if b"bob" in b.read_bytes())
+    blob.write_bytes(b"something else")
+
+    code, _, error = run("store", "restore", url, "--store", tmp_path / "new")
+    assert (code, "--skip-damaged" in error) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+    code, said, _ = run("store", "restore", url, "--store", tmp_path / "new", "--skip-damaged")
+    assert code == 1
+    assert said.startswith("skipped bob-")
+    assert f"1 agents restored into {tmp_path / 'new'}" in said
+    assert run("store", "verify", "--store", tmp_path / "new")[0] == 0
 
 
 def test_parts_of_a_backup_become_stores_that_have_all_of_it_together(tmp_path: Path) -> None:

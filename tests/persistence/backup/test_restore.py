@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 from obstore.store import MemoryStore
 from store_saves import F1, RECORD, put
@@ -13,6 +14,7 @@ from kvactors.persistence import Save, Store
 from kvactors.persistence.backup.backup import Backup, BackupReport, snapshots
 from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.backup.restore import NOTES, read_notes, restore
+from kvactors.persistence.backup.snapshot import blob_name, digest_of
 from kvactors.persistence.errors import BackupFailed, StoreAlreadyOpen, StoreLocked
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -50,6 +52,31 @@ def test_a_backup_that_checks_copies_damaged_objects_again(
     assert report.added == report.nbytes
     assert restore(objects, tmp_path / "new") == 1
     assert Store(tmp_path / "new").read_kv("alice", F1) == SEGMENTS
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["missing", "damaged"])
+def test_an_agent_whose_ledger_is_gone_is_left_out_where_that_is_asked_for(
+    store: Store, tmp_path: Path, objects: Objects, *, lost: bool
+) -> None:
+    memory = MemoryStore()
+    put(store, Save("bob", ({"n": 1},), F1, (example_segment(0, 256, seed=1),)))
+    back_up(store, Backup(Objects(memory)))
+    (ledger,) = tmp_path.glob("store/agents/bob-*/ledger.log")
+    name = blob_name(digest_of(ledger.read_bytes()))
+    obstore.delete(memory, name) if lost else Objects(memory).put(name, b"something else")
+
+    with pytest.raises(BackupFailed, match=rf"bob-.*{name}.*--skip-damaged"):
+        restore(Objects(memory), tmp_path / "new")
+    skipped: list[str] = []
+    assert restore(Objects(memory), tmp_path / "new", skip=skipped.append) == 1
+
+    (told,) = skipped
+    assert told.startswith("bob-")
+    assert name in told
+    again = Store(tmp_path / "new")
+    assert list(again.verify()) == []
+    assert [stored.agent_id for stored in again.agents()] == ["alice"]
+    assert again.read_kv("alice", F1) == SEGMENTS
 
 
 def test_two_restores_at_once_do_not_mix(tmp_path: Path, objects: Objects) -> None:
