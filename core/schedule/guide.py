@@ -144,7 +144,10 @@ class Guide:
 
     def _consume(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise InvalidGrammar(f"the grammar cannot go on: {self._matcher.get_error()}")
+            reason = self._matcher.get_error()
+            # This one takes nothing any more, and what failed may only have been drafted.
+            self._begin()
+            raise InvalidGrammar(f"the grammar cannot go on: {reason}")
 
     def _way_after(self, token: int, left: int) -> tuple[int, ...] | None:
         """A way out that fits, behind a token that was just consumed: what is still right of the

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.errors import InvalidGrammar
 from kvactors.core.schedule.drawing import PENALTY_CONTEXT
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import draw, draw_key
@@ -179,7 +180,11 @@ class Chains:
             return
         for _ in range(count):
             logits = self._model(fed, cache=row.cache)[0, -1, : self._vocabulary]
-            token = _draw(request, before, logits)
+            try:
+                token = _draw(request, before, logits)
+            except InvalidGrammar:
+                # The turn says so itself, if it comes there.
+                return
             if token is None:
                 return
             mx.async_eval(token)  # type: ignore[no-untyped-call]

@@ -17,13 +17,16 @@ from kvactors.core.schedule.speculation.acceptance import (
     Draft,
     share_out,
 )
+from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.schedule.speculation.texts import SUFFIX, Follower, Text
 from kvactors.core.testing.engines import make_request
+from kvactors.core.testing.models import tiny_model
 
 # Ids whose bytes stand within those of others too.
 IDS = st.lists(st.sampled_from([0, 1, 2, 256, 257, 65536]), max_size=60)
 GOOD = 0.9
+WRITTEN = Sampling(max_tokens=9, grammar=Grammar.regex("[a-f]{4,9}"))
 
 
 def longest(text: list[int], ids: list[int]) -> int:
@@ -250,10 +253,9 @@ def test_no_draft_goes_beyond_the_last_token_of_a_turn() -> None:
 def test_a_turn_whose_grammar_gives_up_has_no_draft_and_harms_no_other() -> None:
     speculation = Speculation(SpeculationConfig())
     said = [ord(letter) for letter in "abcdef" * 6]
-    written = Sampling(max_tokens=9, grammar=Grammar.regex("[a-f]{4,9}"))
     formed, free = (
         make_request(name, [], said, sampling)
-        for name, sampling in (("formed", written), ("free", Sampling(max_tokens=9)))
+        for name, sampling in (("formed", WRITTEN), ("free", Sampling(max_tokens=9)))
     )
     assert formed in speculation.drafts([formed, free])
 
@@ -266,3 +268,33 @@ def test_a_turn_whose_grammar_gives_up_has_no_draft_and_harms_no_other() -> None
 
     with seeded(gives_up):
         assert list(speculation.drafts([formed, free])) == [free]
+
+
+def test_a_draft_model_says_nothing_while_a_grammar_gives_up_and_goes_on_behind_it() -> None:
+    chains = Chains(tiny_model(), 128, lambda *_: True)
+    request = make_request("a", [], [1, 2, 3], WRITTEN)
+
+    @bug(Guide, "follow")
+    def gives_up(_true: object) -> object:
+        def raises(*_: object) -> None:
+            raise InvalidGrammar("the grammar cannot go on: too much to lex")
+
+        return raises
+
+    with seeded(gives_up):
+        assert chains.draft(request, 3) == []
+    drafted = chains.draft(request, 3)
+    assert len(drafted) == 3
+    assert drafted == Chains(tiny_model(), 128, lambda *_: True).draft(request, 3)
+
+
+def test_a_grammar_goes_on_after_a_draft_that_it_does_not_take() -> None:
+    guide = make_request("a", [], [1], WRITTEN).guide
+    assert guide is not None
+    guide.follow(list(b"abc"))
+
+    with pytest.raises(InvalidGrammar):
+        guide.take(ord("z"))
+    guide.follow(list(b"abcd"))
+
+    assert guide.left == WRITTEN.max_tokens - 4
