@@ -15,6 +15,7 @@ from kvactors.actors.system.export import export_stored, loadable_name, unwatche
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.parameters import check_flags
 from kvactors.actors.system.registry import AgentRegistry
+from kvactors.actors.system.spawned import restored
 from kvactors.actors.turns.checks import check_callable, check_id, check_path
 from kvactors.actors.turns.messages_gpu import EncodeFloats
 from kvactors.actors.turns.messages_store import WithStore
@@ -126,19 +127,7 @@ class AgentExchange:
             tokens = check_token_ids(tokens, 1 << 31)
         file = Path(path).expanduser()
         work = self._import(file, agent_id, format, tokens, on_step, trusted=of_this_model)
-        stored = list[bool]()
-
-        def store() -> None:
-            self._with_store(work)
-            stored.append(True)
-
-        try:
-            return self._agents.add(agent_id, store)
-        except BaseException:
-            if stored:
-                # Whole or not at all: it cannot be read.
-                self._agents.forget(agent_id)
-            raise
+        return self._agents.add(agent_id, lambda: self._with_store(work))
 
     def _import(
         self,
@@ -152,7 +141,12 @@ class AgentExchange:
     ) -> Callable[[Store], None]:
         """What stores the agent of a file, once the file is read and checked."""
         if form in (ARCHIVE, None) and is_archive(path):
-            return lambda store: import_archive(store, path, agent_id, on_step)
+            info = self._host.info
+
+            def check(records: Sequence[dict[str, Any]]) -> Transcript:
+                return restored(info, agent_id, records, None)
+
+            return lambda store: import_archive(store, path, agent_id, on_step, check)
         if form == ARCHIVE:
             raise ImportRejected("file", f"{path} is no archive")
         save = self._read(path, agent_id, form, tokens, on_step, trusted=trusted)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -117,14 +117,26 @@ def _put(archive: zipfile.ZipFile, name: str, *chunks: Buffer) -> None:
 
 
 def import_archive(
-    store: Store, path: Path, agent_id: str, on_step: OnStep = lambda _done, _all: None
+    store: Store,
+    path: Path,
+    agent_id: str,
+    on_step: OnStep = lambda _done, _all: None,
+    check: Callable[[Sequence[dict[str, Any]]], object] = lambda _records: None,
 ) -> None:
     """Add the agent of the archive at `path` to `store` as `agent_id`, which must be free, whole or
-    not at all; with one segment in memory at a time, and a call of `on_step` for each.
+    not at all; with one segment in memory at a time, and a call of `on_step` for each. `check`
+    raises LedgerUnreadable or NewerFormat for records that cannot be used.
 
     Raises AgentExists, ImportRejected, StorageError, OSError.
     """
     with _Reader.open(path) as reader:
+        try:
+            check(reader.records)
+        except NewerFormat as error:
+            newer = f"a newer kvactors wrote it, in version {error.version}: upgrade this one"
+            raise ImportRejected(LEDGER_NAME, newer) from error
+        except LedgerUnreadable as error:
+            raise ImportRejected(LEDGER_NAME, error.reason) from error
         steps = sum(len(manifest.segments) for manifest in reader.manifests)
         with store.arrivals.of(agent_id) as arrival:
             for done, (fingerprint, segment) in enumerate(reader.segments(), 1):

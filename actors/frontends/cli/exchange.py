@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from kvactors.actors.errors import ImportRejected
-from kvactors.actors.frontends.cli.store import opened
+from kvactors.actors.frontends.cli.store import opened, read_transcript
 from kvactors.actors.frontends.console.console import out, printable, stepping, working
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import export_stored
@@ -59,7 +59,9 @@ def _import_archive(file: Path, agent_id: str, root: Path) -> None:
     store = Store(root, max_disk=None, encryption_key=stored_key())
     try:
         with stepping(f"import {printable(agent_id)}") as on_step:
-            import_archive(store, file, agent_id, on_step)
+            import_archive(
+                store, file, agent_id, on_step, lambda records: read_transcript(agent_id, records)
+            )
     finally:
         store.close()
 

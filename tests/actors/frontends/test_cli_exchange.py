@@ -12,10 +12,11 @@ from safetensors import safe_open
 from store_saves import put
 from typer.testing import CliRunner
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import AgentNotStored, AgentSystem, ImportRejected, Sampling
 from kvactors.actors.frontends.cli.app import app
 from kvactors.core.testing.models import tiny_llama
 from kvactors.persistence import Save, Store
+from kvactors.persistence.formats.archive import export_archive
 
 runner = CliRunner()
 SHORT = Sampling(max_tokens=4)
@@ -80,6 +81,32 @@ def test_an_archive_moves_an_agent_to_another_store(store: Path, tmp_path: Path)
     with AgentSystem("default", store=other) as system:
         reply = system.spawn("bob").ask("What is it called?", sampling=SHORT).get(timeout=WAIT)
     assert reply.cache == "warm"
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"version": 3}, "a newer kvactors wrote it, in version 3: upgrade"),
+        ({"version": 2}, "records of another form"),
+    ],
+)
+def test_an_archive_whose_turns_cannot_be_read_is_refused_and_nothing_is_stored(
+    tmp_path: Path, record: dict[str, int], told: str
+) -> None:
+    file, other = tmp_path / "strange.kva", tmp_path / "other"
+    strange = Store(tmp_path / "store")
+    put(strange, Save("strange", (record,), None, ()))
+    export_archive(strange, "strange", file)
+    strange.close()
+
+    code, _, said = run("import", file, "--agent", "bob", "--store", other)
+    assert told in one_line(code, said)
+    with AgentSystem(tiny_llama(), store=other) as system:
+        with pytest.raises(ImportRejected, match=told):
+            system.import_agent(file, "bob")
+        assert system.agents() == []
+        with pytest.raises(AgentNotStored):
+            system.forget("bob")
 
 
 def test_kv_is_imported_by_a_model_and_found_warm(store: Path, tmp_path: Path) -> None:

@@ -2,13 +2,19 @@
 
 import shutil
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
-from kvactors.persistence.errors import MaxDiskExceeded
+from kvactors.persistence.errors import (
+    ImportRejected,
+    LedgerUnreadable,
+    MaxDiskExceeded,
+    NewerFormat,
+)
 from kvactors.persistence.formats.archive import export_archive, import_archive
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -84,6 +90,30 @@ def test_one_segment_at_a_time_is_in_memory(tmp_path: Path, large: Path, key: by
     assert peak < 6 << 20
     assert other.kv_extent("alice", F2) == 2048
     assert len(other.read_kv("alice", F1)) == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (NewerFormat("a ledger", 9, 2), "ledger.log: .*in version 9: upgrade"),
+        (LedgerUnreadable("a ledger", "it holds none"), "ledger.log: it holds none"),
+    ],
+)
+def test_records_that_nobody_can_read_leave_nothing(
+    store: Store, other: Store, path: Path, error: Exception, told: str
+) -> None:
+    seen = list[object]()
+
+    def check(records: Sequence[object]) -> None:
+        seen.extend(records)
+        raise error
+
+    with pytest.raises(ImportRejected, match=told):
+        import_archive(other, path, "bob", check=check)
+
+    assert tuple(seen) == store.read_ledger("alice")
+    assert other.read_ledger("bob") is None
+    assert not list(other.root.rglob("seg-*"))
 
 
 def test_before_all_segments_are_there_a_crash_leaves_nothing(
