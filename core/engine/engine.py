@@ -10,8 +10,15 @@ from collections.abc import Callable, Sequence
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine import status
 from kvactors.core.engine.admission import Admission, EngineConfig
-from kvactors.core.engine.execution import Ended, Execution, Failed, Outcome
-from kvactors.core.engine.failure import is_fatal, make_suspects, turn_failed
+from kvactors.core.engine.execution import Execution
+from kvactors.core.engine.failure import (
+    Ended,
+    Failed,
+    Outcome,
+    is_fatal,
+    make_suspects,
+    turn_failed,
+)
 from kvactors.core.engine.kv_transfer import KVTransfer
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics

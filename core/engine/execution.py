@@ -5,9 +5,10 @@ the next batch asks for room. A step that fails is blamed on its turns. GPU thre
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from kvactors.core.engine.failure import PROBATION, is_fatal, turn_failed
+from kvactors.core.engine.failure import Ended, Failed, Outcome, blamed, turn_failed
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.preemption import Preemption
@@ -20,29 +21,11 @@ from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk, Plan, Scheduler
 from kvactors.core.schedule.speculation.speculation import Speculation
 
-__all__ = ["Ended", "Execution", "Failed", "Outcome"]
+__all__ = ["Execution"]
 
 # Tokens of a forward of a prompt whose logits may all be computed, for the last one's.
 LOGITS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A turn has all that it asked for; its row is still there."""
-
-    request: Request
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A turn failed; its row may still be there."""
-
-    request: Request
-    error: Exception
-
-
-Outcome = Progress | Tokens | Ended | Failed
+_T = TypeVar("_T")
 
 
 class Execution:
@@ -107,7 +90,8 @@ class Execution:
                 if batch.awaited:
                     yield from self._decode(batch, launch=False)
         for batch in list(running.suspects):
-            running.rejoin(batch)
+            together = [*batch.requests, *(r for b in running.common for r in b.requests)]
+            yield from self._blamed(together, partial(running.rejoin, batch))
 
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes its agent's hot cache."""
@@ -132,29 +116,37 @@ class Execution:
             return set()
         requests = [chunk.request for chunk in chunks]
         draw = all(map(self._may_draw, chunks)) and preemption.can_draw(chunks)
-        spare = preemption.can_spare(requests)
-        batch = self._running.prefill_batch(requests, spare=spare)
-        begin, self.forward = self._clock(), batch.requests
-        try:
-            decoded = self._metrics.prefill(batch, chunks, draw=draw)
-        except Exception as error:
-            yield from self._blame(batch.requests, error)
+        chunked = partial(self._run_chunks, chunks, draw=draw, decoding=plan.decode)
+        decoded = yield from self._blamed(requests, chunked)
+        if decoded is None:
             return set()
-        seconds = self._clock() - begin
-        computed = len(chunks) * max(chunk.tokens for chunk in chunks)
-        self._scheduler.record_prefill(computed, seconds, decoding=plan.decode)
-        for request in batch.requests:
+        for request in requests:
             done, total = min(request.cached, request.target), request.target
             yield Progress(request.agent_id, done - request.kept, total - request.kept)
-            if draw or request.cached == request.shared:
-                # It may end with the token that was drawn.
-                self._offer_beginning(request, batch)
-            preemption.keep_closed(request)
         for item in decoded:
             item.request.prefilled_at = item.request.prefilled_at or self._clock()
             if item.request in self._running.prefills:
                 yield from self._received(item)
         return {item.request for item in decoded}
+
+    def _run_chunks(
+        self, chunks: Sequence[Chunk], *, draw: bool, decoding: bool
+    ) -> Sequence[Decoded]:
+        """One forward of a batch that prefills, and what others begin with of what it computed."""
+        requests = [chunk.request for chunk in chunks]
+        spare = self.preemption.can_spare(requests)
+        batch = self._running.prefill_batch(requests, spare=spare)
+        begin = self._clock()
+        decoded = self._metrics.prefill(batch, chunks, draw=draw)
+        seconds = self._clock() - begin
+        computed = len(chunks) * max(chunk.tokens for chunk in chunks)
+        self._scheduler.record_prefill(computed, seconds, decoding=decoding)
+        for request in requests:
+            if draw or request.cached == request.shared:
+                # It may end with the token that was drawn.
+                self._offer_beginning(request)
+            self.preemption.keep_closed(request)
+        return decoded
 
     def _may_draw(self, chunk: Chunk) -> bool:
         """Whether the first token of a turn may come of the forward of its last chunk: one decode
@@ -170,30 +162,35 @@ class Execution:
         done = [request for request in running.prefills if not request.remaining]
         for request in done:
             request.prefilled_at = request.prefilled_at or self._clock()
-            self._offer_beginning(request, running.prefill_batch([request]))
+            offered = partial(self._offer_beginning, request)
+            yield from self._blamed(running.beside(request), offered)
         for request in done:
-            if request not in running.prefills:
+            # One that was blamed begins again.
+            if request not in running.prefills or request.remaining:
                 continue
-            batch = running.prefill_batch([request])
             if not request.generate:
                 yield Ended(request, "stop")
             elif request.choices:
-                yield from self._choose(request, batch)
-            elif running.begin_alone(request, batch) or running.adopt(batch):
-                continue
-            elif request.suspect or self.preemption.make_join(request):
-                running.join(request, batch)
+                yield from self._choose(request, running.prefill_batch([request]))
+            else:
+                together = running.beside(request) + running.common[request.form.index].requests
+                yield from self._blamed(together, partial(self._go_on, request))
+
+    def _go_on(self, request: Request) -> None:
+        """A turn whose prompt is cached begins to decode, if there is room."""
+        running = self._running
+        batch = running.prefill_batch([request])
+        if running.begin_alone(request, batch) or running.adopt(batch):
+            return
+        if request.suspect or self.preemption.make_join(request):
+            running.join(request, batch)
 
     def _choose(self, request: Request, batch: PrefillBatch) -> Iterator[Outcome]:
         """Score the next choice, one in each step; then draw."""
         if not self.preemption.make_choice(request, batch):
             return
-        self.forward = batch.requests
-        try:
-            if not self._metrics.choose(batch, request):
-                return
-        except Exception as error:
-            yield from self._blame(batch.requests, error)
+        chosen = partial(self._metrics.choose, batch, request)
+        if not (yield from self._blamed(batch.requests, chosen)):
             return
         request.first_token_at = self._clock()
         if request.stream:
@@ -201,8 +198,9 @@ class Execution:
             yield Tokens(request.agent_id, request.serial, generated, logprobs)
         yield Ended(request, "stop")
 
-    def _offer_beginning(self, request: Request, batch: PrefillBatch) -> None:
+    def _offer_beginning(self, request: Request) -> None:
         """The system prompt's KV becomes hot at once: agents that share it wait for it."""
+        batch = self._running.prefill_batch([request])
         cache = self._memory.hot.touch(request.agent_id, self._clock())
         late = self._late_checkpoints and request.cached > request.shared
         if request.shared > cache.end and not late:
@@ -234,14 +232,13 @@ class Execution:
         """One step of a batch; returns the seconds that it took, if one was launched: 0 where none
         was waited for."""
         steady, rows = batch.in_flight and launch, len(batch)
-        begin, self.forward = self._clock(), batch.requests
+        begin = self._clock()
         drafts = self._drafts(batch) if launch else {}
         launched = self._clock()
-        try:
-            sources = {} if self._speculation is None else self._speculation.sources
-            decoded = self._metrics.decode(batch, drafts, sources, launch=launch)
-        except Exception as error:
-            yield from self._blame(batch.requests, error)
+        sources = {} if self._speculation is None else self._speculation.sources
+        step = partial(self._metrics.decode, batch, drafts, sources, launch=launch)
+        decoded = yield from self._blamed(batch.requests, step)
+        if decoded is None:
             return []
         waited = steady or drafts
         seconds = [self._clock() - begin if waited else 0.0] if launch else []
@@ -281,20 +278,16 @@ class Execution:
         elif request.decoded >= request.sampling.max_tokens:
             yield Ended(request, "length")
 
-    def _blame(self, requests: Sequence[Request], error: Exception) -> Iterator[Outcome]:
-        """A step failed. Alone, the request is guilty; together, each is tried alone.
-
-        The step may have donated the buffers of every row, so nothing of the batch is
-        reused: rows are rebuilt from their last pieces and their token ids.
-        """
-        if is_fatal(error):
-            raise error
-        suspects = list(requests)
-        self._metrics.failed(suspects, error)
-        self._running.discard(suspects)
-        for request in suspects:
-            if len(suspects) == 1:
-                yield Failed(request, turn_failed(request, error))
-            else:
-                request.suspect, request.probation = True, PROBATION
-                self.begin(request)
+    def _blamed(
+        self, requests: Sequence[Request], work: Callable[[], _T]
+    ) -> Generator[Outcome, None, _T | None]:
+        """What `work` on these turns returns; None if it fails, which is blamed on them."""
+        self.forward = requests
+        try:
+            return work()
+        except Exception as error:
+            failed, again = blamed(requests, error, self._running, self._metrics)
+            yield from failed
+            for suspect in again:
+                self.begin(suspect)
+            return None

@@ -1,13 +1,25 @@
-"""What a failed step means: the end of a turn, or of the engine."""
+"""How a turn ends in a step, and what a failed step means: the end of a turn, or of the engine."""
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from kvactors.core.engine.metrics import EngineMetrics
+from kvactors.core.engine.running import RunningBatches
 from kvactors.core.errors import TurnFailed
-from kvactors.core.schedule.events import Aborted
+from kvactors.core.schedule.events import Aborted, Progress, Tokens
 from kvactors.core.schedule.request import Request
 
-__all__ = ["PROBATION", "is_fatal", "make_suspects", "turn_failed"]
+__all__ = [
+    "PROBATION",
+    "Ended",
+    "Failed",
+    "Outcome",
+    "blamed",
+    "is_fatal",
+    "make_suspects",
+    "turn_failed",
+]
 
 # Tokens that a suspect of a failed step decodes alone before it rejoins the batch.
 PROBATION = 3
@@ -27,6 +39,47 @@ def is_fatal(error: BaseException) -> bool:
     """Whether a step's error is the device's, not of the turns that ran in it."""
     text = str(error).lower()
     return not isinstance(error, Exception) or any(sign in text for sign in _SIGNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A turn has all that it asked for; its row is still there."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A turn failed; its row may still be there."""
+
+    request: Request
+    error: Exception
+
+
+Outcome = Progress | Tokens | Ended | Failed
+
+
+def blamed(
+    requests: Sequence[Request], error: Exception, running: RunningBatches, metrics: EngineMetrics
+) -> tuple[list[Failed], list[Request]]:
+    """A step of these turns failed with an `error`. Alone, a turn is guilty; together, each is to
+    begin again and is tried alone. Raises what is fatal to the engine.
+
+    The step may have donated the buffers of every row, so nothing of the batches of those that are
+    `running` is used again: rows are rebuilt from their last pieces and their token ids.
+    """
+    active = running.active
+    suspects = [request for request in requests if request in active]
+    if is_fatal(error) or not suspects:
+        raise error
+    metrics.failed(suspects, error)
+    running.discard(suspects)
+    if len(suspects) == 1:
+        return [Failed(suspects[0], turn_failed(suspects[0], error))], []
+    for request in suspects:
+        request.suspect, request.probation = True, PROBATION
+    return [], suspects
 
 
 def make_suspects(running: Sequence[Request]) -> list[Aborted]:
