@@ -43,6 +43,10 @@ from kvactors.core.trace import Tracer
 __all__ = ["GpuActor", "OnProgress", "mlx_dispatcher"]
 
 
+# An engine that was built anew would answer another one.
+_QUESTIONS = (LoadModel, EncodeFloats, ReadStats, ReadTurns, Check)
+
+
 @functools.cache
 def _mlx_thread() -> tuple[int, Dispatcher]:
     return os.getpid(), Dispatcher("kvactors-mlx", 1)
@@ -85,12 +89,13 @@ class GpuActor(SystemActor):
         self._switch_interval: float | None = None
 
     def on_receive(self, message: Any) -> Any:
-        """Handle one message. What breaks the engine itself builds it anew, or ends the actor."""
+        """Handle one message. What breaks the engine itself builds it anew, or ends the actor; what
+        a question finds is its asker's."""
         try:
             answer = super().on_receive(message)
             self._wake()
         except BaseException as error:
-            if isinstance(message, LoadModel):
+            if isinstance(message, _QUESTIONS):
                 raise
             self._reports.fault(error)
             if not self._slot.rebuild(error, self._reports.tell):

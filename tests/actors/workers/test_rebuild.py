@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from makers import OpenSystem
+from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem, EngineDied, Sampling, TurnFailed
+from kvactors.core.engine.engine import Engine
 from kvactors.core.engine.failure import is_fatal
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
 
@@ -155,3 +157,24 @@ def test_the_watchdog_notices_a_step_that_hangs(
 )
 def test_which_errors_are_the_devices(error: BaseException, fatal: bool) -> None:
     assert is_fatal(error) == fatal
+
+
+def test_a_check_that_fails_tells_its_asker_and_builds_nothing_anew(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system(Reloaded(), store=False)
+    ask_all(system)[0].get(timeout=WAIT)
+
+    @bug(Engine, "check")
+    def it_lost_blocks(_true: Any) -> Any:
+        def check(_self: Any) -> None:
+            raise AssertionError("blocks were lost")
+
+        return check
+
+    with seeded(it_lost_blocks), pytest.raises(AssertionError, match="blocks were lost"):
+        system.check()
+
+    assert system.health().rebuilds == 0
+    system.wait_idle(WAIT)
+    system.check()
