@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.runtime.dispatcher import send
-from kvactors.actors.turns.messages_gpu import Saved
+from kvactors.actors.turns.messages_gpu import Restored, Saved
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
@@ -64,6 +64,12 @@ class LoadKV:
     """Whose."""
     fingerprint: str
     """Of which model."""
+    gpu: Any
+    """Who is answered."""
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """The persistence actor stopped first: the turn that waits for it goes on without."""
+        send(self.gpu, Restored(self.agent_id, self.fingerprint, ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,9 @@ class EngineReports:
         agent_id, fingerprint = event.agent_id, self._fingerprint()
         if self._tracer.on:
             self._tracer.tell(RestoreBegan(time.perf_counter(), agent_id))
-        if not send(self.persistence, LoadKV(agent_id, fingerprint)):
-            self._gpu.tell(Restored(agent_id, fingerprint, ()))
+        asked = LoadKV(agent_id, fingerprint, self._gpu)
+        if not send(self.persistence, asked):
+            asked.reject()
 
     def _progress(self, event: Progress) -> None:
         if self._on_progress is None:

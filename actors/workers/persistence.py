@@ -124,7 +124,7 @@ class PersistenceActor(SystemActor):
         except Exception:
             logger.exception("the KV of %r cannot be read; it is re-prefilled", message.agent_id)
             stored = ()
-        send(self._gpu, Restored(message.agent_id, message.fingerprint, stored))
+        send(message.gpu, Restored(message.agent_id, message.fingerprint, stored))
 
     @handles(CountStored)
     def _count(self, message: CountStored) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from makers import OpenSystem
+from waiting import eventually
 
 from kvactors.actors import Sampling, SaveFailed, SaveQueueFull
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer, use_actors
@@ -143,6 +144,33 @@ def test_a_turn_saved_after_a_failure_is_whole_though_the_others_are_still_being
 
     assert reply.cached.get(timeout=WAIT) is True
     assert slow.cached.get(timeout=WAIT) is True
+
+
+def test_a_turn_whose_kv_a_broken_persistence_actor_was_to_read_goes_on_without(
+    open_system: OpenSystem,
+) -> None:
+    saves = threading.Event()
+
+    class Defective(PersistenceActor):
+        def on_receive(self, message: Any) -> Any:
+            if isinstance(message, Flush):
+                saves.set()
+                # What comes next is the question for the KV.
+                eventually(lambda: not self.actor_inbox.empty())
+                raise RuntimeError("a defect")
+            return super().on_receive(message)
+
+    before = open_system()
+    before.spawn("warm").ask([3] * 300, sampling=SHORT).get(timeout=WAIT)
+    before.stop(timeout=WAIT)
+    system = open_system(prepare=partial(use_actors, persistence=Defective))
+    warm, other = system.spawn("warm"), system.spawn("other")
+    other.ask([5], sampling=SHORT).get(timeout=WAIT)
+
+    assert saves.wait(WAIT)
+    reply = warm.ask([6], sampling=SHORT).get(timeout=WAIT)
+
+    assert reply.cache == "cold"
 
 
 def test_a_defect_of_the_persistence_actor_leaves_no_bytes_that_wait_for_it(
