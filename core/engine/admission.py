@@ -156,7 +156,7 @@ class Admission:
             places = self._places_for(request)
             if waits or (not has_place and (full or len(held) >= places)) or len(active) >= places:
                 continue
-            self._sharing.prepare(request)
+            self._sharing.prepare(request, self._transfer.must_ask)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
                 self.blocked = full = True
                 continue
@@ -202,6 +202,8 @@ class Admission:
     def _follows(self, request: Request, ahead: Iterable[Request]) -> bool:
         """Whether a turn `ahead` is just prefilling the system prompt that this one needs too."""
         if not request.shared or request.agent_id in self._memory.hot:
+            return False
+        if request.past > request.shared and self._transfer.must_ask(request):
             return False
         return self._sharing.donor(request) is None and any(
             other.prompt_hash == request.prompt_hash
@@ -250,7 +252,7 @@ class Admission:
         tokens = request.most_tokens if request.preempted else len(request.tokens) + 1
         tokens += request.longest_choice
         unread = self._transfer.must_ask(request) or self._transfer.reading(request.agent_id)
-        past = request.prompt - request.fresh if unread else 0
+        past = request.past if unread else 0
         row = self._memory.rows.own_bytes(request, tokens + EXTENT_STEP)
         return 2 * row + request.form.bytes_of(past)
 

@@ -63,10 +63,9 @@ class KVTransfer:
 
     def must_ask(self, request: Request) -> bool:
         """Whether the store may know KV of this agent that is not in memory."""
-        past = request.prompt - request.fresh
         # What was restored may have been evicted again before the turn could start.
         known = request.agent_id in self._memory.hot or request.agent_id in self._reads
-        return self._stored and past > 0 and not known
+        return self._stored and request.past > 0 and not known
 
     def ask(self, agent_id: str, nbytes: int, tokens: list[int] | None = None) -> None:
         """Note that the store is asked for the KV of `agent_id`, for which `nbytes` are promised;
@@ -96,7 +95,7 @@ class KVTransfer:
             return
         read = self._reads.pop(agent_id)
         if request is not None:
-            past = request.tokens[: request.prompt - request.fresh]
+            past = request.tokens[: request.past]
             if not self._adopt(agent_id, past, stored, request.form):
                 read.answered = True
                 self._reads[agent_id] = read

@@ -162,7 +162,7 @@ class Memory:
         space = space.scored if request.scoring else space
         target, most, choice = request.target, request.most_tokens, request.longest_choice
         row = bytes_of(self.running.extent(len(request.tokens) + choice))
-        begun = row + bytes_of(request.prompt - request.fresh)
+        begun = row + bytes_of(request.past)
         return max(
             begun + space.alone(target),
             begun + bare(space.choice(choice, 1, target + choice)),

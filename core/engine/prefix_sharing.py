@@ -2,6 +2,7 @@
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.model.load import LoadedModel
@@ -62,16 +63,18 @@ class PrefixSharing:
         del self._donors[key]
         return None
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: Request, must_ask: Callable[[Request], bool]) -> None:
         """Cut the agent's cache to what the turn has in common with it; without one, begin
-        with that of an agent with the same system prompt."""
+        with that of an agent with the same system prompt, unless its own goes on behind
+        that: whether the engine `must_ask` the store for it."""
         agent_id = request.agent_id
         cache = self._hot.get(agent_id)
         had = cache.end if cache else 0
         common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
-        donor = None if common else self.donor(request)
+        own = request.past > request.shared and must_ask(request)
+        donor = None if common or own else self.donor(request)
         if donor is not None:
             cache = self._hot.share(donor, agent_id, request.tokens[: request.shared])
             self.shared_tokens += cache.end

@@ -98,6 +98,11 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
+    def past(self) -> int:
+        """Tokens of the prompt that its agent had before: the store may have their KV."""
+        return self.prompt - self.fresh
+
+    @property
     def generated(self) -> list[int]:
         """Token ids decoded in this turn."""
         return self.tokens[self.prompt :]

@@ -12,8 +12,10 @@ from small_tokenizers import build, chat_format
 from kvactors.actors import AgentExists, AgentNotStored, AgentSystem, Reply, Sampling
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.testing import use_actors
-from kvactors.core.engine.engine import Engine
+from kvactors.core.cache.segment import Segment
+from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
+from kvactors.core.schedule.events import Finished, KVNeeded
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid, snap_to_grid, tiny_model
 
@@ -36,6 +38,36 @@ def told_alone(system: AgentSystem, tokens: tuple[int, ...], answer: tuple[int, 
         return reply.token_ids == answer
     finally:
         system.forget("alone")
+
+
+def test_who_has_more_than_the_system_prompt_in_the_store_is_restored_beside_others_who_share_it(
+    load_grid: LoadGrid,
+) -> None:
+    engine = Engine(load_grid(), EngineConfig(4, 1 << 28, stored=True))
+    beginning, document, stored = prompt_of(100), prompt_of(600, seed=1), list[Segment]()
+
+    def turn(name: str, known: list[int], new: list[int]) -> Finished:
+        request = make_request(name, known, new, ANSWER)
+        request.shared, request.prompt_hash = len(beginning), "the same"
+        engine.submit(request)
+        ends = list[Finished]()
+        while engine.busy:
+            for event in engine.step():
+                if isinstance(event, KVNeeded):
+                    engine.provide(event.agent_id, stored)
+                elif isinstance(event, Finished):
+                    ends.append(event)
+            engine.check()
+        engine.saved(name, sum(part.nbytes for part in ends[0].exported))
+        return ends[0]
+
+    stored += turn("warm", [], [*beginning, *document]).exported
+    engine.memory.hot.drop("warm")
+    turn("other", [], [*beginning, 9, 9, 9])
+    end = turn("warm", [*beginning, *document], [8, 8, 8])
+
+    assert end.request.cache_state == "warm"
+    assert end.request.kept >= 512
 
 
 # -- forks ---------------------------------------------------------------------------------
