@@ -119,10 +119,11 @@ class PrefillBatch:
     def _feed(self, request: Request, choice: Sequence[int]) -> mx.array:
         """Feed a choice behind the last token of the prompt: float32 logits [tokens, vocab].
 
-        Other rows of the batch are fed something too, and cut afterwards.
+        Other rows of the batch are fed as many of their own last token, and cut afterwards.
         """
-        tokens = [request.tokens[-1], *choice[:-1]]
-        logits = self.arena.forward(self._model, mx.array([tokens] * len(self.requests)))
+        rows = [[other.tokens[-1]] * len(choice) for other in self.requests]
+        rows[self.row(request)][1:] = choice[:-1]
+        logits = self.arena.forward(self._model, mx.array(rows))
         return logits[self.row(request)].astype(mx.float32)
 
     def _cut(self) -> None:

@@ -87,6 +87,23 @@ def test_choosing_and_its_neighbours_do_not_change_each_other(
         assert request.generated == alone[name].generated
 
 
+def test_what_is_no_number_in_a_neighbours_choice_is_in_no_other_score(
+    make_engine: Callable[..., Engine],
+) -> None:
+    def build() -> tuple[Any, PlainTokenizer]:
+        model = tiny_model()
+        model.model.embed_tokens.weight[70] = mx.nan
+        return model, PlainTokenizer()
+
+    loaded = load_model(build, ModelOptions(attention="packed"))
+
+    def scores(beside: int) -> tuple[float, ...]:
+        other = replace(choosing("b", [1, 2, 3]), choices=((beside,) * 8, (9,) * 8))
+        return run(make_engine(loaded), other, choosing("a"))["a"].scores
+
+    assert scores(70) == scores(71)
+
+
 def test_what_was_chosen_is_remembered_as_if_it_had_been_said(
     load_grid: Callable[..., LoadedModel], make_engine: Callable[..., Engine]
 ) -> None:
