@@ -1,7 +1,8 @@
 """Nobody answers with another conversation's memory, nor loses his own to one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -57,6 +58,28 @@ def test_an_agent_of_the_program_loses_nothing_to_a_client_that_takes_its_name(
 
     assert alice.transcript().token_ids == remembered
     assert answer.headers["x-kvactors-agent"] == again.headers["x-kvactors-agent"] != "alice"
+
+
+@pytest.mark.parametrize("change", [lambda frame: b"\0" * len(frame), lambda _: b""])
+def test_an_agent_that_cannot_be_read_loses_nothing_to_a_client_that_takes_its_name(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    root = tmp_path / "store"
+    with AgentSystem(FaultyModel(), store=root, context=4096) as before:
+        before.spawn("alice").ask("remember me", sampling=SHORT).get()
+    (ledger,) = root.glob("agents/alice-*/ledger.log")
+    whole = ledger.read_bytes()
+    ledger.write_bytes(change(whole))
+
+    with (
+        AgentSystem(FaultyModel(), store=root, context=4096) as system,
+        serve(system, port=0, any_model=True, grace=1) as server,
+    ):
+        for _ in range(2):
+            answer = post(server, {"messages": HELLO}, **{"x-kvactors-agent": "alice"})
+            assert answer.status_code == 500, answer.text
+
+    assert ledger.read_bytes() == change(whole)
 
 
 def test_a_client_that_names_who_answered_goes_on_with_it(server: Server) -> None:

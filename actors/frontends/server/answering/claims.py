@@ -56,8 +56,10 @@ class Claims:
         while True:
             alone = lost == PARENTS
             plan = await self.on_index(partial(self._claim, inquiry, taken, alone=alone))
+            made = list[Speaker]()
+            making = asyncio.ensure_future(self.beside(partial(self._prepare, plan, asked, made)))
             try:
-                agent, what = await self.beside(partial(self._prepare, plan, asked))
+                agent, what = await asyncio.shield(making)
             except AgentNotStored:
                 self.release(plan)
                 if not plan.parent or alone:
@@ -68,7 +70,13 @@ class Claims:
                 self.release(plan)
                 taken.add(plan.known.agent_id)
             except BaseException:
-                await self.let_go(plan)
+                # It goes on where we are cancelled.
+                await asyncio.gather(making, return_exceptions=True)
+                # Who was not made for it may have been there before: they are not forgotten.
+                if made:
+                    await self.let_go(plan)
+                else:
+                    self.release(plan)
                 raise
             else:
                 return plan, agent, what
@@ -95,7 +103,7 @@ class Claims:
             if agent_id in self._busy:
                 raise AgentBusy(agent_id)
             # Of a full disk: it only goes sooner.
-            with suppress(sqlite3.OperationalError):
+            with suppress(sqlite3.DatabaseError):
                 self._index.touch(agent_id)
             self._busy.add(agent_id)
 
@@ -146,8 +154,10 @@ class Claims:
         else waits for."""
         return await asyncio.get_running_loop().run_in_executor(self._spawner, work)
 
-    def _prepare(self, plan: Plan, asked: Callable[[Plan, Speaker], _T]) -> tuple[Speaker, _T]:
-        agent = self._make(plan)
+    def _prepare(
+        self, plan: Plan, asked: Callable[[Plan, Speaker], _T], made: list[Speaker]
+    ) -> tuple[Speaker, _T]:
+        made.append(agent := self._make(plan))
         return agent, asked(plan, agent)
 
     def _make(self, plan: Plan) -> Speaker:
