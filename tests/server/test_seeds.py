@@ -3,13 +3,14 @@
 import openai
 
 
-def told(client: openai.OpenAI, seed: int | None) -> str:
+def told(client: openai.OpenAI, seed: int | None, top_p: float = 1.0) -> str:
     """An answer that hardly depends on what is likely."""
     answer = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": "Tell me a story"}],
         seed=seed,
         temperature=2,
+        top_p=top_p,
         max_tokens=12,
     )
     return answer.choices[0].message.content or ""
@@ -20,6 +21,10 @@ def test_the_same_question_with_the_same_seed_has_the_same_answer(texts: openai.
 
     assert [told(texts, 42) for _ in range(3)] == [first] * 3
     assert told(texts, 43) != first
+
+
+def test_the_narrowest_nucleus_has_one_answer(texts: openai.OpenAI) -> None:
+    assert len({told(texts, None, top_p=0) for _ in range(5)}) == 1
 
 
 def test_without_a_seed_each_answer_is_another(texts: openai.OpenAI) -> None:

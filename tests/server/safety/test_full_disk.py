@@ -2,7 +2,9 @@
 passes."""
 
 import json
+import logging
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +31,35 @@ def ended(text: str) -> dict[str, Any]:
     lines = [line for line in text.splitlines() if line.startswith("data: {")]
     event: dict[str, Any] = json.loads(lines[-1].removeprefix("data: "))
     return event
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_is_answered_whole_whose_index_is_damaged(server: Server, *, stream: bool) -> None:
+    def damaged(_true: Any) -> Any:
+        def fails(*_: Any) -> Any:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+        return fails
+
+    with seeded(bug(Index, "note")(damaged)):
+        answer = post(server, asked(f"damaged {stream}", stream=stream))
+
+    told = ended(answer.text) if stream else answer.json()
+    assert told["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_file_that_is_no_index_is_set_aside_and_another_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "clients.db"
+    path.write_bytes(b"junk" * 100)
+
+    with caplog.at_level(logging.ERROR):
+        Index(path).close()
+
+    assert "set aside as clients.db.damaged" in caplog.text
+    assert (tmp_path / "clients.db.damaged").read_bytes() == b"junk" * 100
+    Index(path).close()
 
 
 @pytest.mark.parametrize("stream", [False, True])

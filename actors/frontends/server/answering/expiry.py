@@ -5,8 +5,8 @@ they take there.
 import asyncio
 import logging
 import time
-from collections import ChainMap, Counter
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,9 +67,8 @@ async def expire(
     if most is None or root is None:
         return gone
     left = await service.claims.idle_agents(time.time())
-    files = await asyncio.to_thread(lambda: [files_of(root, agent) for agent in left])
-    sizes, holders = ChainMap(*files), Counter(file for some in files for file in some)
-    taken = sum(sizes[file] for file in holders)
+    files, sizes = await asyncio.to_thread(_files_of_all, root, left)
+    holders, taken = Counter(file for some in files for file in some), sum(sizes.values())
     for agent, own in zip(left, files, strict=True):
         if taken <= most:
             break
@@ -78,6 +77,14 @@ async def expire(
         holders.subtract(own.keys())
         taken -= sum(sizes[file] for file in own if not holders[file])
     return gone
+
+
+def _files_of_all(root: Path, agents: Sequence[str]) -> tuple[list[dict[int, int]], dict[int, int]]:
+    """What each of these agents has, and all of it together."""
+    files, sizes = [files_of(root, agent) for agent in agents], dict[int, int]()
+    for some in files:
+        sizes.update(some)
+    return files, sizes
 
 
 def files_of(root: Path, agent: str) -> dict[int, int]:

@@ -196,7 +196,7 @@ class Service:
 
         try:
             await self.claims.on_index(note)
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             # What is lost there costs a prefill; the turn is said, and in the ledger.
             logger.error("a turn of %r is not in the index: %s", taken.agent.agent_id, error)
 

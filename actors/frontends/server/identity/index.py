@@ -5,6 +5,7 @@ derived: what it lost costs a prefill, never a turn. It holds no text but the pr
 were made with and, if `texts` says so, what the report of a miss shows.
 """
 
+import logging
 import secrets
 import sqlite3
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 
 __all__ = ["Index", "Known", "Place", "unnamed"]
+
+logger = logging.getLogger(__name__)
 
 # Of those that are alike so many are looked at, for there may be any number.
 SOME = 64
@@ -86,10 +89,7 @@ class Index:
         self.sealed = sealed
         self._texts = texts
         self._clock = clock
-        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
-        if path is not None:
-            path.chmod(0o600)
-        self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+        self._db = _opened(path)
         if "prompt" not in self._columns("agents"):
             self._db.execute("alter table agents add column prompt not null default ''")
         if "notes" not in self._columns("places"):
@@ -259,3 +259,33 @@ class Index:
             (agent_id, keep),
         )
         self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
+    """The tables in the file `path`, or in memory. A file that is none of SQLite's, or damaged, is
+    set aside: what is lost with it is kept responses, and who knows what, which is found again."""
+    try:
+        return _with_tables(path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        if path is None:
+            raise
+        aside = path.with_name(f"{path.name}.damaged")
+        logger.error("%s is set aside as %s, and begun anew: %s", path, aside.name, error)
+        path.replace(aside)
+        for name in ("-wal", "-shm"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+        return _with_tables(path)
+
+
+def _with_tables(path: Path | None) -> sqlite3.Connection:
+    database = sqlite3.connect(path or ":memory:", check_same_thread=False)
+    try:
+        if path is not None:
+            path.chmod(0o600)
+        database.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database

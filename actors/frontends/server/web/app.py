@@ -40,7 +40,7 @@ _TOLD = (
     HTTPException,
     RequestValidationError,
     KvactorsError,
-    sqlite3.OperationalError,
+    sqlite3.DatabaseError,
     ClientDisconnect,
 )
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.web.listening import listen, loading
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import OURS
-from kvactors.actors.system.parameters import parse_bytes
+from kvactors.actors.system.parameters import expanded, parse_bytes
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.core.errors import InvalidConfig
 
@@ -50,7 +50,7 @@ def run_server(
     which goes by `aliases` (NAME=MODEL), too. With a `store`, `rules` and the keys of `key_file`;
     `keep` says how long agents without a name are kept and what they may take, `engine` and
     `settings` are those of the system and the server. Raises KvactorsError, OSError."""
-    root = (store or default_store()).expanduser()
+    root = expanded(store or default_store())
     age, most = seconds_of(keep[0]), parse_bytes("--keep-bytes", keep[1]) if keep[1] else None
     chosen = Settings(
         **settings,

@@ -18,7 +18,7 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kvactors.actors.frontends.server.web.guard import Gate, shape_of
+from kvactors.actors.frontends.server.web.guard import Gate, length_of, shape_of
 from kvactors.actors.frontends.server.wire.errors import Failure
 
 __all__ = ["MOST_READ", "Door"]
@@ -164,5 +164,5 @@ class Door(H11Protocol):
 def _length(fields: Sequence[tuple[bytes, bytes]]) -> float:
     """How many bytes of a body are said to come."""
     said = dict(fields)
-    length = said.get(b"content-length", b"0")
-    return int(length) if length.isdigit() and b"transfer-encoding" not in said else math.inf
+    length = length_of(said.get(b"content-length", b"0").decode("latin-1"))
+    return math.inf if b"transfer-encoding" in said else length

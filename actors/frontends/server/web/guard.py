@@ -5,6 +5,7 @@ reader's name; keys are compared in constant time; what is too large is refused 
 """
 
 import hmac
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -15,11 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvactors.actors.frontends.server.wire.errors import Failure, Shape
 
-__all__ = ["Gate", "Guard", "Limits", "shape_of"]
+__all__ = ["Gate", "Guard", "Limits", "length_of", "shape_of"]
 
 
 # What a browser, or a probe, asks for without a key: nothing there is anybody's.
 _OPEN = ("/", "/page/style.css", "/page/page.js", "/health")
+
+
+# Of a length.
+MOST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,12 @@ class Gate:
         origin = first.get(b"origin")
         if origin and _netloc(origin) != host and origin not in self.origins:
             raise Failure(403, f"pages of {origin!r} may not call this server: see --cors")
-        length = first.get(b"content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length) > self.most(path):
+        if origin not in self.origins and path not in _OPEN:
+            # Pages of others fetch pictures and scripts without an origin.
+            site = first.get(b"sec-fetch-site", "")
+            if site in ("cross-site", "same-site"):
+                raise Failure(403, f"pages of another site ({site}) may not call this server")
+        if length_of(first.get(b"content-length", "0")) > self.most(path):
             raise self.too_large(path)
         return self._tenant(first, path)
 
@@ -120,6 +129,12 @@ class Guard:
             return message
 
         await self._app(scope, bounded, send)
+
+
+def length_of(said: str) -> float:
+    """Bytes that a Content-Length says; infinitely many for what is no number, or far too long."""
+    digits = said.isascii() and said.isdigit() and len(said) < MOST_DIGITS
+    return int(said) if digits else math.inf
 
 
 def shape_of(path: str) -> Shape:

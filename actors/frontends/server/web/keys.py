@@ -1,5 +1,7 @@
 """The file of API keys: one a line, readable by its owner alone, read anew when it changes."""
 
+import logging
+import secrets
 import threading
 from pathlib import Path
 
@@ -7,17 +9,21 @@ from kvactors.core.errors import InvalidConfig
 
 __all__ = ["KeyFile"]
 
+logger = logging.getLogger(__name__)
+
 LEAST_LENGTH = 16
 
 
 class KeyFile:
     """The keys of a file. Any thread. Raises InvalidConfig, OSError at the beginning; a change that
-    cannot be read leaves the keys as they were."""
+    is refused, as one that others can read, is logged and lets nobody in: who was taken out is out
+    all the same. While there is no file to read, keys stay as they were."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._seen = 0
+        self._seen = (0, 0)
+        self._told = ""
         self._keys = frozenset[str]()
         self._read()
 
@@ -26,20 +32,29 @@ class KeyFile:
         with self._lock:
             try:
                 self._read()
-            except (OSError, InvalidConfig):
-                return self._keys
+            except (OSError, InvalidConfig) as error:
+                if str(error) != self._told:
+                    logger.error("the API keys: %s", error)
+                self._told = str(error)
             return self._keys
 
     def _read(self) -> None:
         state = self._path.stat()
-        if state.st_mtime_ns == self._seen:
+        # A change of who may read it is one, too.
+        seen = (state.st_mtime_ns, state.st_ctime_ns)
+        if seen == self._seen:
             return
-        if state.st_mode & 0o077:
-            raise InvalidConfig(f"{self._path} can be read by others: chmod 600 {self._path}")
         lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
         keys = frozenset(line for line in lines if line and not line.startswith("#"))
-        if not keys or min(map(len, keys)) < LEAST_LENGTH:
-            raise InvalidConfig(
+        fault = ""
+        if state.st_mode & 0o077:
+            fault = f"{self._path} can be read by others: chmod 600 {self._path}"
+        elif not keys or min(map(len, keys)) < LEAST_LENGTH:
+            fault = (
                 f"{self._path} must hold one key a line, each of {LEAST_LENGTH} characters or more"
             )
-        self._seen, self._keys = state.st_mtime_ns, keys
+        # No keys at all would let everybody in.
+        self._keys = (self._keys & keys or frozenset((secrets.token_hex(),))) if fault else keys
+        self._seen, self._told = seen, ""
+        if fault:
+            raise InvalidConfig(fault)

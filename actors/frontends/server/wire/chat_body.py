@@ -19,7 +19,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, nucleus
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "text_of"]
@@ -68,7 +68,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or MOST_TOKENS,
         temperature=body.temperature if body.temperature is not None else 1.0,
-        top_p=body.top_p if body.top_p is not None else 1.0,
+        top_p=nucleus(body.top_p),
         # Without a seed the same question has another answer; with one, whoever is asked.
         seed=secrets.randbits(31) if body.seed is None else body.seed,
         seed_alone=True,

@@ -10,7 +10,7 @@ from pydantic import Field
 from kvactors.actors.frontends.server.exchange.completion import Completion
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Stops
+from kvactors.actors.frontends.server.wire.reading import Body, Stops, nucleus
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 from kvactors.core.schedule.sampling import Sampling
 
@@ -68,7 +68,7 @@ def _sampling(body: CompletionBody) -> Sampling:
         # None at all is no answer, and no number of tokens.
         max_tokens=USUAL_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
         temperature=body.temperature if body.temperature is not None else 1.0,
-        top_p=body.top_p if body.top_p is not None else 1.0,
+        top_p=nucleus(body.top_p),
         seed=secrets.randbits(31) if body.seed is None else body.seed,
         top_logprobs=body.logprobs,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,

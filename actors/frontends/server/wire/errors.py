@@ -92,7 +92,7 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
     ((AdmissionFull, MailboxFull, SaveQueueFull), 429, "rate_limit_exceeded"),
     ((SystemStopped, EngineDied), 503, "unavailable"),
     # The file of the index: a full disk, one that fails, another program's lock.
-    (sqlite3.OperationalError, 503, "unavailable"),
+    (sqlite3.DatabaseError, 503, "unavailable"),
     ((AgentNotStored, UnknownAgent), 404, "not_found"),
     (AgentExists, 409, "exists"),
     (AgentBusy, 409, "busy"),

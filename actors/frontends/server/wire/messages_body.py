@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, nucleus
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
@@ -107,7 +107,7 @@ def _sampling(body: MessagesBody) -> Sampling:
     return Sampling(
         max_tokens=body.max_tokens,
         temperature=body.temperature if body.temperature is not None else 1.0,
-        top_p=body.top_p if body.top_p is not None else 1.0,
+        top_p=nucleus(body.top_p),
         top_k=body.top_k or 0,
         stop=tuple(text for text in body.stop_sequences or () if text),
     )

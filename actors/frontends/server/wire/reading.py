@@ -7,6 +7,7 @@ anything is made of them.
 import json
 import math
 import re
+import sys
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -14,7 +15,7 @@ from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 
-__all__ = ["Body", "Listed", "Stops", "content_of", "record_of"]
+__all__ = ["Body", "Listed", "Stops", "content_of", "nucleus", "record_of"]
 
 MOST_NESTED = 64
 # Keys and values of a body: a thousand prompts of a thousand token ids.
@@ -53,6 +54,12 @@ class Body(BaseModel):
     """A request's body. Fields that it does not know are kept aside, and named as ignored."""
 
     model_config = ConfigDict(extra="allow", strict=False)
+
+
+def nucleus(top_p: float | None) -> float:
+    """The `top_p` of a body in the engine's words, to whom 0 says that there is none: clients mean
+    the narrowest."""
+    return 1.0 if top_p is None else max(top_p, sys.float_info.epsilon)
 
 
 def record_of(raw: bytes, kind: type[_B]) -> _B:

@@ -26,10 +26,13 @@ async def all_of(works: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
         async with places:
             return await work()
 
+    tasks = list[asyncio.Task[_T]]()
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(work)) for work in works]
+            tasks += [group.create_task(one(work)) for work in works]
     except BaseExceptionGroup as failed:
+        # The error holds this frame, and nobody takes what the others have returned.
+        tasks.clear()
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 

@@ -22,7 +22,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, nucleus
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
 from kvactors.core.schedule.sampling import Sampling
 
@@ -90,7 +90,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
         sampling=Sampling(
             max_tokens=body.max_output_tokens or MOST_TOKENS,
             temperature=body.temperature if body.temperature is not None else 1.0,
-            top_p=body.top_p if body.top_p is not None else 1.0,
+            top_p=nucleus(body.top_p),
         ),
         form=_form((body.text or {}).get("format")),
         top_logprobs=(body.top_logprobs or 0) if wanted else None,
