@@ -158,6 +158,8 @@ def main() -> None:
             )
             process.start()
             process.join()
+            if process.exitcode:
+                raise SystemExit(process.exitcode)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ def main() -> None:
             )
             process.start()
             process.join()
+            if process.exitcode:
+                raise SystemExit(process.exitcode)
             print(f"process {process.pid} ended\n")
 
 

@@ -129,8 +129,8 @@ class AgentBehaviour:
         return resolved()
 
     def spawn(self, agent_id: str, system_prompt: str | None = None, **options: Any) -> Any:
-        """A future of a new agent, this one's child; takes what `AgentSystem.spawn` takes. A
-        child with a behaviour ends when its parent's does."""
+        """A future of a new agent, this one's child; takes what `AgentSystem.spawn` takes, but for
+        another `parent`. A child with a behaviour ends when its parent's does."""
         return _bound(self).spawn(agent_id, system_prompt, options)
 
     def stop(self, agent: str | Agent | None = None) -> ReplyFuture[None]:

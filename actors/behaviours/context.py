@@ -161,8 +161,11 @@ class Context:
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
         """A child, `agent_id`, with its `system_prompt` and `options`."""
-        spawn, parent = self._services.spawn, self.agent.agent_id
-        return self.run_blocking(lambda: spawn(agent_id, system_prompt, parent=parent, **options))
+        parent = self.agent.agent_id
+        if options.setdefault("parent", parent) != parent:
+            raise InvalidInput(f"whom {parent!r} spawns is its child: leave out parent")
+        spawn = self._services.spawn
+        return self.run_blocking(lambda: spawn(agent_id, system_prompt, **options))
 
     def stop(self, agent: str | Agent | None) -> None:
         """The end of a behaviour."""

@@ -99,7 +99,7 @@ class RunFolder:
         try:
             found = json.loads((path / NAME).read_text(encoding="utf-8"))
             words = ScenarioWords.model_validate(found["scenario"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise InvalidScenario(f"{path} holds no run: there is no {NAME} in it") from None
         except (KeyError, ValueError) as error:
             raise InvalidScenario(f"{path / NAME} cannot be read: {error}") from error

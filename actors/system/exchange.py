@@ -13,7 +13,7 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.system.export import export_stored, loadable_name, unwatched
 from kvactors.actors.system.lifecycle import Lifecycle
-from kvactors.actors.system.parameters import check_flags
+from kvactors.actors.system.parameters import check_flags, expanded
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.system.spawned import restored
 from kvactors.actors.turns.checks import check_callable, check_id, check_path
@@ -76,7 +76,7 @@ class AgentExchange:
         check_format(format)
         check_callable("on_step", on_step)
         self._lifecycle.require_running()
-        info, file = self._host.info, Path(path).expanduser()
+        info, file = self._host.info, expanded(path)
 
         def remember(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
             tokens = Transcript.restore(info.chat, info.tokenizer_id, records).token_ids
@@ -125,7 +125,7 @@ class AgentExchange:
         if tokens is not None:
             # Which of them the vocabulary lacks is said with the file's other faults.
             tokens = check_token_ids(tokens, 1 << 31)
-        file = Path(path).expanduser()
+        file = expanded(path)
         work = self._import(file, agent_id, format, tokens, on_step, trusted=of_this_model)
         return self._agents.add(agent_id, lambda: self._with_store(work))
 

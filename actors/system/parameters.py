@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -190,8 +191,17 @@ def check_speculation(speculation: object, *, isolated: bool) -> SpeculationConf
 
 
 def default_store() -> Path:
-    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`."""
-    return Path(os.environ.get("KVACTORS_HOME") or Path.home() / ".kvactors")
+    """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`. Raises
+    InvalidConfig as `expanded`."""
+    return expanded(os.environ.get("KVACTORS_HOME") or "~/.kvactors")
+
+
+def expanded(path: "str | Path") -> Path:
+    """A `path` with whose home `~` means. Raises InvalidConfig where nobody knows that."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InvalidConfig(f"{str(path)!r}: {error}") from error
 
 
 def store_path(store: "str | Path | bool | None") -> Path | None:
@@ -199,7 +209,7 @@ def store_path(store: "str | Path | bool | None") -> Path | None:
     if store is False:
         return None
     unnamed = store is None or store is True
-    return default_store() if unnamed else Path(str(store)).expanduser()
+    return default_store() if unnamed else expanded(str(store))
 
 
 def callable_name(source: object) -> str | None:
@@ -226,7 +236,7 @@ def parse_bytes(name: str, value: int | str, least: int = 1) -> int:
         unit = None if match is None else _UNITS.get(match[2])
         if match is None or unit is None or match[1].count(".") > 1 or match[1] == ".":
             raise InvalidConfig(f'{name} is bytes or text such as "8GB", not {value!r}')
-        value = int(float(match[1]) * unit)
+        value = int(Decimal(match[1]) * unit)
     found = whole(value)
     if found is None or found < least:
         bound = "above 0" if least else "or None"

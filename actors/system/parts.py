@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 SILENT = 2.0
 # Seconds that cancelled turns get to end and to be saved once the time is up.
 GRACE = 2.0
+# Seconds that a start that is interrupted waits for what it has begun.
+LEAVING = 1.0
 
 # Not weakly: one that nobody refers to any more still has to save and to end its threads.
 _running: "set[Parts]" = set()
@@ -114,9 +116,10 @@ class Parts:
                 self.host.model = self.lifecycle.start(self.swap.launch)
                 if self._journal is not None:
                     self.router.journal = Journal(self._journal)
-            except BaseException:
+            except BaseException as error:
                 self.lifecycle.state = "stopped"
-                self.lifecycle.stop(())
+                # Who presses Ctrl-C does not wait for a model that is being loaded.
+                self.lifecycle.stop((), None if isinstance(error, Exception) else LEAVING)
                 raise
             self.lifecycle.state = "running"
             _running.add(self)

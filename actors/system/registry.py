@@ -124,7 +124,7 @@ class AgentRegistry:
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
-        check_policy(context_policy or "refuse")
+        check_policy("refuse" if context_policy is None else context_policy)
         check_spawn(prompt_lane, behaviour, supervision, parent)
         check_flag("wait", wait)
         if parent is not None and parent not in self._spawned:

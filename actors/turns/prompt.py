@@ -150,7 +150,7 @@ def _message(index: int, message: object) -> Message:
         raise InvalidInput(f"messages[{index}] needs a role, not {role!r}")
     if isinstance(content, list | tuple):
         parts = enumerate(content)
-        return role, "".join(_text_part(f"messages[{index}].content[{n}]", p) for n, p in parts)
+        content = "".join(_text_part(f"messages[{index}].content[{n}]", p) for n, p in parts)
     if not isinstance(content, str):
         raise InvalidInput(f"messages[{index}] needs text as content, not {content!r}")
     name = f"messages[{index}]"

@@ -112,7 +112,7 @@ def _looks_like_path(source: str) -> bool:
 
 def _require_files(path: Path) -> None:
     if not path.is_dir():
-        raise ModelNotFound(f"no model directory at {path}")
+        raise ModelNotFound(f"no model directory at {path}; a name on the hub is OWNER/NAME")
     missing = [
         name
         for name, pattern in (

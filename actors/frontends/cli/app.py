@@ -255,9 +255,11 @@ def main() -> None:
 
 
 def _say_everything() -> None:
-    """In a locale without UTF-8 what cannot be shown is escaped, and what is typed is UTF-8."""
+    """In a locale without UTF-8 what cannot be shown is escaped, and what is typed is UTF-8. Of
+    bytes that are no text the rest is read."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "surrogateescape":
-        sys.stdin.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        without = sys.stdin.errors == "surrogateescape"
+        sys.stdin.reconfigure(encoding="utf-8" if without else None, errors="replace")

@@ -11,6 +11,7 @@ from rich.text import Text
 from kvactors.actors.frontends.cli.store import no_agent, opened
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.system.backups import back_up
+from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.persistence.backup.backup import Backup, BackupReport
@@ -112,7 +113,7 @@ def restore_store(
     """Make a store at `path` of a `snapshot` at `url`, or of the latest, or of a `part` such as
     "2/3" of its agents, with `skip_damaged` of those that can be read; whether all could be.
     Raises BackupFailed, InvalidInput, OSError."""
-    root = (path or default_store()).expanduser()
+    root = expanded(path or default_store())
     found = re.fullmatch("([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", part)
     if found is None or int(found[1]) > int(found[2]):
         raise InvalidInput(f"--part is such as 2/3: the second of three, not {part!r}")

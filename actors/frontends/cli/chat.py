@@ -18,6 +18,7 @@ from kvactors.actors.frontends.console.console import (
     working,
 )
 from kvactors.actors.frontends.console.key import stored_key
+from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream
@@ -40,7 +41,7 @@ def run_chat(
     """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, its
     replies decoded by `sampling`, until /quit or the end of input. Raises KvactorsError."""
     bar = PrefillBar()
-    root = (store or default_store()).expanduser()
+    root = expanded(store or default_store())
     with unechoed():
         system = AgentSystem(model, store=root, progress=bar, encryption_key=stored_key())
         with working(f"Loading {printable(model)} …"):

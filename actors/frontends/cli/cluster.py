@@ -11,7 +11,7 @@ from kvactors.actors.cluster.cluster import Cluster, check_durable
 from kvactors.actors.frontends.cli.care import show_backup
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.frontends.console.key import key_file, stored_key
-from kvactors.actors.system.parameters import check_seconds
+from kvactors.actors.system.parameters import check_seconds, expanded
 from kvactors.core.errors import InvalidConfig, InvalidInput
 
 __all__ = ["drain_node", "move_agent", "serve_node", "show_status"]
@@ -43,7 +43,9 @@ def serve_node(
     name, store, model = member
     stored_key()  # A file that holds none is refused here.
     key = None if (file := key_file()) is None else str(file.absolute())
-    options = MemberOptions(name or socket.gethostname(), str(store.absolute()), model, engine, key)
+    options = MemberOptions(
+        name or socket.gethostname(), str(expanded(store).absolute()), model, engine, key
+    )
     command = NodeCommand(options, *address, join, Settings(**settings, model=model))
     signals = _signals()
     run_node(command, lambda: len(signals), err.print)

@@ -15,20 +15,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.console.console import complain, err, out, printable
 from kvactors.actors.system.observe.chrome_trace import Trace, merge, write
+from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["Ended", "run_demo", "run_phase"]
-
-# Ctrl-C reaches this process too, and may come before its command line can handle it.
-_START = """
-try:
-    from kvactors.actors.cli import main
-    main()
-except KeyboardInterrupt:
-    raise SystemExit(130) from None
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +35,9 @@ class Ended:
 def run_phase(phase: str, agents: int, store: Path, model: str, trace: Path | None) -> Ended:
     """Run a phase of the demo, of so many `agents`, as a process of its own: its `store`, `model`
     and the file of its `trace`, if any. Raises typer.Exit if it fails: it has said why."""
-    # -P: a directory named kvactors in the working directory is not this package.
-    command = [sys.executable, "-P", "-c", _START, phase]
-    command += [] if trace is None else ["--trace", str(trace)]
-    with subprocess.Popen(
-        [*command, "--", str(agents), str(store), model], stdout=subprocess.PIPE, text=True
-    ) as process:
+    options = [] if trace is None else ["--trace", trace]
+    command = child_command(phase, *options, "--", agents, store, model)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             output, _ = process.communicate()
         except KeyboardInterrupt:
@@ -77,7 +67,7 @@ def run_demo(
     `trace`, `plot`: files for what both did; `run` runs one of them. Raises typer.Exit with the
     status of a process that failed: it has said why; InvalidConfig if nothing can be drawn.
     """
-    draw = None if plot is None else _painter()
+    draw = None if plot is None else _painter(plot)
     traced = trace is not None or plot is not None
     with _folder(store) as folder, tempfile.TemporaryDirectory(prefix="kvactors-trace-") as parts:
         tells, asks = (Path(parts, name) if traced else None for name in ("tell", "ask"))
@@ -95,9 +85,6 @@ def run_demo(
     if trace is not None:
         write(whole, trace)
         err.print(f"The trace is in {trace}: open it at https://ui.perfetto.dev.", soft_wrap=True)
-    if draw is not None and plot is not None:
-        draw(whole, plot)
-        err.print(f"The timeline is in {plot}.", soft_wrap=True)
     entries = json.loads(asked.output)
     if as_json:
         sys.stdout.write(json.dumps({"model": model, "agents": entries}) + "\n")
@@ -106,24 +93,36 @@ def run_demo(
         out.print(_verdict(entries), soft_wrap=True)
         if store is not None:
             out.print(f"Look into it: kvactors agents --store {store}", soft_wrap=True)
+    if draw is not None and plot is not None:
+        draw(whole, plot)
+        err.print(f"The timeline is in {plot}.", soft_wrap=True)
     return 0 if all(entry["cache"] == "warm" for entry in entries) else 1
 
 
 @contextmanager
 def _folder(store: Path | None) -> Iterator[Path]:
     if store is not None:
-        yield store.expanduser()
+        yield expanded(store)
         return
     with tempfile.TemporaryDirectory(prefix="kvactors-demo-") as folder:
         yield Path(folder)
 
 
-def _painter() -> Callable[[Trace, Path], None]:
-    """What draws a timeline. Raises InvalidConfig without matplotlib, before any work."""
+def _painter(plot: Path) -> Callable[[Trace, Path], None]:
+    """What draws a timeline into the file `plot`. Raises InvalidConfig, before any work, without
+    matplotlib, and for a name that says no form of a picture."""
     try:
+        from matplotlib.backend_bases import FigureCanvasBase
+
         from kvactors.actors.system.observe.timeline import draw_timeline
     except ImportError:
         raise InvalidConfig("--plot needs matplotlib: pip install 'kvactors[plot]'") from None
+    forms = FigureCanvasBase.get_supported_filetypes()
+    if plot.suffix.removeprefix(".").lower() not in forms:
+        raise InvalidConfig(
+            f"--plot {plot}: the name's end says what is drawn, such as {plot.stem}.png; there are "
+            + ", ".join(sorted(forms))
+        )
     return draw_timeline
 
 

@@ -10,6 +10,7 @@ from kvactors.actors.frontends.cli.store import opened, read_transcript
 from kvactors.actors.frontends.console.console import out, printable, stepping, working
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import export_stored
+from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.checks import check_id
 from kvactors.persistence.formats.archive import import_archive, is_archive
@@ -43,7 +44,7 @@ def run_import(
     """Make the agent `agent_id` of a `file` of this `form`, in the store at `path`: under a
     `model`, with the ids in the file `tokens` where it has none. Raises KvactorsError, OSError."""
     check_id(agent_id)
-    root = (path or default_store()).expanduser()
+    root = expanded(path or default_store())
     if form in (ARCHIVE, None) and is_archive(file):
         _import_archive(file, agent_id, root)
     else:

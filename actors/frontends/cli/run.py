@@ -15,6 +15,8 @@ from rich.text import Text
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.errors import StorageError
 from kvactors.actors.frontends.console.console import err, out, printable
+from kvactors.actors.frontends.console.key import key_file
+from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import EngineDied, InvalidConfig
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ def _run(
     assert not schema  # It was printed instead.
     changed = [*(settings or ()), *([] if seed is None else [f"seeds={seed}"])]
     changed += [] if model is None else [f"model={model}"]
+    if folder is not None:
+        folder = expanded(folder)
     if sum((resume, replay, from_ is not None)) > 1:
         raise InvalidConfig("--resume, --replay and --from are three different things: take one")
     if (resume or replay) and changed:
@@ -95,7 +99,7 @@ def _run(
     if replay:
         if cluster is not None:
             raise InvalidConfig("what is replayed needs no agents: leave out --cluster")
-        where = folder or _new_folder(f"{scenario.name}-replay")
+        where = folder or _new_folder(f"{scenario.resolve().name}-replay")
         _show(_scenarios().replay_run(scenario, where), where)
     elif resume:
         where = folder or scenario
@@ -105,13 +109,18 @@ def _run(
             lambda known, **given: known.resume_run(where, lockstep=lockstep, **given),
         )
     elif from_ is not None:
-        where, step = folder or _new_folder(f"{scenario.name}-fork"), from_
+        where, step = folder or _new_folder(f"{scenario.resolve().name}-fork"), from_
         _go_on(
             where,
             cluster,
             lambda known, **given: known.fork_run(
                 scenario, step, where, settings=changed, lockstep=lockstep, **given
             ),
+        )
+    elif scenario.is_dir():
+        raise InvalidConfig(
+            f"{scenario} is a folder: name a scenario's file; a run goes on with --resume, and is "
+            "run again with --replay, or with --from STEP"
         )
     else:
         loaded = _scenarios().Scenario.load(scenario, settings=changed)
@@ -122,6 +131,8 @@ def _run(
 def _go_on(where: Path, cluster: str | None, run: "Callable[..., list[Run]]") -> None:
     """Run what there is to run in a folder, with agents of the `cluster` of this address if it has
     one, show it, and say how to go on if it is cut off."""
+    if cluster is None and key_file() is not None:
+        err.print("A run is not encrypted, whatever KVACTORS_KEY_FILE says.", soft_wrap=True)
     try:
         with _system(cluster) as system, _progress() as watch:
             runs = run(_scenarios(), system=system, watch=watch)
@@ -198,9 +209,9 @@ def _progress() -> Iterator[Callable[[int, Any], None]]:
     """A bar on stderr if it is a terminal: agents, turns, tokens/s, time left; call what is yielded
     with each record."""
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[said]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=err,

@@ -14,6 +14,7 @@ from rich.text import Text
 from kvactors.actors.frontends.console.console import out, print_json, printable
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import readable
+from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidAgentId, InvalidConfig
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
@@ -98,7 +99,7 @@ def _repeated(cut: list[StoredTurn], added: list[StoredTurn]) -> int:
 
 def show_agents(path: Path | None, *, as_json: bool = False) -> None:
     """A table of everything stored, or one JSON object."""
-    root = (path or default_store()).expanduser()
+    root = expanded(path or default_store())
     if not _holds_agents(root):
         if as_json:
             print_json({"store": str(root), "kv_bytes": 0, "agents": []})
@@ -224,7 +225,7 @@ def opened(path: Path | None) -> Iterator[Store]:
 
     Looking must not make a store: opening one would.
     """
-    root = (path or default_store()).expanduser()
+    root = expanded(path or default_store())
     if not _holds_agents(root):
         raise InvalidConfig(f"no agents are stored in {root}: name a store with --store")
     store = Store(root, max_disk=None, encryption_key=stored_key())

@@ -5,7 +5,6 @@ import logging
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,8 +16,10 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
+from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.console.console import err, out
 from kvactors.actors.frontends.stress.table import as_markdown
+from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import InvalidConfig
 
 __all__ = ["explore", "run_part", "run_stress"]
@@ -76,7 +77,7 @@ def _folder(store: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="kvactors-stress-") as folder:
             yield Path(folder)
         return
-    root = store.expanduser()
+    root = expanded(store)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InvalidConfig(f"--store {root} is not empty: faults are not let loose on it")
     root.mkdir(parents=True, exist_ok=True)
@@ -100,8 +101,7 @@ def _run_process(
     arguments: tuple[Any, ...], folder: Path, live: Live, total: dict[str, Any], *, kill: bool
 ) -> dict[str, Any]:
     """One part; its last state. With `kill` it is ended by SIGKILL once its time is up."""
-    name = "from kvactors.actors.cli import main; main()"
-    command = [sys.executable, "-c", name, "stress-part", *map(str, arguments), str(folder)]
+    command = child_command("stress-part", *arguments, folder)
     state: dict[str, Any] = {}
     killed = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

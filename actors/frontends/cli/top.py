@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kvactors.actors.frontends.console.console import out, printable
 from kvactors.actors.system.observe.monitor import socket_path
+from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import SystemStopped
 from kvactors.persistence.errors import StorageError
@@ -41,7 +42,7 @@ def run_top(store: Path | None, *, once: bool) -> None:
 
     Raises SystemStopped if there is none.
     """
-    root = (store or default_store()).expanduser()
+    root = expanded(store or default_store())
     with closing(_connect(root)) as connection:
         snapshots = _snapshots(connection, root)
         before = next(snapshots, None)

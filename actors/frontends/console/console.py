@@ -30,8 +30,9 @@ __all__ = [
 # Shorter prefills end before a bar could be read.
 WORTH_A_BAR = 1024
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# What users named is no markup.
+out = Console(highlight=False, markup=False)
+err = Console(stderr=True, highlight=False, markup=False)
 
 
 def printable(text: str) -> str:
@@ -107,7 +108,7 @@ def working(what: str) -> Iterator[None]:
     if not err.is_terminal:
         yield
         return
-    with err.status(what):
+    with err.status(Text(what)):
         yield
 
 
@@ -156,7 +157,7 @@ class PrefillBar:
 
 def _bar() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

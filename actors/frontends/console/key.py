@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from kvactors.actors.system.parameters import expanded
 from kvactors.persistence.files.key_file import read_key
 
 __all__ = ["VARIABLE", "key_file", "stored_key"]
@@ -13,7 +14,7 @@ VARIABLE = "KVACTORS_KEY_FILE"
 def key_file() -> Path | None:
     """Which it is, if there is one."""
     named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else None
+    return expanded(named) if named else None
 
 
 def stored_key() -> bytes | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import InvalidInput
 
 __all__ = ["new_file", "refuse"]
@@ -13,7 +14,7 @@ __all__ = ["new_file", "refuse"]
 def new_file(value: str) -> Path:
     """A file that is written at the end, as an option names it: in a folder that is there. Raises
     BadParameter."""
-    path = Path(value).expanduser()
+    path = expanded(value)
     if path.is_dir():
         raise typer.BadParameter(f"{value!r} is a folder: name a file")
     if not path.parent.is_dir():

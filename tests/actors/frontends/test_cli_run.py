@@ -138,6 +138,8 @@ def cut_behind(path: Path, turns: int) -> None:
         (["talk.yaml", "--resume", "--seed", "3"], "as it was"),
         (["nowhere", "--resume"], "holds no run"),
         ([".", "--resume", "--out", "other"], "leave out --out"),
+        (["talk.yaml", "--resume"], "holds no run"),
+        (["."], "is a folder: name a scenario's file"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_status_2(scenario: str, words: list[str], told: str) -> None:

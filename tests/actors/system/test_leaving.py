@@ -1,6 +1,9 @@
 """Leaving `with`: what is cancelled, what is saved, and what is said of what it waits for; and
 agents that leave, whom nobody else has to wait for."""
 
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +38,27 @@ def test_an_exception_cancels_what_runs_and_saves_what_is_finished(tmp_path: Pat
         queued.get(timeout=WAIT)
     with AgentSystem(FaultyModel(), tmp_path) as again:
         assert len(again.spawn("alice").transcript().turns) == 4
+
+
+def test_ctrl_c_does_not_wait_for_a_model_that_is_being_loaded() -> None:
+    code = """
+import time
+from kvactors.actors import AgentSystem
+def slow():
+    print("loading", flush=True)
+    time.sleep(600)
+AgentSystem(slow, store=False).start()
+"""
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+
+        process.send_signal(signal.SIGINT)
+
+        _, error = process.communicate(timeout=WAIT)
+    assert error.endswith("KeyboardInterrupt\n")
 
 
 def test_a_stop_that_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -132,6 +132,12 @@ def test_max_disk_is_bytes_or_text(tmp_path: Path) -> None:
             lambda system: system.spawn("a").ask(messages=[{"role": "user", "content": HALF}]),
             r"messages\[0\]",
         ),
+        (
+            lambda system: system.spawn("a").ask(
+                messages=[{"role": "user", "content": [{"type": "text", "text": HALF}]}]
+            ),
+            r"messages\[0\]",
+        ),
         (lambda system: system.spawn("b", system_prompt=HALF), "system_prompt"),
     ],
 )

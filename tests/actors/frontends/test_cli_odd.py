@@ -1,0 +1,100 @@
+"""Odd names, odd input, odd places: each is shown as it is, or refused in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_saves import kv_save, put
+from typer.testing import CliRunner
+
+from kvactors.actors import AgentSystem, default_store
+from kvactors.actors.frontends.cli.app import app
+from kvactors.actors.frontends.console.child import child_command
+from kvactors.core.errors import InvalidConfig
+from kvactors.persistence import Store
+from kvactors.persistence.testing.doubles import example_segment
+
+WAIT = 120
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", ["[draft] alice", "x[/y]", "[bold]"])
+def test_a_name_in_brackets_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "[old]x[/b]"
+    store = Store(root)
+    put(store, kv_save(name, example_segment(0, 40)))
+    store.close()
+
+    assert name.split()[0] in run("agents", "--store", root)[1]
+    assert run("store", "rm", name, "--store", root) == (0, f"{name} is forgotten.\n", "")
+    assert f"agents in {root}: 0" in run("agents", "--store", root)[1]
+    nowhere = tmp_path / "[i]nowhere"
+    assert run("agents", "--store", nowhere)[1] == f"No agents are stored in {nowhere}.\n"
+
+
+def test_a_home_in_the_environment_is_the_same_for_programs_and_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KVACTORS_HOME", "~/mem")
+
+    assert default_store() == tmp_path / "mem"
+    assert f"stored in {tmp_path / 'mem'}" in run("agents")[1]
+
+
+def test_a_home_that_nobody_has_is_refused_in_one_line() -> None:
+    for words in (
+        ["agents", "--store", "~nobody-here/x"],
+        ["demo", "--trace", "~nobody-here/x.json"],
+    ):
+        code, _, error = run(*words)
+        assert (code, "Traceback" in error) == (2, False)
+        assert "~nobody-here" in " ".join(error.split())
+    with pytest.raises(InvalidConfig, match="~nobody-here/x"):
+        AgentSystem(store="~nobody-here/x")
+
+
+def test_typed_bytes_that_are_no_text_do_not_end_a_chat(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "kvactors.actors.cli", "chat", "--store", tmp_path],
+        input=b"Caf\xe9\n/memory\n",
+        capture_output=True,
+        timeout=WAIT,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["x.foo", "x"])
+def test_a_picture_of_no_form_is_refused_before_anything_is_told(tmp_path: Path, name: str) -> None:
+    code, said, error = run("demo", "--agents", "1", "--plot", tmp_path / name)
+
+    assert (code, said) == (2, "")
+    assert "such as x.png" in " ".join(error.split())
+    assert error.count("\n") == 1
+
+
+def test_a_command_in_a_process_of_its_own_takes_no_module_from_the_working_directory(
+    tmp_path: Path,
+) -> None:
+    for name in ("random", "kvactors"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not this one')")
+
+    ended = subprocess.run(
+        child_command("stress", "--help"), cwd=tmp_path, capture_output=True, timeout=WAIT
+    )
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_model_by_half_its_name_on_the_hub_is_told_how_names_are() -> None:
+    code, _, error = run("info", "gpt2")
+
+    assert code == 2
+    assert "OWNER/NAME" in " ".join(error.split())
