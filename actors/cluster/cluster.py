@@ -13,7 +13,12 @@ from kvactors.actors.cluster.backup import back_up_cluster
 from kvactors.actors.cluster.front import ClusterFront
 from kvactors.actors.cluster.machine.link import PATIENCE, Link
 from kvactors.actors.cluster.protocol.client import forget
-from kvactors.actors.cluster.protocol.errors import NodeUnavailable, NoRoom, UnknownNode
+from kvactors.actors.cluster.protocol.errors import (
+    AgentUnavailable,
+    NodeUnavailable,
+    NoRoom,
+    UnknownNode,
+)
 from kvactors.actors.cluster.protocol.records import Place
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.parameters import check_seconds
@@ -187,14 +192,26 @@ class Cluster:
     def drain(self, node: str, *, undo: bool = False) -> None:
         """Bring all agents of a node to others, and none there; returns when it has none. `undo`:
         let agents come again. Raises InvalidInput, UnknownNode, and NoRoom where there is no other
-        or the last one goes: then the rest follows when another is there."""
+        or the last one goes: then the rest follows when another is there. Raises AgentUnavailable
+        where the node is away and nobody else has what is left on it: that is brought when it is
+        back, or can be forgotten."""
         _node_named(node)
         if not undo:
             self._least(node, but=node)
         self._ask("drain", node=node, on=not undo)
-        while not undo and _of(node, self.stats())["agents"]:
+        while not undo and (there := _of(node, self.stats()))["agents"]:
             self._least(node, but=node)
+            if not there["alive"]:
+                self._refuse_lost(node)
             self._link.pause(AGAIN)
+
+    def _refuse_lost(self, node: str) -> None:
+        nodes = self.stats()["nodes"]
+        places = [place for place in self.places().values() if place.node == node]
+        if places and all(
+            not (place.fresh or nodes.get(place.replica, {}).get("alive")) for place in places
+        ):
+            raise AgentUnavailable(agent=places[0].agent, nodes=node)
 
     def backup(self, url: str) -> BackupReport:
         """Copy what the object store at `url` (s3://bucket/folder) lacks of all agents there, each

@@ -3,11 +3,12 @@ a thread of their own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
-from kvactors.actors.cluster.machine.direct import Answers, DirectTransport
+from kvactors.actors.cluster.machine.direct import DirectTransport
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.machine.loop import LoopThread
@@ -70,15 +71,30 @@ class _Local:
         opening = open_member(self._options, self.settings, self.transport, self._key)
         self._member: Member = await opening
         journal = FileJournal(Path(self._options.store) / FOLDER / "directory.journal", "directory")
-        directory = Directory(self.transport, MonotonicClock(), journal, self.settings)
-        places: dict[str, Answers] = {"directory": directory, NAME: self._member.node}
-        self.transport.places |= places
+        self.transport.places[NAME] = self._member.node
         loop = asyncio.get_running_loop()
-        self._running = [loop.create_task(place.run()) for place in (directory, self._member.node)]
-        self._running[-1].add_done_callback(self._ended)
+        works = self._direct(self._directory(journal), journal), self._member.node.run()
+        self._running = [loop.create_task(work) for work in works]
+        for running in self._running:
+            running.add_done_callback(self._ended)
+
+    def _directory(self, journal: FileJournal) -> Directory:
+        """One that knows what a `journal` does, and is asked from now on."""
+        directory = Directory(self.transport, MonotonicClock(), journal, self.settings)
+        self.transport.places["directory"] = directory
+        return directory
+
+    async def _direct(self, directory: Directory, journal: FileJournal) -> NoReturn:
+        """Let a `directory` run; another one where its disk has refused a change."""
+        while True:
+            with suppress(OSError):
+                await directory.run()
+            await asyncio.sleep(self.settings.lease / 6)
+            with suppress(OSError):
+                directory = self._directory(journal)
 
     def _ended(self, running: asyncio.Task[None]) -> None:
-        """Nobody takes over what the one node cannot answer any more: that is said at once."""
+        """Nobody takes over what they cannot answer any more: that is said at once."""
         if not running.cancelled() and (error := running.exception()) is not None:
             ended = _Ended(error)
             self.transport.places |= {"directory": ended, NAME: ended}
@@ -90,7 +106,7 @@ class _Local:
 
 
 class _Ended:
-    """Answers every call with the `error` that the node ended with."""
+    """Answers every call with the `error` that the directory or the node ended with."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

@@ -78,6 +78,7 @@ class FrontAgent:
         async with aclosing(self._asking.items(request)) as items:
             async for item in items:
                 if "answer" in item:
+                    told.check(item["answer"]["tokens"])
                     reply = self._reply(request, item)
                     break
                 told.add(item)
@@ -130,6 +131,11 @@ class _Told:
         self._ticket = ticket
         self._shown: list[int] = []
         self._heard = 0
+
+    def check(self, tokens: list[int]) -> None:
+        """Raise SaidOtherwise unless the answer, of these `tokens`, begins with what was told."""
+        if list(tokens[: len(self._shown)]) != self._shown:
+            raise SaidOtherwise(shown=len(self._shown), what="tokens")
 
     def add(self, item: dict[str, Any]) -> None:
         """One of the protocol's items, but for the answer. Raises SaidOtherwise."""

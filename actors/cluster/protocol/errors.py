@@ -26,9 +26,12 @@ ClusterError
 └── HostFailed        what the agent's system raised; `kind` is its name there
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-from kvactors.core.errors import KvactorsError
+from kvactors.core.errors import EngineDied, KvactorsError
 
 __all__ = [
     "AgentBusy",
@@ -55,8 +58,26 @@ __all__ = [
     "UnknownNode",
     "Unreachable",
     "WrongRecord",
+    "for_another_time",
     "words_of",
 ]
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def for_another_time() -> Iterator[None]:
+    """What a node does by itself and cannot do now is for another round: one agent whose ledger is
+    damaged, or whose turns a full disk refuses, ends no node of others. Raises EngineDied."""
+    try:
+        yield
+    except EngineDied:
+        raise
+    except (ClusterError, OSError):
+        pass
+    except KvactorsError as error:
+        logger.warning("%s", error)
+
 
 MOST_WORDS = 1 << 16
 """Characters of an error's message that cross."""

@@ -1,17 +1,23 @@
 """A cluster of one process: the same handle, no Ray."""
 
 import asyncio
+import errno
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from seeded import bug, seeded
 
 from kvactors import Cluster
+from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.protocol.errors import AgentExists, NoRoom, UnknownAgent, UnknownNode
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.turns.reply import Reply
 from kvactors.core.errors import (
     BlockingCall,
@@ -53,6 +59,34 @@ def test_a_reply_says_truly_when_its_kv_is_on_disk(open_cluster: Open) -> None:
     with open_cluster() as cluster:
         again = cluster.spawn("ada").ask(FACT, request_id="told").get(timeout=60)
         assert (again.recorded, asyncio.run(settled(again))) == (True, True)
+
+
+def test_a_disk_that_refuses_the_directory_a_change_costs_that_change_alone(
+    open_cluster: Open,
+) -> None:
+    full = threading.Event()
+
+    @bug(FileJournal, "append")
+    def the_disk_is_full(true: Any) -> Any:
+        async def append(journal: FileJournal, record: Record) -> None:
+            if full.is_set() and "places" in record:
+                raise OSError(errno.ENOSPC, "no space left")
+            await true(journal, record)
+
+        return append
+
+    with seeded(the_disk_is_full), open_cluster() as cluster:
+        ada = cluster.spawn("ada")
+        assert ada.ask(FACT).get(timeout=60).durable.get(timeout=60)
+        full.set()
+        with ThreadPoolExecutor(1) as others:
+            bea = others.submit(cluster.spawn, "bea")
+            # Whoever asks meanwhile asks again.
+            wait([bea], timeout=1)
+            full.clear()
+
+            assert bea.result(timeout=60).ask(FACT).get(timeout=60).text
+        assert ada.ask(QUESTION).get(timeout=60).text == ANSWER
 
 
 async def settled(reply: Reply) -> bool:

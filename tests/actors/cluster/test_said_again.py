@@ -1,13 +1,19 @@
 """A turn that was begun again on another node: what was shown stays true, or the stream says so."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from seeded import bug, seeded
 
+from kvactors import Cluster
+from kvactors.actors.cluster.agents.asking import Asking
 from kvactors.actors.cluster.agents.streams import pieces
 from kvactors.actors.cluster.protocol.errors import SaidOtherwise
+from kvactors.actors.turns.options import TurnOptions
+from kvactors.actors.turns.prompt import NewTokenIds
+from kvactors.core.schedule.sampling import Sampling
 
 AGAIN = {"again": True}
 
@@ -44,3 +50,49 @@ def test_what_is_said_again_is_shown_once() -> None:
 def test_a_replica_that_says_otherwise_ends_the_stream(others: list[dict[str, Any]]) -> None:
     with pytest.raises(SaidOtherwise):
         read(said("a c"), AGAIN, *others)
+
+
+def shown(*tokens: int) -> dict[str, Any]:
+    return {"tokens": list(tokens)}
+
+
+def answered(*tokens: int) -> dict[str, Any]:
+    return {"answer": shown(*tokens)}
+
+
+@pytest.mark.parametrize(
+    ("items", "true"),
+    [
+        ([shown(1, 2), AGAIN, shown(1), shown(2, 3), answered(1, 2, 3)], True),
+        ([shown(1, 2), AGAIN, answered(1, 2, 3)], True),
+        ([shown(1, 2), AGAIN, answered(1, 3, 3)], False),
+        ([shown(1, 2), AGAIN, shown(1), answered(1)], False),
+        ([shown(1, 2), AGAIN, answered()], False),
+    ],
+)
+def test_a_front_end_is_told_where_the_answer_is_not_what_it_was_shown(
+    open_cluster: Callable[[], Cluster], items: list[dict[str, Any]], *, true: bool
+) -> None:
+    @bug(Asking, "items")
+    def of_two_nodes(_true: Any) -> Any:
+        async def found(*_: Any) -> AsyncIterator[dict[str, Any]]:
+            for item in items:
+                yield item
+
+        return found
+
+    @bug(Asking, "reply")
+    def of_tokens(_true: Any) -> Any:
+        return lambda _asking, _request, given: given["answer"]["tokens"]
+
+    front = open_cluster().front()
+    agent = front.spawn("ada")
+    with seeded(of_two_nodes), seeded(of_tokens):
+        ticket = agent.open_turn(
+            TurnOptions(NewTokenIds((1, 2), front.info), Sampling(max_tokens=4))
+        )
+        if true:
+            assert ticket.reply.get(timeout=60) == [1, 2, 3]
+            return
+        with pytest.raises(SaidOtherwise):
+            ticket.reply.get(timeout=60)

@@ -9,6 +9,7 @@ from kvactors.actors.cluster.protocol.directory.places import Places
 from kvactors.actors.cluster.protocol.directory.registry import Registry, next_epoch
 from kvactors.actors.cluster.protocol.errors import (
     AgentMoving,
+    AgentUnavailable,
     NodeUnavailable,
     StaleEpoch,
     UnknownAgent,
@@ -111,18 +112,29 @@ class Moves:
     async def forget(self, record: Record) -> Record:
         """The agent is no more, its owner knows; what nodes have of it goes with their sweeps. Who
         asks again, as its owner took long, is told the same; of another that has its name by now
-        nothing is forgotten, where `born` says which was meant. Raises UnknownAgent."""
+        nothing is forgotten, where `born` says which was meant. Nor is anybody asked where all are
+        away who have it: they learn it when they are back. Raises UnknownAgent."""
         if self._registry.gone.get(record["agent"], -1) >= record.get("born", float("inf")):
             return {}
         try:
             place = await self._places.settled(record["agent"])
             async with self._let_go(place, "retire"):
                 await self._registry.note(gone=[place.agent])
+        except AgentUnavailable:
+            await self._forget_lost(record["agent"])
         except UnknownAgent:
             if record["agent"] not in self._registry.gone:
                 raise
         self._tell(record["agent"])
         return {}
+
+    async def _forget_lost(self, agent: str) -> None:
+        async with self._locks.of(agent):
+            place = self._places.place(agent)
+            if any(map(self._registry.alive, (place.node, place.replica))):
+                # One is back meanwhile.
+                raise AgentMoving(agent=agent)
+            await self._registry.note(gone=[agent])
 
     @asynccontextmanager
     async def _let_go(self, place: Place, method: str, **fields: Any) -> AsyncIterator[None]:

@@ -8,9 +8,9 @@ from typing import Any
 from kvactors.actors.cluster.protocol.backups import Backups, NoBackups
 from kvactors.actors.cluster.protocol.behaviours import Behaviours, NoBehaviours
 from kvactors.actors.cluster.protocol.errors import (
-    ClusterError,
     NotOwner,
     WrongRecord,
+    for_another_time,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Journal, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
@@ -204,7 +204,7 @@ class Node:
 
     async def _often(self, round: Callable[[], Awaitable[None]], leases: float) -> None:
         while True:
-            with suppress(ClusterError, OSError):
+            with for_another_time():
                 await round()
             await self._clock.sleep(leases * self._settings.lease)
 
@@ -288,7 +288,7 @@ class Node:
 
     async def _follow(self, agent: str) -> None:
         """Its KV was written: the replica gets it too, in the background."""
-        with suppress(ClusterError, OSError):
+        with for_another_time():
             held = self._owner.current(agent)
             if held is not None and held.peer is not None and held.peer.have is not None:
                 await self._owner.copier.send_pieces(held.peer)

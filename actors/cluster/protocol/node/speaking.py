@@ -4,7 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from kvactors.actors.cluster.protocol.errors import AgentMoving, ClusterError, LeaseLost, NotOwner
+from kvactors.actors.cluster.protocol.errors import (
+    AgentMoving,
+    LeaseLost,
+    NotOwner,
+    for_another_time,
+)
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.owner import Held, Owner
 
@@ -54,7 +59,7 @@ class Speaking:
 
     async def _settle(self, agent: str) -> None:
         """It is this node's, or in memory no more. What cannot be known yet is asked again."""
-        with suppress(ClusterError, OSError):
+        with for_another_time():
             async with self._locks.of(agent):
                 try:
                     await self._owner.own(agent)

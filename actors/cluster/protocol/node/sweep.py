@@ -1,9 +1,8 @@
 """What a node stores and need not: copies of agents that are others' by now."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
-from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.errors import for_another_time
 from kvactors.actors.cluster.protocol.interfaces import Host, Record, Transport
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.notes import Notes
@@ -60,7 +59,7 @@ class Sweep:
         for agent, place in places.items():
             again = self._unnamed.pop(agent, None) == place["epoch"]
             # What cannot be done now is for another time.
-            with suppress(ClusterError, OSError):
+            with for_another_time():
                 await self._look_at(agent, place, again=again)
 
     async def _look_at(self, agent: str, place: Record, *, again: bool) -> None:

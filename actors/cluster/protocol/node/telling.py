@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 
-from kvactors.actors.cluster.protocol.errors import ClusterError
+from kvactors.actors.cluster.protocol.errors import for_another_time
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Record, Transport
 from kvactors.actors.cluster.protocol.node.lease import Lease
 from kvactors.actors.cluster.protocol.node.notes import Notes
@@ -50,7 +49,7 @@ class Telling:
             await self._due.wait()
             lease = self._lease
             assert lease is not None
-            with suppress(ClusterError, OSError):
+            with for_another_time():
                 if await self._is_known(lease.incarnation) and lease is self._lease:
                     self._due.clear()
                     continue

@@ -1,0 +1,96 @@
+"""Agents that nobody has who is there, and hosts that fail for one agent: the others, and their
+node, go on."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lives import SETTINGS, Cluster
+from seeded import bug, seeded
+
+from kvactors.actors.cluster.protocol.errors import UnknownAgent
+from kvactors.actors.cluster.testing.machines.disk import Disk
+from kvactors.actors.cluster.testing.machines.process import Process
+from kvactors.actors.errors import SaveFailed
+
+Make = Callable[[int], Cluster]
+
+
+def who_have(cluster: Cluster, agent: str) -> list[str]:
+    place = cluster.asks("find", agent=agent)
+    return [place["node"], place["replica"]]
+
+
+def test_who_was_lost_with_all_its_disks_can_be_forgotten_and_begun_anew(cluster: Make) -> None:
+    four = cluster(4)
+    four.spawns("alice")
+    four.says("alice", "before")
+    four.passes(SETTINGS.lease)
+    for node in who_have(four, "alice"):
+        four.world.lose(node)
+    four.passes(4 * SETTINGS.lease)
+
+    four.asks("forget", agent="alice")
+
+    with pytest.raises(UnknownAgent):
+        four.says("alice", "to nobody")
+    four.spawns("alice")
+    assert four.says("alice", "after")["answer"]["index"] == 0
+
+
+def test_who_was_forgotten_while_its_nodes_were_away_is_forgotten_when_they_are_back(
+    cluster: Make,
+) -> None:
+    four = cluster(4)
+    four.spawns("alice", "bob")
+    four.says("alice", "before")
+    four.says("bob", "before")
+    four.passes(SETTINGS.lease)
+    away = who_have(four, "alice")
+    for node in away:
+        four.world.kill(node)
+    four.passes(4 * SETTINGS.lease)
+
+    four.asks("forget", agent="alice")
+    for node in away:
+        four.world.start(node)
+    four.passes(6 * SETTINGS.lease)
+
+    assert four.world.ledgers("alice") == {}
+    assert four.says("bob", "after")["answer"]["index"] == 1
+
+
+def test_a_node_whose_disk_refuses_the_end_of_one_agent_keeps_its_others(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    owner = three.says("alice", "one")["node"]
+    three.passes(SETTINGS.lease)
+    full, refused = threading.Event(), list[str]()
+    full.set()
+
+    @bug(Disk, "read")
+    def the_disk_is_full(true: Any) -> Any:
+        async def read(disk: Disk, process: Process, what: str) -> None:
+            if full.is_set() and (process.name, what) == (owner, "end"):
+                refused.append(what)
+                raise SaveFailed("the disk has refused turns of 'alice'")
+            await true(disk, process, what)
+
+        return read
+
+    others = [name for name in three.world.machines if name != owner]
+    cut = [(owner, other) for other in others] + [(other, owner) for other in others]
+    with seeded(the_disk_is_full):
+        three.world.network.cut.update(cut)
+        three.passes(4 * SETTINGS.lease)
+        assert three.says("alice", "two")["node"] != owner
+        three.passes(2 * SETTINGS.lease)
+        three.world.network.cut.difference_update(cut)
+        three.passes(8 * SETTINGS.lease)
+        full.clear()
+        three.passes(4 * SETTINGS.lease)
+
+    assert refused
+    assert not [what for what in three.world.oracle.broken if "ended with" in what]
+    assert three.asks("stats")["nodes"][owner]["alive"]
