@@ -138,9 +138,11 @@ class Asking:
         return read_reply(given["answer"], self._durable(request, given), cached)
 
     def _durable(self, request: dict[str, Any], given: dict[str, Any]) -> ReplyFuture[bool]:
-        """Settled at once, or when a second node has it."""
+        """Settled at once, or when a second node has it, which is asked when somebody wants to
+        know."""
         if not given["durable"]:
-            return self._link.begin(self._link.durable(self._agent_id, request["id"]))
+            link = self._link
+            return AskedFuture(lambda: link.begin(link.durable(self._agent_id, request["id"])))
         durable = ReplyFuture[bool]()
         durable.resolve(True)
         return durable

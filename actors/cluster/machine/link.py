@@ -24,6 +24,9 @@ __all__ = ["PATIENCE", "Link"]
 PATIENCE = 60.0
 """Seconds for which a lost owner, or the directory, is waited for."""
 
+LONGEST = 4
+"""Leases between two looks, at most, at whether a turn is on a second node by now."""
+
 T = TypeVar("T")
 
 
@@ -126,8 +129,11 @@ class Link:
 
     async def durable(self, agent_id: str, request: str) -> bool:
         """Return when a turn is on as many nodes as it should be."""
+        pause = self.settings.lease / 4
         while not await self.client.confirm(agent_id, request, self.seconds):
-            await asyncio.sleep(self.settings.lease / 4)
+            await asyncio.sleep(pause)
+            # The second node may be away for an hour.
+            pause = min(2 * pause, LONGEST * self.settings.lease)
         return True
 
     async def cached(self, agent_id: str, request: str) -> bool:

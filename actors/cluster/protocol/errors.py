@@ -7,6 +7,7 @@ ClusterError
 ├── LeaseLost         the node may not answer for its agents until its lease is renewed
 ├── Fenced            this incarnation of a node is over: join again
 ├── OtherDisk         a node has joined under this name with another disk
+├── OtherModel        the cluster's nodes have a model with another tokenizer
 ├── LedgerGap         records between those that are here and those that came are missing
 ├── AgentBusy         its mailbox is full
 ├── AgentMoving       it will be elsewhere in a moment
@@ -50,6 +51,7 @@ __all__ = [
     "NotAcrossNodes",
     "NotOwner",
     "OtherDisk",
+    "OtherModel",
     "SaidOtherwise",
     "StaleEpoch",
     "TurnLost",
@@ -152,6 +154,15 @@ class OtherDisk(ClusterError):
     rule = (
         "a node called {node!r} has joined with another disk, and what that one kept is not on "
         "this one: give this node another name, and the replicas of the lost one take over"
+    )
+
+
+class OtherModel(ClusterError):
+    """The cluster's nodes have a model with another tokenizer."""
+
+    rule = (
+        "the model of {node!r} has another tokenizer than that of {other!r}, and agents live on "
+        "either: give all nodes of a cluster the same --model"
     )
 
 

@@ -70,7 +70,7 @@ class NodeActor(Shell):
         super().__init__()
 
     async def begin(self) -> Any:
-        """Load the model, open the store, join. Raises OtherDisk."""
+        """Load the model, open the store, join. Raises OtherDisk, OtherModel."""
         self._member = await open_member(self._options, self._settings, RayTransport())
         await self._member.node.begin()
         self.keep(self._member.node.run())

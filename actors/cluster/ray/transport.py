@@ -23,6 +23,8 @@ class RayTransport:
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
+        # Where the head is gone a look never ends, and has a thread: there is one of each name.
+        self._looks: dict[str, asyncio.Future[Any]] = {}
 
     async def call(
         self, to: str, method: str, record: Record, *, within: float | None = None
@@ -49,9 +51,17 @@ class RayTransport:
             raise self._lost(to, method) from error
 
     async def _actor(self, name: str) -> Any:
-        if name not in self._actors:
-            self._actors[name] = await asyncio.wrap_future(look_up(name))
-        return self._actors[name]
+        if (known := self._actors.get(name)) is not None:
+            return known
+        if (look := self._looks.get(name)) is None:
+            look = self._looks[name] = asyncio.wrap_future(look_up(name))
+            look.add_done_callback(lambda done: self._looked(name, done))
+        return await asyncio.shield(look)
+
+    def _looked(self, name: str, look: "asyncio.Future[Any]") -> None:
+        del self._looks[name]
+        if not look.cancelled() and look.exception() is None:
+            self._actors[name] = look.result()
 
     def _lost(self, to: str, method: str) -> Unreachable:
         """One of that name that was started since is another actor."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvactors.actors.cluster.protocol.directory.placement import Load
 from kvactors.actors.cluster.protocol.directory.registry import Registry
-from kvactors.actors.cluster.protocol.errors import Fenced, OtherDisk, UnknownNode
+from kvactors.actors.cluster.protocol.errors import Fenced, OtherDisk, OtherModel, UnknownNode
 from kvactors.actors.cluster.protocol.interfaces import Clock, Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.records import Member, Settings
@@ -25,14 +25,18 @@ class Members:
         self._locks = Locks()
         self.loads: dict[str, Load] = {}
         # When each was heard of last. After a restart that is not known: now is the latest.
+        # As nodes said since this directory began.
+        self._tokenizers: dict[str, str] = {}
         self._seen = dict.fromkeys(registry.members, clock.now())
         self._looked, self._late = clock.now(), False
 
     async def join(self, record: Record) -> Record:
         """A new incarnation of a node; those before it are over. The node has seen to that. Raises
-        OtherDisk for one that has lost what it kept: nothing would be missed there."""
+        OtherDisk for one that has lost what it kept: nothing would be missed there; and OtherModel
+        for one whose model says other tokens."""
         node, incarnation, disk = record["node"], record["incarnation"], record["disk"]
         async with self._locks.of(node):
+            self._refuse_other_model(node, record.get("tokenizer", ""))
             member = self._registry.members.get(node)
             if member is None:
                 fresh = Member(node, incarnation, disk)
@@ -44,16 +48,27 @@ class Members:
                 again = replace(member, incarnation=incarnation, fenced=False)
                 await self._registry.note(members=[again])
             self.last(node, incarnation)
-            self._seen[node] = self._clock.now()
+            self._came(record)
         self._changed()
         return {"node": node, "incarnation": incarnation}
+
+    def _came(self, record: Record) -> None:
+        """A node has said that it is there, and with which tokenizer."""
+        self._seen[record["node"]] = self._clock.now()
+        self._tokenizers[record["node"]] = record.get("tokenizer", "")
+
+    def _refuse_other_model(self, node: str, tokenizer: str) -> None:
+        for other, theirs in self._tokenizers.items():
+            differs = tokenizer and theirs and theirs != tokenizer
+            if differs and other != node and self._registry.alive(other):
+                raise OtherModel(node=node, other=other)
 
     async def renew(self, record: Record) -> Record:
         """Another lease from now on, unless the incarnation is over."""
         node = record["node"]
         async with self._locks.of(node):
             self.last(node, record["incarnation"])
-            self._seen[node] = self._clock.now()
+            self._came(record)
             self.loads[node] = Load(**record["load"])
         return {}
 

@@ -57,18 +57,23 @@ class Copier:
         for part in _chunks(new):
             peer.have = await self._call(peer, "replicate", start=peer.have, records=part)
 
-    async def send_pieces(self, peer: Peer) -> None:
-        """Those pieces of KV that it lacks."""
+    async def send_pieces(self, peer: Peer, *, hurried: bool = False) -> None:
+        """Those pieces of KV that it lacks. A piece may take as long as all of an agent, unless
+        it is `hurried`, as somebody waits."""
+        within = self._settings.call if hurried else self._settings.bring
         record = {"agent": peer.agent}
         answer = await self._transport.call(
             peer.node, "digests", record, within=self._settings.call
         )
         async for piece in _ahead(self._host.pieces(peer.agent, answer["have"])):
-            await self._call(peer, "piece", piece=piece)
+            await self._call(peer, "piece", within, piece=piece)
 
-    async def _call(self, peer: Peer, method: str, **fields: object) -> int:
+    async def _call(
+        self, peer: Peer, method: str, within: float | None = None, **fields: object
+    ) -> int:
         record = {"agent": peer.agent, "epoch": peer.epoch, **fields}
-        answer = await self._transport.call(peer.node, method, record, within=self._settings.call)
+        within = within or self._settings.call
+        answer = await self._transport.call(peer.node, method, record, within=within)
         return int(answer.get("have", 0))
 
 

@@ -8,6 +8,7 @@ from kvactors.actors.cluster.protocol.errors import (
     Fenced,
     LeaseLost,
     OtherDisk,
+    OtherModel,
     UnknownNode,
 )
 from kvactors.actors.cluster.protocol.interfaces import Clock, Host, Record, Transport
@@ -60,10 +61,11 @@ class Membership:
         self._lease: Lease | None = None
 
     async def begin(self) -> None:
-        """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""
+        """Join, if the directory answers. Raises OtherDisk and OtherModel: it never will let this
+        node in."""
         try:
             await self._join()
-        except OtherDisk:
+        except (OtherDisk, OtherModel):
             raise
         except (ClusterError, OSError):
             return
@@ -82,6 +84,7 @@ class Membership:
             "node": self._name,
             "incarnation": lease.incarnation,
             "load": {"bytes": load["bytes"], "waiting": load["waiting"]},
+            "tokenizer": self._tokenizer(),
         }
         try:
             await self._directory("renew", record)
@@ -103,7 +106,12 @@ class Membership:
         await self._notes.incarnate(self._notes.incarnation)
         while True:
             notes = self._notes
-            record = {"node": self._name, "incarnation": notes.incarnation, "disk": notes.disk}
+            record = {
+                "node": self._name,
+                "incarnation": notes.incarnation,
+                "disk": notes.disk,
+                "tokenizer": self._tokenizer(),
+            }
             lease = Lease(self._name, notes.incarnation, self._clock, self._settings)
             sent = self._clock.now()
             try:
@@ -115,6 +123,10 @@ class Membership:
             self._lease = lease
             self._joined(lease)
             return
+
+    def _tokenizer(self) -> str:
+        """Which one the host's model has, if it has one."""
+        return str(self._host.load().get("model", {}).get("tokenizer", ""))
 
     async def _directory(self, method: str, record: Record) -> None:
         await self._transport.call("directory", method, record, within=self._settings.call)

@@ -1,9 +1,9 @@
 """How an agent leaves its owner: prepared while it is served, then let go of."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
-from kvactors.actors.cluster.protocol.errors import StaleEpoch
+from kvactors.actors.cluster.protocol.errors import StaleEpoch, Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.locks import Locks
 from kvactors.actors.cluster.protocol.node.copier import Peer
@@ -34,7 +34,9 @@ class Leaving:
         without its lock. In this epoch its ledger only grows, so that what is sent stays a
         beginning of it. One that nobody has claimed stands still: `release` brings all of it."""
         if (held := self._owner.current(record["agent"])) is not None:
-            await self._bring(Peer(record["agent"], record["target"], held.place.epoch))
+            peer = Peer(record["agent"], record["target"], held.place.epoch)
+            await self._owner.copier.catch_up(peer)
+            await self._owner.copier.send_pieces(peer)
         return {}
 
     async def release(self, record: Record) -> Record:
@@ -43,7 +45,11 @@ class Leaving:
         agent, epoch = record["agent"], record["epoch"]
         async with self._shut(agent), self._locks.of(agent):
             await self._let_go(agent, epoch)
-            await self._bring(Peer(agent, record["target"], epoch))
+            peer = Peer(agent, record["target"], epoch)
+            await self._owner.copier.catch_up(peer)
+            # Only a cache: what does not come in time is prefilled there.
+            with suppress(Unreachable):
+                await self._owner.copier.send_pieces(peer, hurried=True)
         return {}
 
     async def retire(self, record: Record) -> Record:
@@ -51,10 +57,6 @@ class Leaving:
         async with self._locks.of(record["agent"]):
             await self._let_go(record["agent"], record["epoch"])
         return {}
-
-    async def _bring(self, peer: Peer) -> None:
-        await self._owner.copier.catch_up(peer)
-        await self._owner.copier.send_pieces(peer)
 
     async def _let_go(self, agent: str, epoch: int) -> None:
         if (held := self._notes.promised(agent)) > epoch:

@@ -171,7 +171,8 @@ class Node:
         yield {"durable": (await turn)["durable"]}
 
     async def begin(self) -> None:
-        """Join, if the directory answers. Raises OtherDisk: it never will let this node in."""
+        """Join, if the directory answers. Raises OtherDisk and OtherModel: it never will let this
+        node in."""
         await self._membership.begin()
 
     async def run(self) -> None:

@@ -8,6 +8,8 @@ import pytest
 from lives import SETTINGS, Cluster
 from seeded import bug, seeded
 
+from kvactors.actors.cluster.protocol.directory.driver import TRIES
+from kvactors.actors.cluster.testing.machines import host
 from kvactors.actors.cluster.testing.machines.host import ModelHost
 
 Make = Callable[[int], Cluster]
@@ -59,3 +61,31 @@ def test_a_turn_that_takes_long_is_done_where_it_began_and_then_its_agent_moves(
     next_one = three.says("alice", "two")
     assert next_one["answer"]["index"] == 2
     assert next_one["node"] != here
+
+
+def test_an_agent_moves_though_each_piece_of_its_kv_takes_longer_than_a_call(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    with seeded(bug(host, "SAVED")(lambda _: 1.0)):
+        for turn in range(20):
+            three.says("alice", f"turn {turn}")
+    place = three.asks("find", agent="alice")
+    (target,) = {*three.world.nodes} - {place["node"], place["replica"]}
+    slow: list[str] = []
+
+    @bug(ModelHost, "store_piece")
+    def pieces_are_large(true: Any) -> Any:
+        async def store(self: ModelHost, agent: str, piece: Any) -> None:
+            slow.append(agent)
+            await asyncio.sleep(1.2 * SETTINGS.call)
+            await true(self, agent, piece)
+
+        return store
+
+    with seeded(pieces_are_large):
+        three.moves("alice", target)
+
+    assert len(slow) > TRIES
+    assert three.says("alice", "after")["answer"]["index"] == 20

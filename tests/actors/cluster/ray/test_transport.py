@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 from nodes import Nodes
+from seeded import bug, seeded
 from shells import EchoShell, LateShell, SlowShell
 from waiting import PATIENCE, eventually
 
@@ -133,3 +135,28 @@ def answers(to: str, but: int = 0) -> bool:
         return bool(call("say", to)["pid"] != but)
     except ClusterError:
         return False
+
+
+def test_all_who_ask_for_a_name_share_one_look_at_it(three: Nodes) -> None:
+    looks, end = list[str](), threading.Event()
+
+    @bug(ray, "get_actor")
+    def for_ever(_true: Any) -> Any:
+        def look(name: str, **_: str) -> Any:
+            looks.append(name)
+            end.wait(PATIENCE)
+            raise ValueError(name)
+
+        return look
+
+    async def asked() -> list[Any]:
+        transport = RayTransport()
+        calls = [transport.call("nobody", "find", {}, within=0.3) for _ in range(20)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    with seeded(for_ever):
+        found = asyncio.run(asked())
+        end.set()
+
+    assert looks == ["nobody"]
+    assert {type(error) for error in found} == {Unreachable}

@@ -1,0 +1,23 @@
+"""All nodes of a cluster have one model."""
+
+import pytest
+from machine import Machine
+
+from kvactors.actors.cluster.protocol.errors import OtherModel
+
+
+def test_a_node_whose_model_says_other_tokens_is_refused_while_others_are_there(
+    machine: Machine,
+) -> None:
+    machine.ask("join", node="n1", incarnation=1, disk="d", tokenizer="t")
+    machine.ask("join", node="n2", incarnation=1, disk="e", tokenizer="t")
+
+    with pytest.raises(OtherModel, match="'n3' has another tokenizer than that of 'n1'"):
+        machine.ask("join", node="n3", incarnation=1, disk="f", tokenizer="u")
+    machine.restart()
+    machine.ask("renew", node="n2", incarnation=1, load={"bytes": 0, "waiting": 0}, tokenizer="t")
+    with pytest.raises(OtherModel):
+        machine.ask("join", node="n3", incarnation=1, disk="f", tokenizer="u")
+    for node in ("n1", "n2"):
+        machine.ask("leave", node=node, incarnation=1)
+    machine.ask("join", node="n3", incarnation=1, disk="f", tokenizer="u")
