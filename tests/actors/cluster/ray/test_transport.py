@@ -152,7 +152,8 @@ def test_all_who_ask_for_a_name_share_one_look_at_it(three: Nodes) -> None:
     async def asked() -> list[Any]:
         transport = RayTransport()
         calls = [transport.call("nobody", "find", {}, within=0.3) for _ in range(20)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        return found
 
     with seeded(for_ever):
         found = asyncio.run(asked())
