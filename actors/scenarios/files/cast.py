@@ -54,6 +54,7 @@ class Cast:
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = {member.name: member for member in members}
         self.views = [member.view for member in members]
+        self._places = {member.name: place for place, member in enumerate(members)}
         self._groups: dict[str, list[str]] = {}
         for member in members:
             self._groups.setdefault(member.view.group, []).append(member.name)
@@ -73,7 +74,7 @@ class Cast:
                 known = nearest(name, [*self._groups, *self.members])
                 raise problem(f"no agent is called {name!r}: {known}")
             meant.update(found)
-        return tuple(name for name in self.members if name in meant)
+        return tuple(sorted(meant, key=self._places.__getitem__))
 
     def columns(self, names: Iterable[str]) -> set[str]:
         """What templates may ask of each of these."""

@@ -40,6 +40,7 @@ _FIRST = _MAGIC + b"%d\n" % VERSION
 _FRAME = struct.Struct("<III")
 Record = Turn | Heard | Failure | Event
 _KINDS: tuple[type[Record], ...] = (Turn, Heard, Failure, Event)
+_FIELDS = {kind: fields(kind) for kind in _KINDS}
 _SECONDS = frozenset(["begun", "queued", "restore", "prefill", "first_token", "total", "at"])
 _MILLION = 1_000_000
 
@@ -161,10 +162,11 @@ def _frame(value: Any) -> bytes:
 
 def _packed(record: Record) -> list[Any]:
     values = []
-    for field in fields(record):
+    known = _FIELDS[type(record)]
+    for field in known:
         value = getattr(record, field.name)
         values.append(round(value * _MILLION) if field.name in _SECONDS else value)
-    for field in reversed(fields(record)):
+    for field in reversed(known):
         if field.default is MISSING or values[-1] != field.default:
             break
         values.pop()
@@ -174,7 +176,7 @@ def _packed(record: Record) -> list[Any]:
 def _unpacked(found: list[Any]) -> Record:
     kind = _KINDS[found[0]]
     values: dict[str, Any] = {}
-    for field, value in zip(fields(kind), found[1:], strict=False):
+    for field, value in zip(_FIELDS[kind], found[1:], strict=False):
         if field.name in _SECONDS:
             value = value / _MILLION
         values[field.name] = tuple(value) if isinstance(value, list) else value

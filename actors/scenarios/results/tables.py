@@ -40,9 +40,10 @@ TAKEN = {
 
 def turn_rows(runs: Sequence[Run]) -> Iterator[Row]:
     """Every turn of the `runs`, with all of its fields; what is several things is JSON."""
+    names = [field.name for field in fields(Turn)]
     for run, which in zip(runs, _which(runs), strict=True):
         for turn in run.turns:
-            yield which | {field.name: _flat(getattr(turn, field.name)) for field in fields(Turn)}
+            yield which | {name: _flat(getattr(turn, name)) for name in names}
 
 
 def metric_rows(runs: Sequence[Run]) -> Iterator[Row]:
