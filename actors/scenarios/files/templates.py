@@ -133,9 +133,20 @@ class Template:
 def template(source: str) -> Template:
     """A text with `{{ … }}`. Raises InvalidScenario."""
     try:
-        return Template(source, _JINJA.from_string(source).render, _JINJA.parse(source))
+        render, tree = _JINJA.from_string(source).render, _JINJA.parse(source)
     except TemplateError as error:
         raise InvalidScenario(f"{source!r:.80} is no template: {error}") from error
+    return Template(source, _as_it_is(render()) if _is_plain(tree) else render, tree)
+
+
+def _is_plain(tree: nodes.Template) -> bool:
+    """Whether there is nothing to fill in."""
+    printed = [node for out in tree.body for node in getattr(out, "nodes", [out])]
+    return all(isinstance(node, nodes.TemplateData) for node in printed)
+
+
+def _as_it_is(text: str) -> Callable[..., str]:
+    return lambda **_: text
 
 
 @lru_cache(maxsize=4096)

@@ -21,6 +21,7 @@ class Audience:
         self._words = words
         self._cast = cast
         self._channels: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._members: dict[str, tuple[str, ...]] = {}
 
     def of(
         self, phase: PhaseWords, branch: Branch, speaker: str, words: StepWords
@@ -46,7 +47,9 @@ class Audience:
         key = channel, branch.lane(speaker)
         if key not in self._channels:
             words = self._words.channels[channel]
-            members = self._cast.resolve(words.members, InvalidScenario)
+            if channel not in self._members:
+                self._members[channel] = self._cast.resolve(words.members, InvalidScenario)
+            members = self._members[channel]
             if words.listeners:
                 view = self._cast.members[speaker].view
                 variables = {**branch.variables, "speaker": view, "agents": self._cast.views}
