@@ -8,6 +8,7 @@ import numpy as np
 
 from kvactors.core.cache.segment import Segment
 from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.conversation.records import check_records
 from kvactors.core.conversation.transcript import READABLE_VERSIONS
 from kvactors.core.model.options import DEFAULT_MODEL
 from kvactors.persistence.errors import (
@@ -134,12 +135,13 @@ def _no_kv(agent_id: str) -> str:
 
 def readable(agent_id: str, records: Iterable[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
     """The ledger `records` of `agent_id`, none for None. Raises NewerFormat where a newer version
-    wrote one of them."""
+    wrote one of them, ValueError where one has another form."""
     found = tuple(records or ())
     for record in found:
         version = record.get("version")
         if isinstance(version, int) and version > READABLE_VERSIONS[-1]:
             raise NewerFormat(f"the ledger of {agent_id!r}", version, READABLE_VERSIONS[-1])
+    check_records(found)
     return found
 
 

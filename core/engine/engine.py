@@ -167,9 +167,10 @@ class Engine:
         """After a fatal error: events that nobody saw yet, the turns that another engine is to
         `resume`, and the bytes that wait to be written. This engine is not used again."""
         self._queue_again()
-        self._events += make_suspects(self.execution.forward)
+        active = self.memory.running.active
+        self._events += make_suspects([r for r in self.execution.forward if r in active])
         guilty = {event.serial for event in self._events if isinstance(event, Aborted)}
-        turns = [*self.memory.running.active, *self._admission.empty()]
+        turns = [*active, *self._admission.empty()]
         left = [request for request in turns if request.serial not in guilty]
         return self._events, left, self.memory.backlog
 

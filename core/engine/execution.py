@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from kvactors.core.engine.failure import Ended, Failed, Outcome, blamed, turn_failed
+from kvactors.core.engine.failure import ALONE, Ended, Failed, Outcome, blamed, turn_failed
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.preemption import Preemption
@@ -90,8 +90,15 @@ class Execution:
                 if batch.awaited:
                     yield from self._decode(batch, launch=False)
         for batch in list(running.suspects):
-            together = [*batch.requests, *(r for b in running.common for r in b.requests)]
-            yield from self._blamed(together, partial(running.rejoin, batch))
+            yield from self._rejoin(batch)
+
+    def _rejoin(self, batch: DecodeBatch) -> Iterator[Outcome]:
+        """A suspect's step is over; one that cannot go back to the others stays alone."""
+        running, suspects = self._running, list(batch.requests)
+        beside = [r for suspect in suspects for r in running.common[suspect.form.index].requests]
+        rejoined = yield from self._blamed(suspects + beside, partial(running.rejoin, batch))
+        for suspect in suspects if rejoined is None else ():
+            suspect.probation = ALONE
 
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes its agent's hot cache."""
@@ -134,13 +141,11 @@ class Execution:
     ) -> Sequence[Decoded]:
         """One forward of a batch that prefills, and what others begin with of what it computed."""
         requests = [chunk.request for chunk in chunks]
-        spare = self.preemption.can_spare(requests)
-        batch = self._running.prefill_batch(requests, spare=spare)
+        batch = self._running.prefill_batch(requests, spare=self.preemption.can_spare(requests))
         begin = self._clock()
         decoded = self._metrics.prefill(batch, chunks, draw=draw)
-        seconds = self._clock() - begin
         computed = len(chunks) * max(chunk.tokens for chunk in chunks)
-        self._scheduler.record_prefill(computed, seconds, decoding=decoding)
+        self._scheduler.record_prefill(computed, self._clock() - begin, decoding=decoding)
         for request in requests:
             if draw or request.cached == request.shared:
                 # It may end with the token that was drawn.
@@ -160,21 +165,23 @@ class Execution:
         """Turns whose prompt is cached go on to decode, or end if no answer is wanted."""
         running = self._running
         done = [request for request in running.prefills if not request.remaining]
-        for request in done:
+        for request in filter(self._is_prefilled, done):
             request.prefilled_at = request.prefilled_at or self._clock()
             offered = partial(self._offer_beginning, request)
             yield from self._blamed(running.beside(request), offered)
-        for request in done:
-            # One that was blamed begins again.
-            if request not in running.prefills or request.remaining:
-                continue
+        for request in filter(self._is_prefilled, done):
             if not request.generate:
                 yield Ended(request, "stop")
             elif request.choices:
                 yield from self._choose(request, running.prefill_batch([request]))
             else:
-                together = running.beside(request) + running.common[request.form.index].requests
+                joined = [] if request.suspect else running.common[request.form.index].requests
+                together = running.beside(request) + joined
                 yield from self._blamed(together, partial(self._go_on, request))
+
+    def _is_prefilled(self, request: Request) -> bool:
+        """Still: one that was blamed, with another, begins again."""
+        return request in self._running.prefills and not request.remaining
 
     def _go_on(self, request: Request) -> None:
         """A turn whose prompt is cached begins to decode, if there is room."""

@@ -11,6 +11,7 @@ from kvactors.core.schedule.events import Aborted, Progress, Tokens
 from kvactors.core.schedule.request import Request
 
 __all__ = [
+    "ALONE",
     "PROBATION",
     "Ended",
     "Failed",
@@ -23,6 +24,8 @@ __all__ = [
 
 # Tokens that a suspect of a failed step decodes alone before it rejoins the batch.
 PROBATION = 3
+# And one that cannot: more than any turn has.
+ALONE = 1 << 62
 
 # What Metal's and CUDA's runtimes say once a process's queue or context is lost.
 _SIGNS = (

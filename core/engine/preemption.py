@@ -5,16 +5,20 @@ A turn that gives way goes back into the queue and is resumed by itself; what it
 stays in its request, so its tokens are the same as if nothing had happened. GPU thread.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.cache.blocks import block_floor
+from kvactors.core.engine.failure import is_fatal
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Chunk
 
 __all__ = ["Preemption"]
+
+logger = logging.getLogger(__name__)
 
 # Layers whose trunk and own cells are read as one at the same time: MLX builds somewhat ahead.
 JOINED = 2
@@ -218,7 +222,14 @@ class Preemption:
         cache = self._memory.hot.touch(request.agent_id)
         borrowed = cache.borrowed or not cache.end
         if not request.passing and self.make_room_to_keep(request):
-            self.keep(request)
+            try:
+                self.keep(request)
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+                logger.warning(
+                    "what %r has computed is computed again: %s", request.agent_id, error
+                )
             cache.borrowed = borrowed
         self._memory.leave(request)
         self.preemptions += 1

@@ -160,6 +160,11 @@ class DecodeBatch:
         batch.requests.clear()
 
     @property
+    def spoilt(self) -> bool:
+        """Whether its rows are not those of its turns."""
+        return len(self.arena.table.lengths) != len(self.requests)
+
+    @property
     def idle(self) -> bool:
         """Whether it has no row, and no step in flight."""
         return not self.requests and not self.in_flight

@@ -145,17 +145,18 @@ class RunningBatches:
         target.adopt(batch)
         return True
 
-    def rejoin(self, batch: DecodeBatch) -> None:
-        """A suspect that decoded alone for a while is innocent: back into the batch."""
+    def rejoin(self, batch: DecodeBatch) -> bool:
+        """A suspect that decoded alone for a while is innocent: back into the batch. True."""
         if batch.requests:
             request = batch.requests[0]
             request.probation -= 1
             if request.probation > 0:
-                return
+                return True
             row = batch.cut(request)
             request.suspect = False
             self.common[request.form.index].join(request, batch.arena, row)
         self.suspects.remove(batch)
+        return True
 
     def remove(self, request: Request) -> None:
         """Drop a turn's row, if it has one."""
@@ -166,12 +167,13 @@ class RunningBatches:
         self.suspects = [batch for batch in self.suspects if batch.requests]
 
     def discard(self, requests: Sequence[Request]) -> None:
-        """Drop these turns, and every batch that a failed step of theirs may have spoilt."""
+        """Drop these turns, and every batch that a failed step of theirs may have spoilt: theirs,
+        and one that a row came to whose turn did not."""
         gone = set(requests)
         for request in gone:
             self.prefills.pop(request, None)
         self.common = [
-            self._batch(index) if gone.intersection(batch.requests) else batch
+            self._batch(index) if gone.intersection(batch.requests) or batch.spoilt else batch
             for index, batch in enumerate(self.common)
         ]
         self.suspects = [batch for batch in self.suspects if not gone.intersection(batch.requests)]

@@ -80,7 +80,10 @@ def _opened(source: str | Path | Callable[[], Any], options: ModelOptions) -> tu
 def locate(source: str | Path) -> str:
     """The directory, or the name on the hub, that is meant. Raises ModelNotFound if it is a
     directory that is no model's."""
-    path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    try:
+        path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFound(f"{str(source)!r}: {error}") from error
     if path.exists() or _looks_like_path(str(source)):
         _require_files(path)
         return str(path)

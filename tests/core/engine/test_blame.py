@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from makers import LoadGrid, MakeEngine, prompt_of
-from seeded import bug, seeded
+from seeded import Bug, bug, seeded
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.engine.engine import Engine
+from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.engine.runner import DecodeBatch
+from kvactors.core.engine.running import RunningBatches
 from kvactors.core.schedule.events import Aborted, Finished
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
@@ -101,3 +104,81 @@ def test_a_row_that_cannot_be_moved_once_is_made_again_and_says_the_same(
     assert {name: said(end) for name, end in ends.items()} == {
         name: said(end) for name, end in plain.items()
     }
+
+
+def fails_for(tokens: int, place: str) -> Bug:
+    """A row of so many tokens can never be moved."""
+
+    @bug(Arena, place)
+    def never(true: Any) -> Any:
+        def work(arena: Arena, source: Arena, row: int) -> Any:
+            if source.table.lengths[row] >= tokens:
+                raise RuntimeError(NO_MEMORY)
+            return true(arena, source, row)
+
+        return work
+
+    return never
+
+
+def test_a_row_that_can_never_be_moved_fails_alone_and_costs_the_others_one_beginning(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    def three(engine: Engine) -> dict[str, Finished | Aborted]:
+        form = Sampling(max_tokens=100)
+        for name, tokens in (("small", 20), ("last", 30), ("big", 3000)):
+            engine.submit(make_request(name, [], prompt_of(tokens), form))
+        ends: dict[str, Finished | Aborted] = {}
+        while engine.busy:
+            ends |= ended(engine)
+        return ends
+
+    plain, engine = three(make_engine(load_grid())), make_engine(load_grid())
+    discarded: list[int] = []
+
+    @bug(RunningBatches, "discard")
+    def counted(true: Any) -> Any:
+        def discard(running: RunningBatches, requests: Any) -> None:
+            discarded.append(len(requests))
+            true(running, requests)
+
+        return discard
+
+    with seeded(fails_for(700, "take")), seeded(counted):
+        ends = three(engine)
+
+    assert isinstance(ends["big"], Aborted)
+    for name in ("small", "last"):
+        assert said(ends[name]) == said(plain[name])
+    assert [len(discarded), discarded[-1]] == [2, 1]
+
+
+def test_a_row_that_was_half_moved_is_in_nobodys_way(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    def both(engine: Engine) -> dict[str, Finished]:
+        told = make_request("told", [], prompt_of(60, seed=1), LONG, answer=False)
+        return run_engine(engine, [(0, make_request("asked", [], prompt_of(60), LONG)), (0, told)])
+
+    plain, engine = both(make_engine(load_grid())), make_engine(load_grid())
+
+    with seeded(bug(KVRows, "copy_row")(once)):
+        ends = both(engine)
+
+    assert said(ends["asked"]) == said(plain["asked"])
+
+
+def test_a_beginning_that_cannot_be_offered_once_harms_none_of_its_batch(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    def three(engine: Engine) -> dict[str, list[int]]:
+        requests = [make_request(name, [], prompt_of(60, seed=ord(name)), LONG) for name in "abc"]
+        for request in requests:
+            request.shared, request.prompt_hash = 50, request.agent_id
+        ends = run_engine(engine, [(0, request) for request in requests])
+        return {name: said(end) for name, end in ends.items()}
+
+    plain, engine = three(make_engine(load_grid())), make_engine(load_grid())
+
+    with seeded(bug(HotCaches, "take")(once)):
+        assert three(engine) == plain
