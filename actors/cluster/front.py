@@ -73,6 +73,10 @@ class ClusterFront:
                 self._agents.popitem(last=False)
         return agent
 
+    def find(self, agent_id: str) -> FrontAgent | None:
+        """The agent of this id if it was asked for here."""
+        return self._agents.get(agent_id)
+
     def forget(self, agent_id: str) -> None:
         """Delete an agent on all nodes."""
         with self._lock:

@@ -138,11 +138,10 @@ class Asking:
         return read_reply(given["answer"], self._durable(request, given), cached)
 
     def _durable(self, request: dict[str, Any], given: dict[str, Any]) -> ReplyFuture[bool]:
-        """Settled at once, or when a second node has it, which is asked when somebody wants to
-        know."""
+        """Settled at once, or when a second node has it: asked again and again, which also makes
+        its owner try."""
         if not given["durable"]:
-            link = self._link
-            return AskedFuture(lambda: link.begin(link.durable(self._agent_id, request["id"])))
+            return self._link.begin(self._link.durable(self._agent_id, request["id"]))
         durable = ReplyFuture[bool]()
         durable.resolve(True)
         return durable

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-from kvactors.core.errors import EngineDied, KvactorsError
+from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
 
 __all__ = [
     "AgentBusy",
@@ -70,11 +70,15 @@ logger = logging.getLogger(__name__)
 @contextmanager
 def for_another_time() -> Iterator[None]:
     """What a node does by itself and cannot do now is for another round: one agent whose ledger is
-    damaged, or whose turns a full disk refuses, ends no node of others. Raises EngineDied."""
+    damaged, or whose turns a full disk refuses, ends no node of others. Raises EngineDied, and
+    SystemStopped: its host has ended, or nobody writes there any more."""
     try:
         yield
-    except EngineDied:
+    except (EngineDied, SystemStopped):
         raise
+    except (OtherDisk, OtherModel) as error:
+        # Who began without the directory hears it only now.
+        logger.error("%s", error)
     except (ClusterError, OSError):
         pass
     except KvactorsError as error:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -83,15 +84,29 @@ def test_an_archive_moves_an_agent_to_another_store(store: Path, tmp_path: Path)
     assert reply.cache == "warm"
 
 
+def told(**changes: Any) -> dict[str, Any]:
+    """A record of one turn, but for the `changes` of it or of its turn."""
+    turn = {"role": "user", "text": "hello", "tokens": b"\1\0\0\0", "raw": False, "finish": None}
+    record = {"version": 2, "tokenizer": "another", "turns": [turn]}
+    for name, value in changes.items():
+        (turn if name in turn else record)[name] = value
+    return record
+
+
 @pytest.mark.parametrize(
     ("record", "told"),
     [
         ({"version": 3}, "a newer kvactors wrote it, in version 3: upgrade"),
         ({"version": 2}, "records of another form"),
+        (told(version=0), "records of another form"),
+        (told(keep=7), "records of another form"),
+        (told(text=5), "records of another form"),
+        (told(raw=None), "records of another form"),
+        (told(tokens=b"123"), "records of another form"),
     ],
 )
 def test_an_archive_whose_turns_cannot_be_read_is_refused_and_nothing_is_stored(
-    tmp_path: Path, record: dict[str, int], told: str
+    tmp_path: Path, record: dict[str, Any], told: str
 ) -> None:
     file, other = tmp_path / "strange.kva", tmp_path / "other"
     strange = Store(tmp_path / "store")

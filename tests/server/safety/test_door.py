@@ -142,6 +142,11 @@ def test_an_answer_takes_as_long_as_it_takes(server: Server) -> None:
         ("Host: 127.0.0.1\r\nSec-Fetch-Site: same-site\r\nX-Api-Key: " + KEY, 403),
         ("Host: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\nX-Api-Key: " + KEY, 200),
         ("Host: 127.0.0.1\r\nSec-Fetch-Site: none\r\nX-Api-Key: " + KEY, 200),
+        (
+            "Host: 127.0.0.1\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: document\r\n"
+            "X-Api-Key: " + KEY,
+            200,
+        ),
         ("Host: 127.0.0.1\r\nHost: 127.0.0.1", 400),
         ("Host: 127.0.0.1\r\nauthorization:bearer  " + KEY, 200),
         ("HOST: localhost:1\r\nX-API-KEY: " + KEY, 200),

@@ -12,7 +12,7 @@ import pytest
 from chats import WAIT, asked, post
 from seeded import bug, seeded
 
-from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.identity.index import Index, Known, Place
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 
@@ -52,14 +52,20 @@ def test_a_file_that_is_no_index_is_set_aside_and_another_begun(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "clients.db"
-    path.write_bytes(b"junk" * 100)
+    whole = Index(path)
+    for number in range(300):
+        known = Known(f"agent {number}", "", "", "{}", "{}", named=True)
+        whole.note(known, 0, [Place(b"%d" % number, known.agent_id, 1, "mark", "{}")])
+    whole.close()
+    damaged = path.read_bytes()[:8192] + b"junk" * 4096
 
-    with caplog.at_level(logging.ERROR):
-        Index(path).close()
-
-    assert "set aside as clients.db.damaged" in caplog.text
-    assert (tmp_path / "clients.db.damaged").read_bytes() == b"junk" * 100
-    Index(path).close()
+    for content in (b"junk" * 100, damaged):
+        path.write_bytes(content)
+        with caplog.at_level(logging.ERROR):
+            Index(path).close()
+        assert content in [aside.read_bytes() for aside in tmp_path.glob("clients.db.damaged-*")]
+        assert Index(path).known("agent 1") is None
+    assert caplog.text.count("is set aside as clients.db.damaged-") == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -63,6 +63,24 @@ def test_a_file_without_a_key_lets_nobody_in(path: Path, left: tuple[str, ...]) 
     assert nobodys not in (ANN, BEN, *left)
 
 
+def test_a_file_that_is_just_being_written_changes_nothing_yet(path: Path) -> None:
+    keys = KeyFile(path)
+    path.write_bytes(b"")
+
+    assert keys() == {ANN, BEN}
+    path.write_text(EVE)
+    assert keys() == {EVE}
+
+
+def test_a_file_that_is_no_text_is_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = KeyFile(path)
+    path.write_bytes(b"# Caf\xe9\n" + BEN.encode())
+
+    with caplog.at_level(logging.ERROR):
+        assert keys() == {BEN}
+    assert "is no UTF-8" in caplog.text
+
+
 def test_while_there_is_no_file_keys_stay_as_they_were(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

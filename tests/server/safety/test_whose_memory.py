@@ -82,6 +82,23 @@ def test_an_agent_that_cannot_be_read_loses_nothing_to_a_client_that_takes_its_n
     assert ledger.read_bytes() == change(whole)
 
 
+def test_an_agent_that_was_told_nothing_yet_is_the_programs_all_the_same(
+    server: Server, system: AgentSystem
+) -> None:
+    alice = system.spawn("alice")
+
+    refused = post(
+        server,
+        {"messages": [{"role": "user", "content": "too long " * 4000}], "max_tokens": 4},
+        **{"x-kvactors-agent": "alice"},
+    )
+    assert refused.status_code == 400
+    say(server, HELLO, **{"x-kvactors-agent": "alice"})
+
+    assert system.find("alice") is alice
+    assert not alice.transcript().turns
+
+
 def test_a_client_that_names_who_answered_goes_on_with_it(server: Server) -> None:
     first = say(server, HELLO, **{"thread-id": "one"})
     who = first.headers["x-kvactors-agent"]

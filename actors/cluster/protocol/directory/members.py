@@ -24,9 +24,9 @@ class Members:
         self._changed = changed
         self._locks = Locks()
         self.loads: dict[str, Load] = {}
-        # When each was heard of last. After a restart that is not known: now is the latest.
         # As nodes said since this directory began.
         self._tokenizers: dict[str, str] = {}
+        # When each was heard of last. After a restart that is not known: now is the latest.
         self._seen = dict.fromkeys(registry.members, clock.now())
         self._looked, self._late = clock.now(), False
 
@@ -37,6 +37,8 @@ class Members:
         node, incarnation, disk = record["node"], record["incarnation"], record["disk"]
         async with self._locks.of(node):
             self._refuse_other_model(node, record.get("tokenizer", ""))
+            # At once: another one may come while this is written.
+            self._tokenizers[node] = record.get("tokenizer", "")
             member = self._registry.members.get(node)
             if member is None:
                 fresh = Member(node, incarnation, disk)
@@ -60,7 +62,8 @@ class Members:
     def _refuse_other_model(self, node: str, tokenizer: str) -> None:
         for other, theirs in self._tokenizers.items():
             differs = tokenizer and theirs and theirs != tokenizer
-            if differs and other != node and self._registry.alive(other):
+            there = other not in self._registry.members or self._registry.alive(other)
+            if differs and other != node and there:
                 raise OtherModel(node=node, other=other)
 
     async def renew(self, record: Record) -> Record:

@@ -26,6 +26,8 @@ __all__ = ["Claims"]
 
 # Parents that may be forgotten while they are forked, before a turn does without one.
 PARENTS = 2
+# Seconds that who is cancelled waits for an agent that is just being made.
+LEAVING = 1.0
 _T = TypeVar("_T")
 
 
@@ -70,8 +72,9 @@ class Claims:
                 self.release(plan)
                 taken.add(plan.known.agent_id)
             except BaseException:
-                # It goes on where we are cancelled.
-                await asyncio.gather(making, return_exceptions=True)
+                # It goes on where we are cancelled, and may take long.
+                await asyncio.wait({making}, timeout=LEAVING)
+                making.add_done_callback(lambda done: done.cancelled() or done.exception())
                 # Who was not made for it may have been there before: they are not forgotten.
                 if made:
                     await self.let_go(plan)
@@ -166,6 +169,8 @@ class Claims:
         name = plan.known.agent_id
         if plan.parent:
             return self._system.spawn(name, from_=plan.parent, wait=False)
+        if plan.fresh and self._system.find(name) is not None:
+            raise AgentExists(name, "is the program's")
         agent = self._system.spawn(name)
         if not plan.keep and (agent.transcript().turns or (plan.fresh and agent.system_prompt)):
             raise AgentExists(name, "remembers something else")

@@ -50,6 +50,10 @@ class Home(Protocol):
         fork AgentExists, and AgentNotStored where there is no parent."""
         ...
 
+    def find(self, agent_id: str) -> Any:
+        """The agent of this id if it is in memory, None otherwise. Makes nothing."""
+        ...
+
     def forget(self, agent_id: str) -> None: ...
 
     def health(self) -> Any:

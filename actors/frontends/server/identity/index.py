@@ -10,6 +10,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -262,8 +263,9 @@ class Index:
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
-    """The tables in the file `path`, or in memory. A file that is none of SQLite's, or damaged, is
-    set aside: what is lost with it is kept responses, and who knows what, which is found again."""
+    """The tables in the file `path`, or in memory. A file that is none of SQLite's, or damaged
+    anywhere, is set aside: kept responses are lost with it, and so is who knows what, so that
+    conversations are prefilled again by agents that are new."""
     try:
         return _with_tables(path)
     except sqlite3.OperationalError:
@@ -271,11 +273,12 @@ def _opened(path: Path | None) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         if path is None:
             raise
-        aside = path.with_name(f"{path.name}.damaged")
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
         logger.error("%s is set aside as %s, and begun anew: %s", path, aside.name, error)
         path.replace(aside)
         for name in ("-wal", "-shm"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + name).replace(aside.with_name(aside.name + name))
         return _with_tables(path)
 
 
@@ -285,6 +288,9 @@ def _with_tables(path: Path | None) -> sqlite3.Connection:
         if path is not None:
             path.chmod(0o600)
         database.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+        (found,) = database.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
     except BaseException:
         database.close()
         raise

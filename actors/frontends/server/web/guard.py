@@ -65,9 +65,10 @@ class Gate:
         if origin and _netloc(origin) != host and origin not in self.origins:
             raise Failure(403, f"pages of {origin!r} may not call this server: see --cors")
         if origin not in self.origins and path not in _OPEN:
-            # Pages of others fetch pictures and scripts without an origin.
-            site = first.get(b"sec-fetch-site", "")
-            if site in ("cross-site", "same-site"):
+            # Pages of others fetch pictures and scripts without an origin. What they link to they
+            # cannot read.
+            site, goes = first.get(b"sec-fetch-site", ""), first.get(b"sec-fetch-dest", "")
+            if site in ("cross-site", "same-site") and goes != "document":
                 raise Failure(403, f"pages of another site ({site}) may not call this server")
         if length_of(first.get(b"content-length", "0")) > self.most(path):
             raise self.too_large(path)

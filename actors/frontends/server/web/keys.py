@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+import time
 from pathlib import Path
 
 from kvactors.core.errors import InvalidConfig
@@ -12,6 +13,8 @@ __all__ = ["KeyFile"]
 logger = logging.getLogger(__name__)
 
 LEAST_LENGTH = 16
+# Seconds in which an empty file is one that is being written.
+WRITTEN = 1.0
 
 
 class KeyFile:
@@ -44,10 +47,17 @@ class KeyFile:
         seen = (state.st_mtime_ns, state.st_ctime_ns)
         if seen == self._seen:
             return
-        lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
+        data = self._path.read_bytes()
+        if not data and self._keys and time.time() - state.st_mtime < WRITTEN:
+            # It is just being written.
+            return
+        text = data.decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines()]
         keys = frozenset(line for line in lines if line and not line.startswith("#"))
         fault = ""
-        if state.st_mode & 0o077:
+        if "\ufffd" in text:
+            fault = f"{self._path} is no UTF-8"
+        elif state.st_mode & 0o077:
             fault = f"{self._path} can be read by others: chmod 600 {self._path}"
         elif not keys or min(map(len, keys)) < LEAST_LENGTH:
             fault = (
@@ -55,6 +65,6 @@ class KeyFile:
             )
         # No keys at all would let everybody in.
         self._keys = (self._keys & keys or frozenset((secrets.token_hex(),))) if fault else keys
-        self._seen, self._told = seen, ""
         if fault:
             raise InvalidConfig(fault)
+        self._seen, self._told = seen, ""

@@ -13,6 +13,7 @@ from kvactors.actors.cluster.protocol.errors import UnknownAgent
 from kvactors.actors.cluster.testing.machines.disk import Disk
 from kvactors.actors.cluster.testing.machines.process import Process
 from kvactors.actors.errors import SaveFailed
+from kvactors.core.errors import SystemStopped
 
 Make = Callable[[int], Cluster]
 
@@ -94,3 +95,23 @@ def test_a_node_whose_disk_refuses_the_end_of_one_agent_keeps_its_others(cluster
     assert refused
     assert not [what for what in three.world.oracle.broken if "ended with" in what]
     assert three.asks("stats")["nodes"][owner]["alive"]
+
+
+def test_a_node_whose_host_has_ended_ends_and_others_take_over(cluster: Make) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    owner = three.says("alice", "one")["node"]
+    three.passes(SETTINGS.lease)
+
+    @bug(Disk, "read")
+    def nobody_writes_any_more(true: Any) -> Any:
+        async def read(disk: Disk, process: Process, what: str) -> None:
+            if process.name == owner:
+                raise SystemStopped("the system is stopped")
+            await true(disk, process, what)
+
+        return read
+
+    with seeded(nobody_writes_any_more):
+        three.passes(4 * SETTINGS.lease)
+        assert [what for what in three.world.oracle.broken if f"{owner} ended with" in what]

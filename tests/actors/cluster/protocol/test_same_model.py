@@ -1,5 +1,7 @@
 """All nodes of a cluster have one model."""
 
+import asyncio
+
 import pytest
 from machine import Machine
 
@@ -21,3 +23,18 @@ def test_a_node_whose_model_says_other_tokens_is_refused_while_others_are_there(
     for node in ("n1", "n2"):
         machine.ask("leave", node=node, incarnation=1)
     machine.ask("join", node="n3", incarnation=1, disk="f", tokenizer="u")
+
+
+def test_of_two_that_come_at_once_one_is_refused(machine: Machine) -> None:
+    async def both() -> list[object]:
+        joins = [
+            machine.directory.handle(
+                "join", {"node": node, "incarnation": 1, "disk": node, "tokenizer": tokenizer}
+            )
+            for node, tokenizer in (("n1", "t"), ("n2", "u"))
+        ]
+        return list(await asyncio.gather(*joins, return_exceptions=True))
+
+    found = machine.does(both())
+
+    assert [isinstance(answer, OtherModel) for answer in found] == [False, True]
