@@ -1,7 +1,7 @@
 """Cluster: agents on several machines, through one object. Any thread."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
@@ -202,16 +202,8 @@ class Cluster:
         while not undo and (there := _of(node, self.stats()))["agents"]:
             self._least(node, but=node)
             if not there["alive"]:
-                self._refuse_lost(node)
+                _refuse_lost(node, self.places().values(), self.stats()["nodes"])
             self._link.pause(AGAIN)
-
-    def _refuse_lost(self, node: str) -> None:
-        nodes = self.stats()["nodes"]
-        places = [place for place in self.places().values() if place.node == node]
-        if places and all(
-            not (place.fresh or nodes.get(place.replica, {}).get("alive")) for place in places
-        ):
-            raise AgentUnavailable(agent=places[0].agent, nodes=node)
 
     def backup(self, url: str) -> BackupReport:
         """Copy what the object store at `url` (s3://bucket/folder) lacks of all agents there, each
@@ -267,3 +259,11 @@ def check_durable(durable: object) -> None:
     """Raise InvalidInput unless it is "one", "two" or None."""
     if durable not in (None, "one", "two"):
         raise InvalidInput(f'durable is "one" or "two", not {durable!r}')
+
+
+def _refuse_lost(node: str, places: Iterable[Place], nodes: Mapping[str, Any]) -> None:
+    """Raise AgentUnavailable if nobody else has what is left on a `node`, as all `places` and
+    `nodes` say."""
+    left = [place for place in places if place.node == node]
+    if left and not any(p.fresh or nodes.get(p.replica or "", {}).get("alive") for p in left):
+        raise AgentUnavailable(agent=left[0].agent, nodes=node)

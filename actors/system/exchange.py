@@ -13,7 +13,7 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.system.export import export_stored, loadable_name, unwatched
 from kvactors.actors.system.lifecycle import Lifecycle
-from kvactors.actors.system.parameters import check_flags, expanded
+from kvactors.actors.system.parameters import check_flags
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.system.spawned import restored
 from kvactors.actors.turns.checks import check_callable, check_id, check_path
@@ -29,6 +29,7 @@ from kvactors.core.errors import InvalidInput
 from kvactors.core.model.info import ModelInfo
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.errors import ImportRejected
+from kvactors.persistence.files.home import expanded
 from kvactors.persistence.formats.archive import OnStep, import_archive, is_archive
 from kvactors.persistence.formats.fields import TensorTable
 from kvactors.persistence.formats.kv_arrays import segment_tensors

@@ -18,6 +18,7 @@ from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import number, whole
 from kvactors.core.schedule.speculation.speculation import DraftModel, SpeculationConfig
 from kvactors.persistence.files.encryption import KEY_BYTES
+from kvactors.persistence.files.home import expanded
 
 __all__ = [
     "callable_name",
@@ -194,14 +195,6 @@ def default_store() -> Path:
     """Where memories are kept if no store is named: `$KVACTORS_HOME`, else `~/.kvactors`. Raises
     InvalidConfig as `expanded`."""
     return expanded(os.environ.get("KVACTORS_HOME") or "~/.kvactors")
-
-
-def expanded(path: "str | Path") -> Path:
-    """A `path` with whose home `~` means. Raises InvalidConfig where nobody knows that."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise InvalidConfig(f"{str(path)!r}: {error}") from error
 
 
 def store_path(store: "str | Path | bool | None") -> Path | None:

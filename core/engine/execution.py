@@ -8,7 +8,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from kvactors.core.engine.failure import ALONE, Ended, Failed, Outcome, blamed, turn_failed
+from kvactors.core.engine.failure import (
+    ALONE,
+    Ended,
+    Failed,
+    Outcome,
+    beside,
+    blamed,
+    turn_failed,
+)
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.preemption import Preemption
@@ -23,8 +31,6 @@ from kvactors.core.schedule.speculation.speculation import Speculation
 
 __all__ = ["Execution"]
 
-# Tokens of a forward of a prompt whose logits may all be computed, for the last one's.
-LOGITS = 32
 _T = TypeVar("_T")
 
 
@@ -95,8 +101,8 @@ class Execution:
     def _rejoin(self, batch: DecodeBatch) -> Iterator[Outcome]:
         """A suspect's step is over; one that cannot go back to the others stays alone."""
         running, suspects = self._running, list(batch.requests)
-        beside = [r for suspect in suspects for r in running.common[suspect.form.index].requests]
-        rejoined = yield from self._blamed(suspects + beside, partial(running.rejoin, batch))
+        others = [r for suspect in suspects for r in running.common[suspect.form.index].requests]
+        rejoined = yield from self._blamed(suspects + others, partial(running.rejoin, batch))
         for suspect in suspects if rejoined is None else ():
             suspect.probation = ALONE
 
@@ -122,7 +128,7 @@ class Execution:
         if not chunks:
             return set()
         requests = [chunk.request for chunk in chunks]
-        draw = all(map(self._may_draw, chunks)) and preemption.can_draw(chunks)
+        draw = all(map(self._scheduler.may_draw, chunks)) and preemption.can_draw(chunks)
         chunked = partial(self._run_chunks, chunks, draw=draw, decoding=plan.decode)
         decoded = yield from self._blamed(requests, chunked)
         if decoded is None:
@@ -153,35 +159,28 @@ class Execution:
             self.preemption.keep_closed(request)
         return decoded
 
-    def _may_draw(self, chunk: Chunk) -> bool:
-        """Whether the first token of a turn may come of the forward of its last chunk: one decode
-        step less. Not where steps of one token have bits of their own that must stay."""
-        request, spec = chunk.request, chunk.request.form.spec
-        plain = request.generate and not (request.choices or request.scoring or request.suspect)
-        free = not (self._scheduler.config.reproducible or spec.fixed_chunks)
-        return plain and free and chunk.tokens == request.remaining < LOGITS
-
     def _hand_over(self) -> Iterator[Outcome]:
         """Turns whose prompt is cached go on to decode, or end if no answer is wanted."""
         running = self._running
-        done = [request for request in running.prefills if not request.remaining]
-        for request in filter(self._is_prefilled, done):
+
+        def is_done(request: Request) -> bool:
+            # One that is blamed, with another, begins again.
+            return request in running.prefills and not request.remaining
+
+        done = list(filter(is_done, running.prefills))
+        for request in filter(is_done, done):
             request.prefilled_at = request.prefilled_at or self._clock()
             offered = partial(self._offer_beginning, request)
-            yield from self._blamed(running.beside(request), offered)
-        for request in filter(self._is_prefilled, done):
+            yield from self._blamed(beside(request, running), offered)
+        for request in filter(is_done, done):
             if not request.generate:
                 yield Ended(request, "stop")
             elif request.choices:
                 yield from self._choose(request, running.prefill_batch([request]))
             else:
                 joined = [] if request.suspect else running.common[request.form.index].requests
-                together = running.beside(request) + joined
+                together = beside(request, running) + joined
                 yield from self._blamed(together, partial(self._go_on, request))
-
-    def _is_prefilled(self, request: Request) -> bool:
-        """Still: one that was blamed, with another, begins again."""
-        return request in self._running.prefills and not request.remaining
 
     def _go_on(self, request: Request) -> None:
         """A turn whose prompt is cached begins to decode, if there is room."""

@@ -16,6 +16,7 @@ __all__ = [
     "Ended",
     "Failed",
     "Outcome",
+    "beside",
     "blamed",
     "is_fatal",
     "make_suspects",
@@ -63,11 +64,18 @@ class Failed:
 Outcome = Progress | Tokens | Ended | Failed
 
 
+def beside(request: Request, running: RunningBatches) -> list[Request]:
+    """The turns that prefill in one batch with this one, of those `running`, itself among them."""
+    batch = running.prefills[request]
+    return [request] if batch is None else list(batch.requests)
+
+
 def blamed(
     requests: Sequence[Request], error: Exception, running: RunningBatches, metrics: EngineMetrics
 ) -> tuple[list[Failed], list[Request]]:
-    """A step of these turns failed with an `error`. Alone, a turn is guilty; together, each is to
-    begin again and is tried alone. Raises what is fatal to the engine.
+    """A step of these turns, the `requests`, failed with an `error`, which `metrics` count. Alone,
+    a turn is guilty; together, each is to begin again and is tried alone. Raises what is fatal to
+    the engine.
 
     The step may have donated the buffers of every row, so nothing of the batches of those that are
     `running` is used again: rows are rebuilt from their last pieces and their token ids.

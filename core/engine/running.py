@@ -84,11 +84,6 @@ class RunningBatches:
             return self.prefills[request]
         return next((batch for batch in self.decoding if request in batch.requests), None)
 
-    def beside(self, request: Request) -> list[Request]:
-        """The turns that prefill in one batch with this one, itself among them."""
-        batch = self.prefills[request]
-        return [request] if batch is None else list(batch.requests)
-
     def trunk(self, request: Request) -> Trunk:
         """What the row of a turn reads where it is, or will if it has none yet: pieces that other
         agents begin with too, if they are more than a slab costs."""

@@ -30,6 +30,8 @@ _LATENCY, _SMOOTH = 0.1, 5.0
 # Chunks beside decoding rows have multiples of so many tokens; and any chunk takes about as long
 # as so many tokens more, since what is cached becomes floats for all of them (bench/LOG.md).
 _GRAIN, _OVERHEAD = 8, 12
+# Tokens of a forward of a prompt whose logits may all be computed, for the last one's.
+LOGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,14 @@ class Scheduler:
             # The rest of a prompt would take as long by itself as in this chunk.
             size = remaining
         return min(remaining, _longest(cached), self.config.longest_chunk, size)
+
+    def may_draw(self, chunk: Chunk) -> bool:
+        """Whether the first token of a turn may come of the forward of its last chunk: one decode
+        step less. Not where steps of one token have bits of their own that must stay."""
+        request, spec = chunk.request, chunk.request.form.spec
+        plain = request.generate and not (request.choices or request.scoring or request.suspect)
+        free = not (self.config.reproducible or spec.fixed_chunks)
+        return plain and free and chunk.tokens == request.remaining < LOGITS
 
     def record_prefill(self, tokens: int, seconds: float, *, decoding: bool) -> None:
         """A chunk of `tokens` tokens (padding included) took `seconds`, while others were

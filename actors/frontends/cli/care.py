@@ -11,12 +11,12 @@ from rich.text import Text
 from kvactors.actors.frontends.cli.store import no_agent, opened
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.system.backups import back_up
-from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.persistence.backup.backup import Backup, BackupReport
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.backup.restore import restore
+from kvactors.persistence.files.home import expanded
 
 __all__ = [
     "back_up_store",

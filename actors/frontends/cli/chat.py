@@ -18,12 +18,12 @@ from kvactors.actors.frontends.console.console import (
     working,
 )
 from kvactors.actors.frontends.console.key import stored_key
-from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream
 from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
 from kvactors.core.schedule.sampling import Sampling
+from kvactors.persistence.files.home import expanded
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
 
 __all__ = ["Chat", "run_chat"]

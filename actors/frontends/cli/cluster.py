@@ -11,8 +11,9 @@ from kvactors.actors.cluster.cluster import Cluster, check_durable
 from kvactors.actors.frontends.cli.care import show_backup
 from kvactors.actors.frontends.console.console import err, out, print_json, printable
 from kvactors.actors.frontends.console.key import key_file, stored_key
-from kvactors.actors.system.parameters import check_seconds, expanded
+from kvactors.actors.system.parameters import check_seconds
 from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.persistence.files.home import expanded
 
 __all__ = ["drain_node", "move_agent", "serve_node", "show_status"]
 

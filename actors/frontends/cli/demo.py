@@ -18,8 +18,8 @@ from rich.text import Text
 from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.console.console import complain, err, out, printable
 from kvactors.actors.system.observe.chrome_trace import Trace, merge, write
-from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.home import expanded
 
 __all__ = ["Ended", "run_demo", "run_phase"]
 

@@ -10,9 +10,9 @@ from kvactors.actors.frontends.cli.store import opened, read_transcript
 from kvactors.actors.frontends.console.console import out, printable, stepping, working
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import export_stored
-from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.checks import check_id
+from kvactors.persistence.files.home import expanded
 from kvactors.persistence.formats.archive import import_archive, is_archive
 from kvactors.persistence.formats.registry import ARCHIVE, check_readable
 from kvactors.persistence.store.store import Store

@@ -16,8 +16,8 @@ from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.errors import StorageError
 from kvactors.actors.frontends.console.console import err, out, printable
 from kvactors.actors.frontends.console.key import key_file
-from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import EngineDied, InvalidConfig
+from kvactors.persistence.files.home import expanded
 
 if TYPE_CHECKING:
     from kvactors.actors.scenarios.journal.records import Run

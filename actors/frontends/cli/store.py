@@ -14,10 +14,10 @@ from rich.text import Text
 from kvactors.actors.frontends.console.console import out, print_json, printable
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import readable
-from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidAgentId, InvalidConfig
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.files.home import expanded
 from kvactors.persistence.store.store import Store, StoredAgent
 
 __all__ = [

@@ -19,8 +19,8 @@ from rich.table import Table
 from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.console.console import err, out
 from kvactors.actors.frontends.stress.table import as_markdown
-from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.home import expanded
 
 __all__ = ["explore", "run_part", "run_stress"]
 

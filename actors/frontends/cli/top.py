@@ -15,11 +15,11 @@ from rich.text import Text
 
 from kvactors.actors.frontends.console.console import out, printable
 from kvactors.actors.system.observe.monitor import socket_path
-from kvactors.actors.system.parameters import expanded
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import SystemStopped
 from kvactors.persistence.errors import StorageError
 from kvactors.persistence.files.atomic import Files
+from kvactors.persistence.files.home import expanded
 from kvactors.persistence.files.lock import StoreLock
 
 __all__ = ["run_top"]

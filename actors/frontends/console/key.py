@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kvactors.actors.system.parameters import expanded
+from kvactors.persistence.files.home import expanded
 from kvactors.persistence.files.key_file import read_key
 
 __all__ = ["VARIABLE", "key_file", "stored_key"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import typer
 
-from kvactors.actors.system.parameters import expanded
 from kvactors.core.errors import InvalidInput
+from kvactors.persistence.files.home import expanded
 
 __all__ = ["new_file", "refuse"]
 

@@ -10,10 +10,10 @@ from makers import LoadGrid, MakeEngine, prompts_of
 from seeded import bug, seeded
 
 from kvactors import Grammar, Sampling
-from kvactors.core.engine.execution import LOGITS
 from kvactors.core.engine.runner import PrefillBatch
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.scheduler import LOGITS
 from kvactors.core.testing.engines import make_request, run_engine
 
 KNOWN = 70

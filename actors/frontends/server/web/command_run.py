@@ -17,9 +17,10 @@ from kvactors.actors.frontends.server.web.listening import listen, loading
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import OURS
-from kvactors.actors.system.parameters import expanded, parse_bytes
+from kvactors.actors.system.parameters import parse_bytes
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.core.errors import InvalidConfig
+from kvactors.persistence.files.home import expanded
 
 __all__ = ["run_server"]
 
