@@ -69,6 +69,15 @@ def test_who_has_more_than_the_system_prompt_in_the_store_is_restored_beside_oth
     assert end.request.cache_state == "warm"
     assert end.request.kept >= 512
 
+    # Nor does it wait for somebody who is just prefilling that prompt.
+    for name in ("warm", "other"):
+        engine.memory.hot.drop(name)
+    for name, known in (("third", []), ("warm", [*beginning, *document])):
+        request = make_request(name, known, [*beginning, 7] if not known else [7], ANSWER)
+        request.shared, request.prompt_hash = len(beginning), "the same"
+        engine.submit(request)
+    assert KVNeeded("warm") in engine.step()
+
 
 # -- forks ---------------------------------------------------------------------------------
 
