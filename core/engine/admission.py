@@ -156,7 +156,7 @@ class Admission:
             places = self._places_for(request)
             if waits or (not has_place and (full or len(held) >= places)) or len(active) >= places:
                 continue
-            self._sharing.prepare(request, self._transfer.must_ask)
+            self._sharing.prepare(request, self._transfer.must_ask_for_more)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
                 self.blocked = full = True
                 continue
@@ -203,7 +203,7 @@ class Admission:
         """Whether a turn `ahead` is just prefilling the system prompt that this one needs too."""
         if not request.shared or request.agent_id in self._memory.hot:
             return False
-        if request.past > request.shared and self._transfer.must_ask(request):
+        if self._transfer.must_ask_for_more(request):
             return False
         return self._sharing.donor(request) is None and any(
             other.prompt_hash == request.prompt_hash

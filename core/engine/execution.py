@@ -102,8 +102,9 @@ class Execution:
         """A suspect's step is over; one that cannot go back to the others stays alone."""
         running, suspects = self._running, list(batch.requests)
         others = [r for suspect in suspects for r in running.common[suspect.form.index].requests]
-        rejoined = yield from self._blamed(suspects + others, partial(running.rejoin, batch))
-        for suspect in suspects if rejoined is None else ():
+        yield from self._blamed(suspects + others, partial(running.rejoin, batch))
+        for suspect in filter(running.prefills.__contains__, suspects):
+            # It was blamed, and begins again.
             suspect.probation = ALONE
 
     def keep(self, request: Request) -> None:

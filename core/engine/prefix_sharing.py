@@ -63,18 +63,17 @@ class PrefixSharing:
         del self._donors[key]
         return None
 
-    def prepare(self, request: Request, must_ask: Callable[[Request], bool]) -> None:
+    def prepare(self, request: Request, asks_for_more: Callable[[Request], bool]) -> None:
         """Cut the agent's cache to what the turn has in common with it; without one, begin
         with that of an agent with the same system prompt, unless its own goes on behind
-        that: whether the engine `must_ask` the store for it."""
+        that, which `asks_for_more` says: then the store is asked first."""
         agent_id = request.agent_id
         cache = self._hot.get(agent_id)
         had = cache.end if cache else 0
         common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
-        own = request.past > request.shared and must_ask(request)
-        donor = None if common or own else self.donor(request)
+        donor = None if common or asks_for_more(request) else self.donor(request)
         if donor is not None:
             cache = self._hot.share(donor, agent_id, request.tokens[: request.shared])
             self.shared_tokens += cache.end

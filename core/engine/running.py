@@ -140,18 +140,17 @@ class RunningBatches:
         target.adopt(batch)
         return True
 
-    def rejoin(self, batch: DecodeBatch) -> bool:
-        """A suspect that decoded alone for a while is innocent: back into the batch. True."""
+    def rejoin(self, batch: DecodeBatch) -> None:
+        """A suspect that decoded alone for a while is innocent: back into the batch."""
         if batch.requests:
             request = batch.requests[0]
             request.probation -= 1
             if request.probation > 0:
-                return True
+                return
             row = batch.cut(request)
             request.suspect = False
             self.common[request.form.index].join(request, batch.arena, row)
         self.suspects.remove(batch)
-        return True
 
     def remove(self, request: Request) -> None:
         """Drop a turn's row, if it has one."""

@@ -182,3 +182,27 @@ def test_a_beginning_that_cannot_be_offered_once_harms_none_of_its_batch(
 
     with seeded(bug(HotCaches, "take")(once)):
         assert three(engine) == plain
+
+
+def test_turns_that_can_never_be_brought_together_are_said_alone_and_tried_few_times(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    plain, engine, tried = turns(make_engine(load_grid())), make_engine(load_grid()), list[int]()
+
+    @bug(DecodeBatch, "join")
+    def only_where_nobody_is(true: Any) -> Any:
+        def join(batch: DecodeBatch, *moved: Any) -> None:
+            if batch.requests:
+                tried.append(len(batch.requests))
+                raise RuntimeError(NO_MEMORY)
+            true(batch, *moved)
+
+        return join
+
+    with seeded(only_where_nobody_is):
+        ends = turns(engine)
+
+    assert {name: said(end) for name, end in ends.items()} == {
+        name: said(end) for name, end in plain.items()
+    }
+    assert 0 < len(tried) <= len(ends) + 1

@@ -250,6 +250,15 @@ def test_no_draft_goes_beyond_the_last_token_of_a_turn() -> None:
     assert len(speculation.drafts([request])[request]) == 3
 
 
+def gives_up(_true: object) -> object:
+    """What a grammar does on the way."""
+
+    def raises(*_: object) -> None:
+        raise InvalidGrammar("the grammar cannot go on: too much to lex")
+
+    return raises
+
+
 def test_a_turn_whose_grammar_gives_up_has_no_draft_and_harms_no_other() -> None:
     speculation = Speculation(SpeculationConfig())
     said = [ord(letter) for letter in "abcdef" * 6]
@@ -259,14 +268,7 @@ def test_a_turn_whose_grammar_gives_up_has_no_draft_and_harms_no_other() -> None
     )
     assert formed in speculation.drafts([formed, free])
 
-    @bug(Guide, "takes")
-    def gives_up(_true: object) -> object:
-        def raises(*_: object) -> int:
-            raise InvalidGrammar("the grammar cannot go on: too much to lex")
-
-        return raises
-
-    with seeded(gives_up):
+    with seeded(bug(Guide, "takes")(gives_up)):
         assert list(speculation.drafts([formed, free])) == [free]
 
 
@@ -274,14 +276,7 @@ def test_a_draft_model_says_nothing_while_a_grammar_gives_up_and_goes_on_behind_
     chains = Chains(tiny_model(), 128, lambda *_: True)
     request = make_request("a", [], [1, 2, 3], WRITTEN)
 
-    @bug(Guide, "follow")
-    def gives_up(_true: object) -> object:
-        def raises(*_: object) -> None:
-            raise InvalidGrammar("the grammar cannot go on: too much to lex")
-
-        return raises
-
-    with seeded(gives_up):
+    with seeded(bug(Guide, "follow")(gives_up)):
         assert chains.draft(request, 3) == []
     drafted = chains.draft(request, 3)
     assert len(drafted) == 3
